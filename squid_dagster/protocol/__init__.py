@@ -1,0 +1,1 @@
+"""Facts, threads and folds."""

@@ -1,0 +1,73 @@
+"""Every error that this library raises on purpose. Messages name the value that was wrong and what to do about it.
+
+No message ever carries a credential: whoever builds one from a URL passes it through `journal.tiers.display_url`.
+"""
+
+
+class SquidError(Exception):
+    """The root of all errors of this library."""
+
+
+class Conflict(SquidError):
+    """Somebody else moved a thread on; nothing was written. Read again, decide again, append again."""
+
+    def __init__(self, thread: str, expected: int, actual: int) -> None:
+        """Name the thread, the revision that the caller expected and the one that is there."""
+        super().__init__(f"thread {thread!r} is at revision {actual}, not {expected}: read it again and retry")
+        self.thread, self.expected, self.actual = thread, expected, actual
+
+
+class NotFound(SquidError):
+    """What was asked for does not exist."""
+
+
+class StaleClaim(SquidError):
+    """The claim id or token is not the one that holds the attempt now."""
+
+
+class ExpiredClaim(SquidError):
+    """The lease ran out before the fact could be written."""
+
+
+class TerminalRun(SquidError):
+    """The run has ended; nothing more happens to it."""
+
+
+class ConflictingCompletion(SquidError):
+    """The attempt was already settled by the same claim with another outcome."""
+
+
+class InvalidPayload(SquidError):
+    """A payload does not fit its contract."""
+
+
+class InvalidFact(SquidError):
+    """A fact has a wrong shape: a missing field, a wrong type, a naive time, a value that JSON cannot hold."""
+
+
+class InvalidThread(SquidError):
+    """A thread id, or a part of one, is malformed."""
+
+
+class InvalidArgument(SquidError, ValueError):
+    """An argument is out of range."""
+
+
+class SchemaOutdated(SquidError):
+    """The database's schema is older than this code needs."""
+
+
+class SchemaTooNew(SquidError):
+    """The database's schema was written by a newer version that this code cannot work with."""
+
+
+class ForeignSchema(SquidError):
+    """The schema holds tables that are not ours."""
+
+
+class StorageUnavailable(SquidError):
+    """The database cannot be reached."""
+
+
+class EmbeddedUnavailable(SquidError):
+    """The embedded Postgres cannot be started here."""
