@@ -1,0 +1,78 @@
+"""Anomalies: what a fold found wrong with an entry. Values, never log lines; each names the entry that caused it."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
+
+
+class Reason(StrEnum):
+    """Why a fold did not follow an entry."""
+
+    # any thread
+    MALFORMED_ENTRY = "malformed_entry"
+    UNKNOWN_FACT_TYPE = "unknown_fact_type"
+    WRONG_RUN = "wrong_run"
+    # both the run's and the queue's thread
+    TERMINAL_RUN = "terminal_run"
+    UNKNOWN_RUNNABLE_INTENT = "unknown_runnable_intent"
+    CONFLICTING_RUNNABLE_INTENT = "conflicting_runnable_intent"
+    # the queue's thread
+    WRONG_QUEUE = "wrong_queue"
+    QUARANTINED_RUN = "quarantined_run"
+    OUT_OF_ORDER = "out_of_order"
+    TERMINAL_ATTEMPT = "terminal_attempt"
+    ACTIVE_CLAIM = "active_claim"
+    ATTEMPT_NOT_VISIBLE = "attempt_not_visible"
+    DELIVERIES_EXHAUSTED = "deliveries_exhausted"
+    WRONG_FENCING_TOKEN = "wrong_fencing_token"  # noqa: S105  a reason, not a credential
+    STALE_CLAIM = "stale_claim"
+    EXPIRED_CLAIM = "expired_claim"
+    CONFLICTING_COMPLETION = "conflicting_completion"
+    CONFLICTING_FAILURE = "conflicting_failure"
+    PREMATURE_DEAD_LETTER = "premature_dead_letter"
+    # the run's thread
+    CONFLICTING_RUN_START = "conflicting_run_start"
+    CONFLICTING_RESULT = "conflicting_result"
+    CONFLICTING_CHILD_RUN = "conflicting_child_run"
+    ACTIVE_MANUAL_STEP = "active_manual_step"
+    STALE_MANUAL_RESOLUTION = "stale_manual_resolution"
+    # index and catalog
+    CONFLICTING_WORKFLOW = "conflicting_workflow"
+    CONFLICTING_RUN_INDEX = "conflicting_run_index"
+    CONFLICTING_RUN_CATALOG = "conflicting_run_catalog"
+
+
+class Anomaly(NamedTuple):
+    """One thing that is wrong with one entry. `subject` is the runnable key, step or child run it is about."""
+
+    reason: Reason
+    entry_type: str
+    run_id: str | None
+    subject: str | None
+    thread: str
+    seq: int
+    position: int
+
+
+def anomaly(reason: Reason, entry: Entry, subject: str | None = None) -> Anomaly:
+    """Note what is wrong with `entry`; without a subject, the runnable key that the fact names, if it does."""
+    fact = entry.fact
+    return Anomaly(
+        reason,
+        fact.type,
+        getattr(fact, "run_id", None),
+        subject or getattr(fact, "runnable_key", None),
+        entry.thread,
+        entry.seq,
+        entry.position,
+    )
+
+
+def unreadable(entry: Entry) -> Reason | None:
+    """Say why an entry carries no fact that this version can fold, or None when it does."""
+    if type(entry.fact) is MalformedFact:
+        return Reason.MALFORMED_ENTRY
+    if type(entry.fact) is UnknownFact:
+        return Reason.UNKNOWN_FACT_TYPE
+    return None

@@ -1,0 +1,132 @@
+"""Facts to stored columns and back. What every fact has (type, run, time) is a column; the rest is one JSON object."""
+
+import json
+import re
+from datetime import datetime
+from typing import NamedTuple, cast
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from squid_dagster.protocol.entries import MalformedFact, StoredFact, UnknownFact
+from squid_dagster.protocol.errors import InvalidFact
+from squid_dagster.protocol.facts import FACT_TYPES, Fact, FactBase
+
+DEFAULT_MAX_FACT_BYTES = 1024 * 1024
+
+_ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
+_OPTIONAL = {
+    model: tuple(
+        name for name, field in model.model_fields.items() if not field.is_required() and field.default is None
+    )
+    for model in FACT_TYPES.values()
+}
+# An escaped NUL after an even number of backslashes is a real one, and Postgres cannot hold it.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_adapter: TypeAdapter[Fact] = TypeAdapter(Fact)
+
+
+class EncodedFact(NamedTuple):
+    """A fact as it is stored."""
+
+    type: str
+    run_id: str | None
+    occurred_at: datetime
+    data: str
+
+
+def parse_fact(value: object) -> Fact:
+    """Build a fact from a mapping with a `type`, or from its JSON text; raise `InvalidFact` that says what is wrong."""
+    try:
+        if isinstance(value, str | bytes):
+            return _adapter.validate_json(value)
+        return _adapter.validate_python(value)
+    except ValidationError as error:
+        raise InvalidFact(explain(error)) from None
+
+
+def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
+    """Give a fact's stored form.
+
+    Raises:
+        InvalidFact: it is no fact, has a wrong shape (however it was made), or is larger than `max_bytes`.
+    """
+    model = type(fact)
+    if model not in _OPTIONAL:
+        raise InvalidFact(
+            f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
+        )
+    empty = {name for name in _OPTIONAL[model] if getattr(fact, name) is None}
+    run_id = getattr(fact, "run_id", None)
+    try:
+        data = fact.model_dump_json(exclude={*_ENVELOPE, *empty})
+        decoded = model.model_validate_json(_whole(run_id, fact.occurred_at, data))
+    except PydanticSerializationError as error:
+        raise InvalidFact(f"{fact.type} cannot be written as JSON: {error}") from None
+    except ValidationError as error:
+        raise InvalidFact(f"{fact.type}: {explain(error)}") from None
+    except AttributeError as error:
+        raise InvalidFact(f"{fact.type} has a wrong shape: {error}") from None
+    if _differs(fact, decoded):
+        raise InvalidFact(f"{fact.type} does not survive a round trip through JSON: check its values' types")
+    if "\\u0000" in data and _NUL.search(data):
+        raise InvalidFact(f"{fact.type} holds a NUL character, which Postgres cannot store: remove it")
+    size = len(data.encode())
+    if size > max_bytes:
+        raise InvalidFact(
+            f"{fact.type} takes {size:,} bytes, more than the {max_bytes:,} allowed: "
+            "store it elsewhere and record a reference"
+        )
+    return EncodedFact(fact.type, run_id, fact.occurred_at, data)
+
+
+def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetime, data: str) -> StoredFact:
+    """Read a stored fact. Never raises: what cannot be read comes back as `MalformedFact` or `UnknownFact`."""
+    model = FACT_TYPES.get(type_name)
+    try:
+        if model is None:
+            values = json.loads(data)
+            if not isinstance(values, dict):
+                raise ValueError("not a JSON object")
+            return UnknownFact(type_name, run_id, occurred_at, values)
+        fact = cast("Fact", model.model_validate_json(_whole(run_id, occurred_at, data)))
+    except ValidationError as error:
+        return MalformedFact(type_name, run_id, occurred_at, explain(error), data)
+    except ValueError as error:
+        return MalformedFact(type_name, run_id, occurred_at, str(error), data)
+    if fact.thread != thread:
+        return MalformedFact(type_name, run_id, occurred_at, f"belongs on thread {fact.thread!r}", data)
+    return fact
+
+
+def to_json(fact: Fact | UnknownFact) -> str:
+    """Give a fact as one JSON object, for export; `parse_fact` is the way back."""
+    if isinstance(fact, UnknownFact):
+        head = {"type": fact.type, "run_id": fact.run_id, "occurred_at": fact.occurred_at.isoformat()}
+        return json.dumps({**head, **fact.data})
+    return fact.model_dump_json()
+
+
+def explain(error: ValidationError) -> str:
+    """Say in one line what pydantic found, with the path of each problem and never a long value."""
+    problems = []
+    for problem in error.errors(include_url=False, include_context=False):
+        path = ".".join(str(part) for part in problem["loc"]) or "value"
+        shown = repr(problem["input"])
+        shown = shown if len(shown) <= 60 and problem["type"] != "missing" else type(problem["input"]).__name__
+        problems.append(f"{path}: {problem['msg']}" + ("" if problem["type"] == "missing" else f" (got {shown})"))
+    return "; ".join(problems)
+
+
+def _whole(run_id: str | None, occurred_at: datetime, data: str) -> str:
+    """Put the columns back into the JSON object."""
+    head = f'{{"occurred_at":"{occurred_at.isoformat()}"'
+    if run_id is not None:
+        head += f',"run_id":"{run_id}"' if '"' not in run_id else f',"run_id":{json.dumps(run_id)}'
+    if data[:1] != "{":
+        raise ValueError("not a JSON object")
+    return head + ("," if data.strip() != "{}" else "") + data[1:]
+
+
+def _differs(fact: FactBase, decoded: FactBase) -> bool:
+    return fact.__dict__ != decoded.__dict__ or fact.__pydantic_extra__ != decoded.__pydantic_extra__

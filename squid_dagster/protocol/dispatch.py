@@ -1,0 +1,431 @@
+"""The dispatch fold: what the facts of a queue's thread say about attempts, claims and leases.
+
+All rules look at one attempt and its run, so the unit is `RunDispatch`, one run's part of the queue. A run's terminal
+and quarantine facts are accepted too: merged by position, they fence as `run_fenced` does.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+
+from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly, unreadable
+from squid_dagster.protocol.entries import Entry, digest
+from squid_dagster.protocol.facts import (
+    AttemptClaimed,
+    AttemptCompleted,
+    AttemptDeadLettered,
+    AttemptFailed,
+    AttemptHeartbeat,
+    AttemptReleased,
+    AttemptScheduled,
+)
+from squid_dagster.protocol.threads import dispatch_thread
+
+
+class AttemptStatus(StrEnum):
+    """Where an attempt stands."""
+
+    AVAILABLE = "available"
+    RETRY_SCHEDULED = "retry_scheduled"
+    CLAIMED = "claimed"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEAD_LETTERED = "dead_lettered"
+
+
+_DISPATCH_PREFIX = dispatch_thread("")
+OPEN = frozenset({AttemptStatus.AVAILABLE, AttemptStatus.RETRY_SCHEDULED, AttemptStatus.CLAIMED})
+
+
+class Attempt(NamedTuple):
+    """One attempt at one step. Immutable; a rule gives a new one."""
+
+    run_id: str
+    runnable_key: str
+    idempotency_key: str
+    attempt_number: int
+    queue: str
+    step: str
+    input: dict[str, Any] | None  # None only when read from a view's tombstone
+    visible_at: datetime
+    priority: int
+    max_deliveries: int
+    workflow: str | None
+    definition_version: str | None
+    definition_fingerprint: str | None
+    intent_digest: str
+    position: int
+    last_at: datetime
+    status: AttemptStatus = AttemptStatus.AVAILABLE
+    claim_id: str | None = None
+    claim_token_hash: str | None = None
+    owner_id: str | None = None
+    lease_until: datetime | None = None
+    deliveries: int = 0
+    fencing_token: int = 0
+    outcome_digest: str | None = None
+    settled_at: datetime | None = None
+    wakeup_emitted: bool = False
+    result: Any = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When a claim may take it: once visible, or once its lease has run out; None when it is finished."""
+        if self.status is AttemptStatus.CLAIMED:
+            return self.lease_until
+        return self.visible_at if self.status in OPEN else None
+
+    def expired(self, at: datetime) -> bool:
+        """Tell whether the claim's lease has run out; at the very instant counts."""
+        return self.lease_until is not None and self.lease_until <= at
+
+    def held_by(self, claim_id: str, claim_token_hash: str) -> bool:
+        """Tell whether this fence is the attempt's latest one."""
+        return self.claim_id == claim_id and self.claim_token_hash == claim_token_hash
+
+
+def definition_key(workflow: str | None, fingerprint: str | None) -> str:
+    """Give the one string by which a worker says what it can execute."""
+    return f"{workflow or ''}/{fingerprint or ''}"
+
+
+def claim_order(attempt: Attempt) -> tuple[int, datetime, int]:
+    """Sort key of claims: priority first, then the time it became due, then its place in the journal."""
+    return (-attempt.priority, attempt.due_at or attempt.visible_at, attempt.position)
+
+
+@dataclass(slots=True)
+class RunDispatch:
+    """One run's attempts on its queue. A value: `folded` works on a copy."""
+
+    queue: str | None = None
+    fenced: bool = False
+    quarantined: bool = False
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)  # claims so far by idempotency key
+    anomalies: list[Anomaly] = field(default_factory=list)
+
+    def copy(self) -> "RunDispatch":
+        """Give an independent copy; attempts and anomalies are immutable and shared."""
+        return RunDispatch(
+            self.queue, self.fenced, self.quarantined, dict(self.attempts), dict(self.tokens), list(self.anomalies)
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether no attempt of the run may be claimed any more."""
+        return self.fenced or self.quarantined
+
+    def open_attempts(self) -> Iterator[Attempt]:
+        """Give the attempts that could still be claimed or settled."""
+        return iter(()) if self.fenced else (a for a in self.attempts.values() if a.status in OPEN)
+
+    def claimable(self, at: datetime) -> Iterator[Attempt]:
+        """Give the attempts that a claim may take or dead-letter at that time."""
+        return (
+            iter(()) if self.stopped else (a for a in self.attempts.values() if a.due_at is not None and a.due_at <= at)
+        )
+
+
+def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
+    """Fold one entry into `run`, in place: follow it, ignore it, or note an anomaly and change nothing else."""
+    readable = unreadable(entry) is None
+    if readable and entry.fact.type in ("run_fenced", "run_terminal"):
+        run.fenced = True
+        return
+    if readable and entry.fact.type == "entry_quarantined":
+        run.quarantined = True
+        return
+    if not entry.thread.startswith(_DISPATCH_PREFIX):
+        return
+    verdict = _judge(run, entry)
+    if isinstance(verdict, Reason):
+        run.anomalies.append(anomaly(verdict, entry))
+    elif verdict is not None:
+        run.attempts[verdict.runnable_key] = verdict
+
+
+def _judge(run: RunDispatch, entry: Entry) -> Attempt | Reason | None:
+    """Decide what an entry does: a new attempt state, the reason why it is refused, or nothing."""
+    if (reason := unreadable(entry)) is not None:
+        return reason
+    fact: Any = entry.fact
+    if run.fenced:
+        return Reason.TERMINAL_RUN
+    if run.queue is not None and run.queue != fact.queue:
+        return Reason.WRONG_QUEUE
+    match fact.type:
+        case "run_queued":
+            run.queue = fact.queue
+            return None
+        case "attempt_scheduled":
+            run.queue = fact.queue
+            return _schedule(run, entry, fact)
+    attempt = run.attempts.get(fact.runnable_key)
+    if attempt is None:
+        return Reason.UNKNOWN_RUNNABLE_INTENT
+    if fact.occurred_at < attempt.last_at:
+        return Reason.OUT_OF_ORDER
+    return _judge_attempt(run, entry, attempt, fact)
+
+
+def _judge_attempt(run: RunDispatch, entry: Entry, attempt: Attempt, fact: Any) -> Attempt | Reason | None:
+    """Decide what a fact about a known attempt does."""
+    match fact.type:
+        case "attempt_claimed":
+            return _claim(run, attempt, fact)
+        case "attempt_heartbeat":
+            return _heartbeat(attempt, fact)
+        case "attempt_released":
+            return _release(attempt, fact)
+        case "attempt_completed":
+            return _complete(attempt, fact)
+        case "attempt_failed":
+            return _fail(run, entry, attempt, fact)
+        case "attempt_dead_lettered":
+            return _dead_letter(attempt, fact)
+        case "live_wakeup_emitted":
+            return attempt._replace(wakeup_emitted=True, last_at=fact.occurred_at) if attempt.status in OPEN else None
+    return None
+
+
+def intent_digest(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> str:
+    """Give the digest of what a scheduled attempt is meant to do; two intents are the same when these are."""
+    return digest([key, number, step, input_, visible_at.isoformat()])
+
+
+def _schedule(run: RunDispatch, entry: Entry, fact: AttemptScheduled) -> Attempt | Reason | None:
+    intent = intent_digest(fact.idempotency_key, fact.attempt_number, fact.step, fact.input, fact.visible_at)
+    known = run.attempts.get(fact.runnable_key)
+    if known is not None:
+        return None if known.intent_digest == intent else Reason.CONFLICTING_RUNNABLE_INTENT
+    return Attempt(
+        fact.run_id,
+        fact.runnable_key,
+        fact.idempotency_key,
+        fact.attempt_number,
+        fact.queue,
+        fact.step,
+        fact.input,
+        fact.visible_at,
+        fact.priority,
+        fact.max_deliveries,
+        fact.workflow,
+        fact.definition_version,
+        fact.definition_fingerprint,
+        intent,
+        entry.position,
+        fact.occurred_at,
+    )
+
+
+def _claim(run: RunDispatch, attempt: Attempt, fact: AttemptClaimed) -> Attempt | Reason:
+    if attempt.status not in OPEN:
+        return Reason.TERMINAL_ATTEMPT
+    if run.quarantined:
+        return Reason.QUARANTINED_RUN
+    if attempt.status is AttemptStatus.CLAIMED and not attempt.expired(fact.occurred_at):
+        return Reason.ACTIVE_CLAIM
+    if attempt.visible_at > fact.occurred_at:
+        return Reason.ATTEMPT_NOT_VISIBLE
+    if attempt.deliveries >= attempt.max_deliveries:
+        return Reason.DELIVERIES_EXHAUSTED
+    token = run.tokens.get(attempt.idempotency_key, 0) + 1
+    if fact.fencing_token is not None and fact.fencing_token != token:
+        return Reason.WRONG_FENCING_TOKEN
+    run.tokens[attempt.idempotency_key] = token
+    return attempt._replace(
+        status=AttemptStatus.CLAIMED,
+        claim_id=fact.claim_id,
+        claim_token_hash=fact.claim_token_hash,
+        owner_id=fact.owner_id,
+        lease_until=fact.lease_until,
+        deliveries=attempt.deliveries + 1,
+        fencing_token=token,
+        last_at=fact.occurred_at,
+    )
+
+
+def check_fence(attempt: Attempt, claim_id: str, claim_token_hash: str, at: datetime) -> Reason | None:
+    """Say why this fence may not act on the attempt at that time; None when it may. Commands ask before they write."""
+    if attempt.status is not AttemptStatus.CLAIMED or not attempt.held_by(claim_id, claim_token_hash):
+        return Reason.STALE_CLAIM
+    return Reason.EXPIRED_CLAIM if attempt.expired(at) else None
+
+
+def _fence(
+    attempt: Attempt, fact: AttemptHeartbeat | AttemptReleased | AttemptCompleted | AttemptFailed
+) -> Reason | None:
+    return check_fence(attempt, fact.claim_id, fact.claim_token_hash, fact.occurred_at)
+
+
+def _heartbeat(attempt: Attempt, fact: AttemptHeartbeat) -> Attempt | Reason:
+    refused = _fence(attempt, fact)
+    if refused is not None or attempt.lease_until is None:
+        return refused or Reason.STALE_CLAIM
+    return attempt._replace(lease_until=max(attempt.lease_until, fact.lease_until), last_at=fact.occurred_at)
+
+
+def _release(attempt: Attempt, fact: AttemptReleased) -> Attempt | Reason:
+    return _fence(attempt, fact) or attempt._replace(
+        status=AttemptStatus.AVAILABLE,
+        claim_id=None,
+        claim_token_hash=None,
+        owner_id=None,
+        lease_until=None,
+        deliveries=attempt.deliveries - 1,
+        last_at=fact.occurred_at,
+    )
+
+
+def check_completion(
+    attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime
+) -> Reason | bool:
+    """Say whether a completion is new (True), a repeat of the one on record (False), or why it is refused."""
+    if attempt.status is AttemptStatus.COMPLETED and attempt.held_by(claim_id, claim_token_hash):
+        return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION
+    return check_fence(attempt, claim_id, claim_token_hash, at) or True
+
+
+def _complete(attempt: Attempt, fact: AttemptCompleted) -> Attempt | Reason | None:
+    outcome = digest(fact.result)
+    verdict = check_completion(attempt, fact.claim_id, fact.claim_token_hash, outcome, fact.occurred_at)
+    if verdict is True:
+        return attempt._replace(
+            status=AttemptStatus.COMPLETED,
+            result=fact.result,
+            outcome_digest=outcome,
+            settled_at=fact.occurred_at,
+            last_at=fact.occurred_at,
+        )
+    return verdict or None
+
+
+def check_failure(attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime) -> Reason | bool:
+    """Say whether a failure is new (True), a repeat of the one on record (False), or why it is refused."""
+    if attempt.status is AttemptStatus.FAILED and attempt.held_by(claim_id, claim_token_hash):
+        return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_FAILURE
+    return check_fence(attempt, claim_id, claim_token_hash, at) or True
+
+
+def _fail(run: RunDispatch, entry: Entry, attempt: Attempt, fact: AttemptFailed) -> Attempt | Reason | None:
+    outcome = digest(fact.error)
+    verdict = check_failure(attempt, fact.claim_id, fact.claim_token_hash, outcome, fact.occurred_at)
+    if verdict is not True:
+        return verdict or None
+    if fact.retry_runnable_key is not None and fact.retry_visible_at is not None:
+        _retry(run, entry, attempt, fact.retry_runnable_key, fact.retry_visible_at)
+    return attempt._replace(
+        status=AttemptStatus.FAILED,
+        error=fact.error,
+        outcome_digest=outcome,
+        settled_at=fact.occurred_at,
+        last_at=fact.occurred_at,
+    )
+
+
+def _retry(run: RunDispatch, entry: Entry, failed: Attempt, key: str, visible_at: datetime) -> None:
+    number = failed.attempt_number + 1
+    intent = intent_digest(failed.idempotency_key, number, failed.step, failed.input or {}, visible_at)
+    known = run.attempts.get(key)
+    if known is not None:
+        if known.intent_digest != intent:
+            run.anomalies.append(anomaly(Reason.CONFLICTING_RUNNABLE_INTENT, entry, key))
+        return
+    run.attempts[key] = failed._replace(
+        runnable_key=key,
+        attempt_number=number,
+        visible_at=visible_at,
+        intent_digest=intent,
+        position=entry.position,
+        last_at=entry.fact.occurred_at,
+        status=AttemptStatus.RETRY_SCHEDULED,
+        claim_id=None,
+        claim_token_hash=None,
+        owner_id=None,
+        lease_until=None,
+        deliveries=0,
+        fencing_token=0,
+        wakeup_emitted=False,
+    )
+
+
+def _dead_letter(attempt: Attempt, fact: AttemptDeadLettered) -> Attempt | Reason | None:
+    if attempt.status is AttemptStatus.DEAD_LETTERED:
+        return None
+    if attempt.status not in OPEN:
+        return Reason.TERMINAL_ATTEMPT
+    out_of_deliveries = attempt.deliveries >= attempt.max_deliveries
+    if attempt.status is not AttemptStatus.CLAIMED or not out_of_deliveries or not attempt.expired(fact.occurred_at):
+        return Reason.PREMATURE_DEAD_LETTER
+    return attempt._replace(
+        status=AttemptStatus.DEAD_LETTERED, error=fact.error, settled_at=fact.occurred_at, last_at=fact.occurred_at
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchProjection:
+    """What a queue's thread says. `runs` holds each run's part, `paused` the queues that give no claims."""
+
+    runs: dict[str, RunDispatch] = field(default_factory=dict)
+    paused: frozenset[str] = frozenset()
+    queue_anomalies: tuple[Anomaly, ...] = ()
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry], onto: "DispatchProjection | None" = None) -> Self:
+        """Fold entries in order, onto an earlier projection if given; neither is changed. Never raises."""
+        base = onto if onto is not None else DispatchProjection()
+        runs, paused, loose = dict(base.runs), set(base.paused), list(base.queue_anomalies)
+        mine: set[str] = set()
+        for entry in entries:
+            fact = entry.fact
+            run_id = getattr(fact, "run_id", None)
+            if run_id is not None:
+                if run_id not in mine:
+                    mine.add(run_id)
+                    runs[run_id] = runs[run_id].copy() if run_id in runs else RunDispatch()
+                apply_dispatch(runs[run_id], entry)
+            else:
+                apply_queue(paused, loose, entry)
+        return cls(runs, frozenset(paused), tuple(loose))
+
+    @property
+    def attempts(self) -> dict[str, Attempt]:
+        """All attempts by runnable key."""
+        return {key: attempt for run in self.runs.values() for key, attempt in run.attempts.items()}
+
+    @property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """All anomalies, in the order of the entries that caused them."""
+        found = [a for run in self.runs.values() for a in run.anomalies]
+        return tuple(sorted([*found, *self.queue_anomalies], key=lambda a: (a.position, a.thread, a.seq)))
+
+    def claimable(self, at: datetime) -> list[Attempt]:
+        """Attempts that a claim may take at that time, in claim order. A paused queue gives none."""
+        due = (a for run in self.runs.values() for a in run.claimable(at) if a.queue not in self.paused)
+        return sorted(due, key=claim_order)
+
+    def visible(self, at: datetime) -> list[Attempt]:
+        """Unclaimed attempts whose time has come, in claim order, whether the queue is paused or not."""
+        return self._due(at, lambda a: a.status is not AttemptStatus.CLAIMED)
+
+    def expired(self, at: datetime) -> list[Attempt]:
+        """Claimed attempts whose lease has run out, in claim order."""
+        return self._due(at, lambda a: a.status is AttemptStatus.CLAIMED)
+
+    def _due(self, at: datetime, wanted: Any) -> list[Attempt]:
+        return sorted((a for run in self.runs.values() for a in run.claimable(at) if wanted(a)), key=claim_order)
+
+
+def apply_queue(paused: set[str], anomalies: list[Anomaly], entry: Entry) -> None:
+    """Fold an entry that belongs to no run, in place."""
+    fact: Any = entry.fact
+    if (reason := unreadable(entry)) is not None:
+        anomalies.append(anomaly(reason, entry))
+    elif fact.type == "queue_paused":
+        paused.add(fact.queue)
+    elif fact.type == "queue_resumed":
+        paused.discard(fact.queue)

@@ -1,0 +1,59 @@
+"""Entries: facts that have a place in the journal, and the two forms an unreadable one takes."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from squid_dagster.protocol.facts import Fact
+
+
+class UnknownFact(NamedTuple):
+    """A fact of a type that this version does not know, kept whole: a newer version may have written it."""
+
+    type: str
+    run_id: str | None
+    occurred_at: datetime
+    data: dict[str, Any]
+
+
+class MalformedFact(NamedTuple):
+    """A fact that cannot be decoded. It is surfaced, never replayed."""
+
+    type: str
+    run_id: str | None
+    occurred_at: datetime
+    reason: str
+    data: str
+
+
+StoredFact = Fact | UnknownFact | MalformedFact
+
+
+class Entry(NamedTuple):
+    """A fact in its place: on a thread, at a sequence number there, and at a position over the whole journal."""
+
+    thread: str
+    seq: int
+    position: int
+    fact: StoredFact
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def digest(value: object) -> str:
+    """Give a short digest of a JSON value that does not depend on the order of keys.
+
+    Folds compare digests instead of values, so that a view can judge a repeat without keeping what it repeats.
+    """
+    return hashlib.blake2b(_canonical(value).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def by_run(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
+    """Group entries by the run they belong to, each group in the order given. Queue facts are under None."""
+    groups: dict[str | None, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(getattr(entry.fact, "run_id", None), []).append(entry)
+    return groups

@@ -1,0 +1,88 @@
+"""All facts, as one discriminated union; `FACT_TYPES` maps the name of a type to its model."""
+
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from squid_dagster.protocol.facts.base import DEFAULT_MAX_DELIVERIES, MAX_PRIORITY, MIN_PRIORITY, FactBase
+from squid_dagster.protocol.facts.dispatch import (
+    AttemptClaimed,
+    AttemptCompleted,
+    AttemptDeadLettered,
+    AttemptFailed,
+    AttemptHeartbeat,
+    AttemptReleased,
+    AttemptScheduled,
+    DispatchFact,
+    LiveWakeupEmitted,
+    QueuePaused,
+    QueueResumed,
+    RunFenced,
+    RunQueued,
+)
+from squid_dagster.protocol.facts.index import IndexFact, RunCataloged, RunIndexed
+from squid_dagster.protocol.facts.run import (
+    ChildRunStarted,
+    EntryQuarantined,
+    ManualAction,
+    ManualKind,
+    ManualStepPaused,
+    ManualStepResolved,
+    Origin,
+    RunFact,
+    Runnable,
+    RunnableApplied,
+    RunnablesPlanned,
+    RunSignalReceived,
+    RunStarted,
+    RunTerminal,
+    TerminalStatus,
+)
+
+Fact = Annotated[RunFact | DispatchFact | IndexFact, Field(discriminator="type")]
+
+FACT_TYPES: dict[str, type[FactBase]] = {
+    model.model_fields["type"].default: model
+    for union in (RunFact, DispatchFact, IndexFact)
+    for model in get_args(get_args(union)[0])
+}
+
+__all__ = [
+    "DEFAULT_MAX_DELIVERIES",
+    "FACT_TYPES",
+    "MAX_PRIORITY",
+    "MIN_PRIORITY",
+    "AttemptClaimed",
+    "AttemptCompleted",
+    "AttemptDeadLettered",
+    "AttemptFailed",
+    "AttemptHeartbeat",
+    "AttemptReleased",
+    "AttemptScheduled",
+    "ChildRunStarted",
+    "DispatchFact",
+    "EntryQuarantined",
+    "Fact",
+    "FactBase",
+    "IndexFact",
+    "LiveWakeupEmitted",
+    "ManualAction",
+    "ManualKind",
+    "ManualStepPaused",
+    "ManualStepResolved",
+    "Origin",
+    "QueuePaused",
+    "QueueResumed",
+    "RunCataloged",
+    "RunFact",
+    "RunFenced",
+    "RunIndexed",
+    "RunQueued",
+    "RunSignalReceived",
+    "RunStarted",
+    "RunTerminal",
+    "Runnable",
+    "RunnableApplied",
+    "RunnablesPlanned",
+    "TerminalStatus",
+]

@@ -1,0 +1,95 @@
+"""What all facts have in common: they are frozen, strict, timestamped in UTC, and keep fields they do not know."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+)
+
+from squid_dagster.protocol.redaction import redact_object
+from squid_dagster.protocol.threads import PART_MAX_LENGTH, PART_PATTERN, dispatch_thread, run_thread
+
+MIN_PRIORITY, MAX_PRIORITY = -10, 10
+DEFAULT_MAX_DELIVERIES = 5
+
+
+def _to_utc(value: datetime) -> datetime:
+    return value if value.tzinfo is UTC else value.astimezone(UTC)
+
+
+def _redacted(value: Any) -> Any:
+    return redact_object(value) if isinstance(value, dict) else value
+
+
+UtcDatetime = Annotated[AwareDatetime, AfterValidator(_to_utc)]
+Part = Annotated[str, StringConstraints(pattern=PART_PATTERN, max_length=PART_MAX_LENGTH)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Comment = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
+JsonObject = dict[str, JsonValue]
+Redacted = Annotated[dict[str, JsonValue], BeforeValidator(_redacted)]
+Actor = Text | Redacted
+Count = Annotated[int, Field(ge=1)]
+Priority = Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
+TokenHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Frozen(BaseModel):
+    """A strict, immutable model that keeps the fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, JsonValue]
+
+
+class FactBase(Frozen):
+    """One immutable entry of the journal, before it has a place there."""
+
+    occurred_at: UtcDatetime
+
+
+class RunThreadFact(FactBase):
+    """A fact of a run's own thread."""
+
+    run_id: Part
+
+    @property
+    def thread(self) -> str:
+        """The run's thread."""
+        return run_thread(self.run_id)
+
+
+class QueueThreadFact(FactBase):
+    """A fact of a queue's thread."""
+
+    queue: Part = "default"
+
+    @property
+    def thread(self) -> str:
+        """The queue's thread."""
+        return dispatch_thread(self.queue)
+
+
+class RunDispatchFact(QueueThreadFact):
+    """A fact of a queue's thread about one run."""
+
+    run_id: Part
+
+
+class AttemptFact(RunDispatchFact):
+    """A fact of a queue's thread about one attempt."""
+
+    runnable_key: Text
+
+
+class FencedFact(AttemptFact):
+    """A fact that only the holder of a claim may write."""
+
+    claim_id: Text
+    claim_token_hash: TokenHash

@@ -1,0 +1,156 @@
+"""The facts of a queue's thread: intent, claim, lease, outcome, retry, fence, pause."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from squid_dagster.protocol.facts.base import (
+    DEFAULT_MAX_DELIVERIES,
+    Actor,
+    AttemptFact,
+    Comment,
+    Count,
+    FencedFact,
+    JsonObject,
+    Part,
+    Priority,
+    QueueThreadFact,
+    Redacted,
+    RunDispatchFact,
+    Text,
+    UtcDatetime,
+)
+
+
+class RunQueued(RunDispatchFact):
+    """The run's work goes through this queue."""
+
+    type: Literal["run_queued"] = "run_queued"
+
+
+class AttemptScheduled(AttemptFact):
+    """An attempt may be claimed from `visible_at` on."""
+
+    type: Literal["attempt_scheduled"] = "attempt_scheduled"
+    idempotency_key: Text
+    attempt_number: Count
+    step: Text
+    input: JsonObject
+    visible_at: UtcDatetime
+    priority: Priority = 0
+    max_deliveries: Count = DEFAULT_MAX_DELIVERIES
+    workflow: Part | None = None
+    definition_version: Text | None = None
+    definition_fingerprint: Text | None = None
+
+
+class _Leased(FencedFact):
+    lease_until: UtcDatetime
+
+    @model_validator(mode="after")
+    def _lease_ends_later(self) -> Self:
+        if self.lease_until <= self.occurred_at:
+            raise ValueError(
+                f"lease_until {self.lease_until.isoformat()} must be after occurred_at {self.occurred_at.isoformat()}"
+            )
+        return self
+
+
+class AttemptClaimed(_Leased):
+    """A worker holds the attempt until `lease_until`."""
+
+    type: Literal["attempt_claimed"] = "attempt_claimed"
+    owner_id: Text
+    fencing_token: Count | None = None
+
+
+class AttemptHeartbeat(_Leased):
+    """The holder extends its lease."""
+
+    type: Literal["attempt_heartbeat"] = "attempt_heartbeat"
+
+
+class AttemptReleased(FencedFact):
+    """The holder gives the attempt back at once; neither a failure nor a delivery."""
+
+    type: Literal["attempt_released"] = "attempt_released"
+    reason: Comment | None = None
+
+
+class AttemptCompleted(FencedFact):
+    """The holder succeeded."""
+
+    type: Literal["attempt_completed"] = "attempt_completed"
+    result: JsonValue
+
+
+class AttemptFailed(FencedFact):
+    """The holder failed; with both retry fields, the next attempt is created by this very fact."""
+
+    type: Literal["attempt_failed"] = "attempt_failed"
+    error: Redacted
+    retry_runnable_key: Text | None = None
+    retry_visible_at: UtcDatetime | None = None
+
+    @model_validator(mode="after")
+    def _retry_is_whole(self) -> Self:
+        if (self.retry_runnable_key is None) != (self.retry_visible_at is None):
+            raise ValueError("retry_runnable_key and retry_visible_at must be given together or not at all")
+        if self.retry_runnable_key == self.runnable_key:
+            raise ValueError(
+                f"retry_runnable_key {self.retry_runnable_key!r} must differ from the failed attempt's own key"
+            )
+        return self
+
+
+class AttemptDeadLettered(AttemptFact):
+    """Claimed `max_deliveries` times, and every lease ran out. Needs no fence: the expired lease is the proof."""
+
+    type: Literal["attempt_dead_lettered"] = "attempt_dead_lettered"
+    deliveries: Count
+    error: Redacted | None = None
+
+
+class LiveWakeupEmitted(AttemptFact):
+    """Somebody was told about the attempt. A hint: losing it costs latency, never work."""
+
+    type: Literal["live_wakeup_emitted"] = "live_wakeup_emitted"
+
+
+class RunFenced(RunDispatchFact):
+    """The run has ended while attempts were open here: none of them may go on."""
+
+    type: Literal["run_fenced"] = "run_fenced"
+
+
+class QueuePaused(QueueThreadFact):
+    """No claim from this queue until it is resumed."""
+
+    type: Literal["queue_paused"] = "queue_paused"
+    actor: Actor | None = None
+    comment: Comment | None = None
+
+
+class QueueResumed(QueueThreadFact):
+    """Claims may go on."""
+
+    type: Literal["queue_resumed"] = "queue_resumed"
+    actor: Actor | None = None
+    comment: Comment | None = None
+
+
+DispatchFact = Annotated[
+    RunQueued
+    | AttemptScheduled
+    | AttemptClaimed
+    | AttemptHeartbeat
+    | AttemptReleased
+    | AttemptCompleted
+    | AttemptFailed
+    | AttemptDeadLettered
+    | LiveWakeupEmitted
+    | RunFenced
+    | QueuePaused
+    | QueueResumed,
+    Field(discriminator="type"),
+]

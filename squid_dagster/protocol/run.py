@@ -1,0 +1,274 @@
+"""The run fold: what the facts of a run's own thread say about its plan, its results and its end."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple, Self
+
+from pydantic import TypeAdapter
+
+from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly, unreadable
+from squid_dagster.protocol.entries import Entry, digest
+from squid_dagster.protocol.facts import (
+    ChildRunStarted,
+    EntryQuarantined,
+    ManualStepPaused,
+    ManualStepResolved,
+    Runnable,
+    RunnableApplied,
+    RunnablesPlanned,
+    RunSignalReceived,
+    RunStarted,
+    RunTerminal,
+)
+from squid_dagster.protocol.threads import run_thread
+
+
+class Planned(NamedTuple):
+    """A planned runnable; only its digest where it was read from a view."""
+
+    digest: str
+    runnable: Runnable | None = None
+
+
+class Applied(NamedTuple):
+    """An applied outcome; only its digest where it was read from a view."""
+
+    digest: str
+    fact: RunnableApplied | None = None
+
+
+class Child(NamedTuple):
+    """A linked child run; only its digest where it was read from a view."""
+
+    digest: str
+    fact: ChildRunStarted | None = None
+
+
+class ManualState(NamedTuple):
+    """The one thing that the run waits for a person to decide."""
+
+    step: str
+    kind: str
+    paused_at: datetime
+    metadata: dict[str, Any]
+
+
+class Quarantine(NamedTuple):
+    """An entry of the run that cannot be read."""
+
+    thread: str
+    seq: int
+    reason: str
+
+
+# Which action resolves which kind of manual step.
+_RESOLVES = {"pause": ("resumed",), "approval": ("approved", "rejected")}
+_RUN_PREFIX = run_thread("")
+
+
+@dataclass(slots=True)
+class RunProjection:
+    """What a run's thread says. A value: `fold` works on a copy."""
+
+    run_id: str | None = None
+    start: RunStarted | None = None
+    start_digest: str | None = None
+    planned: dict[str, Planned] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)
+    planned_visits: int = 0
+    applied_visits: int = 0
+    children: dict[str, Child] = field(default_factory=dict)
+    command_history: list[RunSignalReceived] = field(default_factory=list)
+    resolutions: list[ManualStepResolved] = field(default_factory=list)
+    manual_state: ManualState | None = None
+    terminal_status: str | None = None
+    terminal_digest: str | None = None
+    terminal_error: dict[str, Any] | None = None
+    ended_at: datetime | None = None
+    quarantine: Quarantine | None = None
+    anomalies: list[Anomaly] = field(default_factory=list)
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry], onto: "RunProjection | None" = None) -> "RunProjection":
+        """Fold entries in order, onto an earlier projection if given; neither is changed. Never raises."""
+        run = onto.copy() if onto is not None else cls()
+        for entry in entries:
+            apply_run(run, entry)
+        return run
+
+    def copy(self) -> Self:
+        """Give an independent copy; what the containers hold is immutable and shared."""
+        return replace(
+            self,
+            planned=dict(self.planned),
+            applied=dict(self.applied),
+            children=dict(self.children),
+            command_history=list(self.command_history),
+            resolutions=list(self.resolutions),
+            anomalies=list(self.anomalies),
+        )
+
+    @property
+    def status(self) -> str:
+        """One word for where the run stands, from its own thread alone."""
+        if self.terminal_status is not None:
+            return self.terminal_status
+        if self.quarantine is not None:
+            return "quarantined"
+        if self.manual_state is not None:
+            return "paused"
+        if self.planned_visits == 0:
+            return "started" if self.start is not None or self.start_digest is not None else "new"
+        return "idle" if self.applied_visits >= self.planned_visits else "running"
+
+    @property
+    def terminal(self) -> bool:
+        """Tell whether the run has ended."""
+        return self.terminal_status is not None
+
+    def dump(self) -> str:
+        """Give the projection as JSON, for a checkpoint."""
+        return _projection().dump_json(self).decode()
+
+    @classmethod
+    def load(cls, text: str) -> "RunProjection":
+        """Read what `dump` wrote; raises `ValueError` when it was written by an incompatible version."""
+        return _projection().validate_json(text)
+
+
+_adapters: dict[str, TypeAdapter[RunProjection]] = {}
+
+
+def _projection() -> TypeAdapter[RunProjection]:
+    # Built on first use: checkpoints are rare, and most processes never touch one.
+    return _adapters.setdefault("run", TypeAdapter(RunProjection)) if not _adapters else _adapters["run"]
+
+
+def apply_run(run: RunProjection, entry: Entry) -> None:
+    """Fold one entry into `run`, in place: follow it, ignore it, or note an anomaly and change nothing else."""
+    if not entry.thread.startswith(_RUN_PREFIX):
+        return
+    reason = unreadable(entry) or _judge(run, entry)
+    if reason is not None:
+        fact: Any = entry.fact
+        subject = getattr(fact, "step", None) or getattr(fact, "child_run_id", None)
+        run.anomalies.append(anomaly(reason, entry, subject))
+
+
+def _judge(run: RunProjection, entry: Entry) -> Reason | None:
+    """Follow an entry, or give the reason why it is refused."""
+    fact: Any = entry.fact
+    if run.run_id is not None and run.run_id != fact.run_id:
+        return Reason.WRONG_RUN
+    run.run_id = fact.run_id
+    if fact.type == "run_signal_received":
+        run.command_history.append(fact)
+        return None
+    if fact.type == "run_terminal":
+        return _terminal(run, fact)
+    if run.terminal:
+        return Reason.TERMINAL_RUN
+    match fact.type:
+        case "run_started":
+            return _start(run, fact)
+        case "runnables_planned":
+            _plan(run, entry, fact)
+        case "runnable_applied":
+            return _apply(run, fact)
+        case "child_run_started":
+            return _child(run, fact)
+        case "manual_step_paused":
+            return _pause(run, fact)
+        case "manual_step_resolved":
+            return _resolve(run, fact)
+        case "entry_quarantined":
+            _quarantine(run, fact)
+    return None
+
+
+def _start(run: RunProjection, fact: RunStarted) -> Reason | None:
+    start = digest(fact.model_dump(mode="json", exclude={"occurred_at"}))
+    if run.start_digest is not None:
+        return None if run.start_digest == start else Reason.CONFLICTING_RUN_START
+    run.start, run.start_digest = fact, start
+    return None
+
+
+def _plan(run: RunProjection, entry: Entry, fact: RunnablesPlanned) -> None:
+    for runnable in fact.runnables:
+        plan = digest(
+            [
+                runnable.idempotency_key,
+                runnable.attempt_number,
+                runnable.queue,
+                runnable.step,
+                runnable.input,
+                runnable.visible_at.isoformat(),
+            ]
+        )
+        known = run.planned.get(runnable.runnable_key)
+        if known is None:
+            run.planned[runnable.runnable_key] = Planned(plan, runnable)
+            # A retry is another attempt at a visit that was counted when it was first planned.
+            run.planned_visits += runnable.attempt_number == 1
+        elif known.digest != plan:
+            run.anomalies.append(anomaly(Reason.CONFLICTING_RUNNABLE_INTENT, entry, runnable.runnable_key))
+
+
+def application_digest(result: Any, transition: dict[str, Any] | None) -> str:
+    """Give the digest by which a repeated application is told from a conflicting one."""
+    return digest([result, transition])
+
+
+def _apply(run: RunProjection, fact: RunnableApplied) -> Reason | None:
+    if fact.runnable_key not in run.planned:
+        return Reason.UNKNOWN_RUNNABLE_INTENT
+    application = application_digest(fact.result, fact.transition)
+    known = run.applied.get(fact.runnable_key)
+    if known is not None:
+        return None if known.digest == application else Reason.CONFLICTING_RESULT
+    run.applied[fact.runnable_key] = Applied(application, fact)
+    run.applied_visits += 1
+    return None
+
+
+def _child(run: RunProjection, fact: ChildRunStarted) -> Reason | None:
+    link = digest([fact.child_workflow, fact.child_trigger, fact.child_key, fact.metadata])
+    known = run.children.get(fact.child_run_id)
+    if known is not None:
+        return None if known.digest == link else Reason.CONFLICTING_CHILD_RUN
+    run.children[fact.child_run_id] = Child(link, fact)
+    return None
+
+
+def _pause(run: RunProjection, fact: ManualStepPaused) -> Reason | None:
+    state = ManualState(fact.step, fact.kind, fact.paused_at or fact.occurred_at, fact.metadata)
+    if run.manual_state is not None:
+        return None if run.manual_state == state else Reason.ACTIVE_MANUAL_STEP
+    run.manual_state = state
+    return None
+
+
+def _resolve(run: RunProjection, fact: ManualStepResolved) -> Reason | None:
+    state = run.manual_state
+    if state is None or state.step != fact.step or fact.action not in _RESOLVES[state.kind]:
+        return Reason.STALE_MANUAL_RESOLUTION
+    run.manual_state = None
+    run.resolutions.append(fact)
+    return None
+
+
+def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
+    end = digest([fact.status, fact.error])
+    if run.terminal_digest is not None:
+        return None if run.terminal_digest == end else Reason.TERMINAL_RUN
+    run.terminal_status, run.terminal_digest, run.terminal_error = fact.status, end, fact.error
+    run.ended_at, run.manual_state = fact.occurred_at, None
+    return None
+
+
+def _quarantine(run: RunProjection, fact: EntryQuarantined) -> None:
+    # The first unreadable entry says why the run stopped; later ones add nothing to that.
+    if run.quarantine is None:
+        run.quarantine = Quarantine(fact.entry_thread, fact.entry_seq, fact.reason)

@@ -1,0 +1,90 @@
+"""The unit of folding is the run: all of its facts, from every thread, in the order of their positions.
+
+Live views keep one `RunUnit` per run as rows, Spark folds one per group, and inspection reads one; the joins between
+the run's own thread and its queue's are here, as pure functions, and nowhere else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly
+from squid_dagster.protocol.dispatch import Attempt, AttemptStatus, RunDispatch, apply_dispatch, claim_order
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts import Runnable
+from squid_dagster.protocol.index import RunSummary, is_catalog_entry, is_index_entry, judge_listing
+from squid_dagster.protocol.run import RunProjection, apply_run
+
+
+@dataclass(slots=True)
+class RunUnit:
+    """One run as all of its facts tell it. A value: `fold` works on a copy."""
+
+    run: RunProjection = field(default_factory=RunProjection)
+    dispatch: RunDispatch = field(default_factory=RunDispatch)
+    indexed: RunSummary | None = None
+    cataloged: RunSummary | None = None
+    listing_anomalies: list[Anomaly] = field(default_factory=list)
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry], onto: "RunUnit | None" = None) -> "RunUnit":
+        """Fold a run's entries by position, onto an earlier unit if given; neither is changed. Never raises."""
+        unit = onto.copy() if onto is not None else cls()
+        for entry in entries:
+            apply_unit(unit, entry)
+        return unit
+
+    def copy(self) -> "RunUnit":
+        """Give an independent copy."""
+        return RunUnit(
+            self.run.copy(), self.dispatch.copy(), self.indexed, self.cataloged, list(self.listing_anomalies)
+        )
+
+    @property
+    def anomalies(self) -> list[Anomaly]:
+        """All anomalies of the run, in the order of the entries that caused them."""
+        found = [*self.run.anomalies, *self.dispatch.anomalies, *self.listing_anomalies]
+        return sorted(found, key=lambda a: (a.position, a.thread, a.seq))
+
+
+def apply_unit(unit: RunUnit, entry: Entry) -> None:
+    """Fold one entry of the run into `unit`, in place."""
+    if is_index_entry(entry):
+        verdict = judge_listing(unit.indexed, entry, Reason.CONFLICTING_RUN_INDEX)
+        unit.indexed = verdict if isinstance(verdict, RunSummary) else unit.indexed
+    elif is_catalog_entry(entry):
+        verdict = judge_listing(unit.cataloged, entry, Reason.CONFLICTING_RUN_CATALOG)
+        unit.cataloged = verdict if isinstance(verdict, RunSummary) else unit.cataloged
+    else:
+        apply_run(unit.run, entry)
+        apply_dispatch(unit.dispatch, entry)
+        return
+    if isinstance(verdict, Reason):
+        unit.listing_anomalies.append(anomaly(verdict, entry))
+
+
+def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
+    """Completed attempts that the run planned and has not applied yet; none once the run has ended."""
+    if run.terminal:
+        return []
+    ready = (
+        attempt
+        for key, attempt in dispatch.attempts.items()
+        if attempt.status is AttemptStatus.COMPLETED and key in run.planned and key not in run.applied
+    )
+    return sorted(ready, key=lambda a: (a.settled_at or a.last_at, a.runnable_key))
+
+
+def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[Runnable]:
+    """Planned runnables that no queue knows and no result was applied for; none once the run has ended."""
+    if run.terminal:
+        return []
+    return [
+        planned.runnable
+        for key, planned in run.planned.items()
+        if planned.runnable is not None and key not in dispatch.attempts and key not in run.applied
+    ]
+
+
+def unfenced_attempts(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
+    """Attempts that are still open although the run has ended; recovery fences them."""
+    return sorted(dispatch.open_attempts(), key=claim_order) if run.terminal else []
