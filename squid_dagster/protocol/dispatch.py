@@ -222,6 +222,11 @@ def _schedule(run: RunDispatch, entry: Entry, fact: AttemptScheduled) -> Attempt
     )
 
 
+def out_of_deliveries(attempt: Attempt) -> bool:
+    """Tell whether the attempt was claimed as often as it may be."""
+    return attempt.deliveries >= attempt.max_deliveries
+
+
 def _claim(run: RunDispatch, attempt: Attempt, fact: AttemptClaimed) -> Attempt | Reason:
     if attempt.status not in OPEN:
         return Reason.TERMINAL_ATTEMPT
@@ -231,7 +236,7 @@ def _claim(run: RunDispatch, attempt: Attempt, fact: AttemptClaimed) -> Attempt 
         return Reason.ACTIVE_CLAIM
     if attempt.visible_at > fact.occurred_at:
         return Reason.ATTEMPT_NOT_VISIBLE
-    if attempt.deliveries >= attempt.max_deliveries:
+    if out_of_deliveries(attempt):
         return Reason.DELIVERIES_EXHAUSTED
     token = run.tokens.get(attempt.idempotency_key, 0) + 1
     if fact.fencing_token is not None and fact.fencing_token != token:
@@ -358,8 +363,8 @@ def _dead_letter(attempt: Attempt, fact: AttemptDeadLettered) -> Attempt | Reaso
         return None
     if attempt.status not in OPEN:
         return Reason.TERMINAL_ATTEMPT
-    out_of_deliveries = attempt.deliveries >= attempt.max_deliveries
-    if attempt.status is not AttemptStatus.CLAIMED or not out_of_deliveries or not attempt.expired(fact.occurred_at):
+    expired = attempt.status is AttemptStatus.CLAIMED and attempt.expired(fact.occurred_at)
+    if not expired or not out_of_deliveries(attempt):
         return Reason.PREMATURE_DEAD_LETTER
     return attempt._replace(
         status=AttemptStatus.DEAD_LETTERED, error=fact.error, settled_at=fact.occurred_at, last_at=fact.occurred_at

@@ -71,3 +71,7 @@ class StorageUnavailable(SquidError):
 
 class EmbeddedUnavailable(SquidError):
     """The embedded Postgres cannot be started here."""
+
+
+class ViewsMissing(SquidError):
+    """The live views were dropped. Facts are safe, but nothing is appended until the views are back."""

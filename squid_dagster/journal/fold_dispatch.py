@@ -1,0 +1,248 @@
+"""Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    MAX_CLAIMS,
+    Answer,
+    Claim,
+    ClaimRef,
+    FactOf,
+    Planner,
+    PlanRequest,
+    Settlement,
+    arrange,
+    check_claim,
+    check_lease,
+    check_refs,
+    dead_letter_fact,
+    hash_token,
+    heartbeat_fact,
+    judge,
+    make_claim,
+    new_claims,
+    release_fact,
+    settle_fact,
+    settled,
+)
+from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.protocol.dispatch import Attempt, DispatchProjection, RunDispatch, definition_key
+from squid_dagster.protocol.errors import Conflict, SquidError
+from squid_dagster.protocol.facts import AttemptClaimed, Fact
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import check_part, dispatch_thread, run_thread
+
+
+class FoldDispatchStore:
+    """`DispatchStore` by fold and compare-and-append. Each conflict means that somebody else got on, so it ends."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+        self._queues: dict[str, tuple[int, DispatchProjection]] = {}
+
+    def claim(
+        self,
+        queue: str,
+        owner_id: str,
+        *,
+        limit: int = 1,
+        lease: timedelta = DEFAULT_LEASE,
+        definitions: Collection[str] | None = None,
+    ) -> list[Claim]:
+        """Claim up to `limit` attempts, as the contract says."""
+        check_claim(queue, owner_id, limit, lease)
+        while True:
+            revision, projection = self._fold(queue)
+            tokens = dict(new_claims(limit))
+            facts = self._claim_facts(projection, owner_id, lease, definitions, tokens)
+            if not facts:
+                return []
+            try:
+                self._storage.append(dispatch_thread(queue), facts, expected_rev=revision)
+            except Conflict:
+                continue
+            _, projection = self._fold(queue)
+            taken = (projection.runs[f.run_id].attempts[f.runnable_key] for f in facts if f.type == "attempt_claimed")
+            return [make_claim(attempt, tokens) for attempt in taken if attempt.claim_id in tokens]
+
+    def _claim_facts(
+        self,
+        projection: DispatchProjection,
+        owner_id: str,
+        lease: timedelta,
+        definitions: Collection[str] | None,
+        tokens: dict[str, str],
+    ) -> list[Fact]:
+        now = self._storage.now()
+        facts: list[Fact] = []
+        unused = list(tokens.items())
+        counted: dict[str, int] = {}
+        for attempt in projection.claimable(now):
+            if not unused:
+                break
+            if (
+                definitions is not None
+                and definition_key(attempt.workflow, attempt.definition_fingerprint) not in definitions
+            ):
+                continue
+            run = self._run(projection, attempt.run_id)
+            if run.stopped:
+                continue
+            spent = dead_letter_fact(attempt, now)
+            if spent is not None:
+                facts.append(spent)
+                continue
+            claim_id, token = unused.pop(0)
+            key = attempt.idempotency_key
+            counted[key] = counted.get(key, run.tokens.get(key, 0)) + 1
+            facts.append(_claim_fact(attempt, owner_id, lease, claim_id, token, counted[key], now))
+        return facts
+
+    def heartbeat(self, refs: Sequence[ClaimRef], lease: timedelta = DEFAULT_LEASE) -> list[Answer]:
+        """Extend leases, as the contract says."""
+        check_lease(lease)
+        return self._group(refs, lambda i, attempt, now: heartbeat_fact(attempt, refs[i], lease, now))
+
+    def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
+        """Give attempts back, as the contract says."""
+        return self._group(refs, lambda i, attempt, now: release_fact(attempt, refs[i], reason, now))
+
+    def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
+        """Record outcomes and what follows from them, as the contract says."""
+        refs = [settlement.ref for settlement in settlements]
+        return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+
+    def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+        """Show unclaimed attempts whose time has come, in claim order."""
+        _, projection = self._fold(check_part(queue, "queue"))
+        found = projection.visible(self._storage.now())
+        return [a for a in found if not self._run(projection, a.run_id).stopped][:limit]
+
+    def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+        """Show claimed attempts whose lease has run out."""
+        _, projection = self._fold(check_part(queue, "queue"))
+        found = [a for a in projection.expired(self._storage.now()) if not self._run(projection, a.run_id).stopped]
+        return sorted(found, key=lambda a: (a.lease_until or a.visible_at, a.position))[:limit]
+
+    def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
+        """Dead-letter attempts that were delivered too often, without claiming."""
+        spent = [a for a in self.expired(queue) if dead_letter_fact(a, self._storage.now())][:limit]
+        refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
+        answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
+        return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
+
+    def _fold(self, queue: str) -> tuple[int, DispatchProjection]:
+        """Bring the projection of a queue up to date; it costs what was appended since the last time."""
+        revision, projection = self._queues.get(queue, (0, DispatchProjection()))
+        news = self._storage.read(dispatch_thread(queue), after=revision)
+        if news:
+            revision, projection = news[-1].seq, DispatchProjection.fold(news, onto=projection)
+            self._queues[queue] = (revision, projection)
+        return revision, projection
+
+    def _run(self, projection: DispatchProjection, run_id: str) -> RunDispatch:
+        """Give a run's part of the queue, fenced also by what its own thread says."""
+        part = projection.runs.get(run_id, RunDispatch()).copy()
+        run = RunProjection.fold(self._storage.read(run_thread(run_id)))
+        part.fenced = part.fenced or run.terminal
+        part.quarantined = part.quarantined or run.quarantine is not None
+        return part
+
+    def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
+        check_refs(refs)
+        answers: dict[int, Answer] = {}
+        for queue in {ref.queue for ref in refs}:
+            places = [i for i, ref in enumerate(refs) if ref.queue == queue]
+            while True:
+                try:
+                    found = self._group_once(queue, [refs[i] for i in places], _at_places(fact_of, places), plan)
+                except Conflict:
+                    continue
+                answers |= dict(zip(places, found, strict=True))
+                break
+        return [answers[i] for i in range(len(refs))]
+
+    def _group_once(self, queue: str, refs: list[ClaimRef], fact_of: FactOf, plan: Planner | None) -> list[Answer]:
+        revision, projection = self._fold(queue)
+        runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
+        now = self._storage.now()
+        facts, errors = judge(refs, fact_of, runs.__getitem__, now)
+        after = {
+            run_id: settled(run, (f for i, f in facts.items() if refs[i].run_id == run_id))
+            for run_id, run in runs.items()
+        }
+        appends: list[Append] = []
+        if plan is not None:
+            appends = self._plan(refs, facts, errors, after, plan, now)
+        self._write(queue, revision, list(facts.values()), appends)
+        return [
+            Answer(ref, after[ref.run_id].attempts.get(ref.runnable_key), errors.get(i)) for i, ref in enumerate(refs)
+        ]
+
+    def _plan(
+        self,
+        refs: list[ClaimRef],
+        facts: dict[int, Fact],
+        errors: dict[int, SquidError],
+        after: dict[str, RunDispatch],
+        plan: Planner,
+        now: datetime,
+    ) -> list[Append]:
+        # Where a commit cannot span threads, an outcome may be on record that nothing followed from: plan for it again.
+        accepted = facts if self._storage.atomic_across_threads else [i for i in range(len(refs)) if i not in errors]
+        members: dict[str, list[int]] = {}
+        for i in accepted:
+            members.setdefault(refs[i].run_id, []).append(i)
+        planned: list[Fact] = []
+        revisions: dict[str, int] = {}
+        for run_id, mine in members.items():
+            entries = self._storage.read(run_thread(run_id))
+            revisions[run_thread(run_id)] = len(entries)
+            attempts = tuple(after[run_id].attempts[refs[i].runnable_key] for i in mine)
+            try:
+                planned += plan(PlanRequest(run_id, RunProjection.fold(entries), attempts, now))
+            except SquidError as error:
+                for i in mine:
+                    facts.pop(i, None)
+                    errors[i] = error
+        return [Append(one.thread, one.facts, revisions.get(one.thread)) for one in arrange(planned)]
+
+    def _write(self, queue: str, revision: int, facts: list[Fact], planned: list[Append]) -> None:
+        """Write a group as one commit where that is possible; else outcomes first, then runs, then new work."""
+        thread = dispatch_thread(queue)
+        first = [Append(thread, facts, revision)] if facts else []
+        if not self._storage.atomic_across_threads:
+            if first:
+                self._storage.commit(first)
+            for one in [*(a for a in planned if a.thread != thread), *(a for a in planned if a.thread == thread)]:
+                self._storage.commit([one])
+            return
+        mine = [fact for one in planned if one.thread == thread for fact in one.facts]
+        together = [Append(thread, [*facts, *mine], revision)] if facts or mine else []
+        together += [one for one in planned if one.thread != thread]
+        if together:
+            self._storage.commit(together)
+
+
+def _at_places(fact_of: FactOf, places: list[int]) -> FactOf:
+    return lambda i, attempt, now: fact_of(places[i], attempt, now)
+
+
+def _claim_fact(
+    attempt: Attempt, owner_id: str, lease: timedelta, claim_id: str, token: str, fencing_token: int, now: datetime
+) -> Fact:
+    at = max(now, attempt.last_at)
+    return AttemptClaimed(
+        run_id=attempt.run_id,
+        runnable_key=attempt.runnable_key,
+        queue=attempt.queue,
+        claim_id=claim_id,
+        claim_token_hash=hash_token(token),
+        owner_id=owner_id,
+        lease_until=at + lease,
+        fencing_token=fencing_token,
+        occurred_at=at,
+    )

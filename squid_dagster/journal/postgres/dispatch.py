@@ -1,0 +1,203 @@
+"""Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    MAX_CLAIMS,
+    Answer,
+    Claim,
+    ClaimRef,
+    FactOf,
+    Planner,
+    PlanRequest,
+    Settlement,
+    arrange,
+    check_claim,
+    check_lease,
+    check_refs,
+    dead_letter_fact,
+    hash_token,
+    heartbeat_fact,
+    judge,
+    make_claim,
+    new_claims,
+    release_fact,
+    settle_fact,
+    settled,
+)
+from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.rows import Row, attempt_from_row
+from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, explained, twice
+from squid_dagster.journal.postgres.units import Touched, Units
+from squid_dagster.journal.storage import check_appends
+from squid_dagster.protocol.dispatch import Attempt
+from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import check_part, run_thread
+from squid_dagster.protocol.unit import RunUnit
+
+_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
+    %b::text[], %b::text[], %b::timestamptz)"""
+# attempts_due, lane by lane: the same order as claim_attempts
+_VISIBLE: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
+    WHERE queue = %s AND due_at <= coalesce(%s, clock_timestamp()) AND status <> 'claimed'
+    ORDER BY rank, due_at, position LIMIT %s"""
+# attempts_leased
+_EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
+    WHERE queue = %s AND status = 'claimed' AND lease_until <= coalesce(%s, clock_timestamp()) AND due_at IS NOT NULL
+      AND (deliveries >= max_deliveries OR NOT %s) ORDER BY lease_until, position LIMIT %s"""
+
+
+class PostgresDispatchStore:
+    """`DispatchStore` on a `PostgresStorage`."""
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+
+    def claim(
+        self,
+        queue: str,
+        owner_id: str,
+        *,
+        limit: int = 1,
+        lease: timedelta = DEFAULT_LEASE,
+        definitions: Collection[str] | None = None,
+    ) -> list[Claim]:
+        """Claim up to `limit` attempts, as the contract says."""
+        check_claim(queue, owner_id, limit, lease)
+        claims: list[Claim] = []
+        while len(claims) < limit:
+            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions)
+            claims += found
+            if not dead:
+                break
+        return claims
+
+    def _claim(
+        self, queue: str, owner_id: str, limit: int, lease: timedelta, definitions: Collection[str] | None
+    ) -> tuple[list[Claim], int]:
+        tokens = dict(new_claims(limit))
+        values = (
+            uuid4(),
+            queue,
+            owner_id,
+            lease,
+            list(tokens),
+            [hash_token(token) for token in tokens.values()],
+            None if definitions is None else list(definitions),
+            self._now(),
+        )
+
+        def ask() -> tuple[list[Row], int]:
+            with borrow(self._storage.engine) as connection, explained():
+                row = connection.execute(self._storage.sql(_CLAIM), values).fetchone()
+                assert row is not None  # noqa: S101  a function call always answers
+                return row[0]["claimed"] or [], row[0]["dead"]
+
+        rows, dead = twice(ask)
+        attempts = [attempt_from_row(row) for row in rows]
+        return [make_claim(attempt, tokens) for attempt in attempts], dead
+
+    def heartbeat(self, refs: Sequence[ClaimRef], lease: timedelta = DEFAULT_LEASE) -> list[Answer]:
+        """Extend leases, as the contract says."""
+        check_lease(lease)
+        return self._group(refs, lambda i, attempt, now: heartbeat_fact(attempt, refs[i], lease, now))
+
+    def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
+        """Give attempts back, as the contract says."""
+        return self._group(refs, lambda i, attempt, now: release_fact(attempt, refs[i], reason, now))
+
+    def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
+        """Record outcomes and what follows from them, as the contract says."""
+        refs = [settlement.ref for settlement in settlements]
+        return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+
+    def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+        """Show unclaimed attempts whose time has come, in claim order."""
+        return self._attempts(_VISIBLE, check_part(queue, "queue"), self._now(), limit)
+
+    def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+        """Show claimed attempts whose lease has run out."""
+        return self._attempts(_EXPIRED, check_part(queue, "queue"), self._now(), False, limit)
+
+    def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
+        """Dead-letter attempts that were delivered too often, without claiming."""
+        spent = self._attempts(_EXPIRED, check_part(queue, "queue"), self._now(), True, limit)
+        refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
+        answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
+        return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
+
+    def _now(self) -> object:
+        return self._storage.clock.now() if self._storage.clock is not None else None
+
+    def _attempts(self, text: LiteralString, *values: object) -> list[Attempt]:
+        return [attempt_from_row(row[0]) for row in self._storage.rows(text, *values)]
+
+    def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
+        check_refs(refs)
+        commit_id = uuid4()
+        return twice(lambda: self._group_once(refs, fact_of, plan, commit_id)) if refs else []
+
+    def _group_once(
+        self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID
+    ) -> list[Answer]:
+        touched = Touched({ref.run_id for ref in refs}, set(), {(ref.run_id, ref.runnable_key) for ref in refs})
+        with self._storage.transaction() as transaction:
+            units = transaction.lock(touched)
+            if transaction.committed(commit_id):
+                return [self._recall(ref) for ref in refs]  # the first answer was lost on the way
+            facts, errors = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
+            follow_ups = self._plan(transaction, units, refs, facts, errors, plan) if plan else []
+            written = [*facts.values(), *follow_ups]
+            if written:
+                more = Touched()
+                for fact in written:
+                    more.add(fact)
+                transaction.lock_more(units, more)
+                verified = check_appends(arrange(written), self._storage.max_fact_bytes)
+                units.fold(verified)
+                transaction.write(verified, units, commit_id)
+        return [_answer(ref, units, errors.get(i)) for i, ref in enumerate(refs)]
+
+    def _plan(
+        self,
+        transaction: Transaction,
+        units: Units,
+        refs: Sequence[ClaimRef],
+        facts: dict[int, Fact],
+        errors: dict[int, SquidError],
+        plan: Planner,
+    ) -> list[Fact]:
+        """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""
+        members: dict[str, list[int]] = {}
+        for i in facts:
+            members.setdefault(refs[i].run_id, []).append(i)
+        threads = transaction.read_threads(run_thread(run_id) for run_id in members)
+        planned: list[Fact] = []
+        for run_id, mine in members.items():
+            after = settled(units.units[run_id].dispatch, (facts[i] for i in mine))
+            attempts = tuple(after.attempts[refs[i].runnable_key] for i in mine)
+            run = RunProjection.fold(threads[run_thread(run_id)])
+            try:
+                planned += plan(PlanRequest(run_id, run, attempts, units.now))
+            except SquidError as error:
+                for i in mine:
+                    del facts[i]
+                    errors[i] = error
+        return planned
+
+    def _recall(self, ref: ClaimRef) -> Answer:
+        unit = RunUnit.fold(self._storage.read_run(ref.run_id))
+        return Answer(ref, unit.dispatch.attempts.get(ref.runnable_key))
+
+
+def _answer(ref: ClaimRef, units: Units, error: SquidError | None) -> Answer:
+    if error is not None:
+        return Answer(ref, error=error)
+    return Answer(ref, units.units[ref.run_id].dispatch.attempts.get(ref.runnable_key))

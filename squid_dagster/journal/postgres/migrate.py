@@ -1,0 +1,78 @@
+"""Bringing a database's schema to this code's version, and telling when it does not fit."""
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, text
+
+from squid_dagster.journal.postgres.schema import CODE_VERSION, JOURNAL, VIEWS, lock_number
+from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew
+
+
+def upgrade(engine: Engine, schema: str) -> int:
+    """Create or upgrade the schema and return its version. Safe when many processes do it at once.
+
+    Raises:
+        ForeignSchema: tables of our names are there that are not ours; nothing was changed.
+        SchemaTooNew: a newer version wrote this schema and says that this code cannot use it.
+    """
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
+        found = _version(connection, schema)
+        if found is not None and found >= CODE_VERSION:
+            return _checked(connection, schema)
+        if not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
+            connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+        config = Config()
+        config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
+        config.attributes.update(connection=connection, schema=schema)
+        command.upgrade(config, "head")
+        return _checked(connection, schema)
+
+
+def check(engine: Engine, schema: str) -> int:
+    """Return the schema's version if this code can work with it.
+
+    Raises:
+        SchemaOutdated: it is missing or older than this code needs; the message names the command.
+        SchemaTooNew: a newer version wrote it and says that this code cannot use it.
+        ForeignSchema: tables of our names are there that are not ours.
+    """
+    with engine.connect() as connection:
+        return _checked(connection, schema)
+
+
+def _checked(connection: Connection, schema: str) -> int:
+    version = _version(connection, schema)
+    if version is None:
+        raise SchemaOutdated(
+            f"schema {schema!r} has no journal yet: run `squid db upgrade`, or set SQUID_AUTO_MIGRATE=1"
+        )
+    if version < CODE_VERSION:
+        raise SchemaOutdated(
+            f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `squid db upgrade`"
+        )
+    oldest = connection.exec_driver_sql(f'SELECT oldest_code FROM "{schema}".squid_schema').scalar_one()  # noqa: S608
+    if oldest > CODE_VERSION:
+        raise SchemaTooNew(
+            f"schema {schema!r} is at version {version} and needs code of version {oldest} or newer, "
+            f"this is {CODE_VERSION}: upgrade squid-dagster"
+        )
+    return version
+
+
+def _version(connection: Connection, schema: str) -> int | None:
+    names = set(
+        connection.scalars(
+            text("SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = :s"),
+            {"s": schema},
+        )
+    )
+    if "squid_schema" in names:
+        return int(connection.exec_driver_sql(f'SELECT version FROM "{schema}".squid_schema').scalar_one())  # noqa: S608
+    foreign = sorted(names.intersection((*JOURNAL, *VIEWS)))
+    if foreign:
+        raise ForeignSchema(
+            f"schema {schema!r} holds {', '.join(foreign)}, but not written by us: "
+            "choose another schema name (SQUID_SCHEMA)"
+        )
+    return None

@@ -1,0 +1,153 @@
+-- The two halves of every append: lock and load what the facts touch, then write facts and rows together.
+-- Lock order, here and everywhere: the gate, new runs by bucket, run rows by id, attempt rows by key, thread rows by id,
+-- positions.
+
+CREATE FUNCTION {schema}.lock_units(
+    p_runs text[],                        -- every run that a fact names
+    p_whole text[],                       -- those of which all attempts are needed
+    p_key_runs text[], p_keys text[],     -- single attempts, by run and runnable key
+    p_child_runs text[], p_children text[]
+) RETURNS json LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_runs     json;
+    v_attempts json;
+    v_children json;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({gate});
+    -- A run without a row cannot be locked by it: its first writers queue up for one of 512 buckets instead.
+    PERFORM pg_advisory_xact_lock({buckets}, bucket) FROM (
+        SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id
+         WHERE NOT EXISTS (SELECT FROM {schema}.runs r WHERE r.run_id = id) ORDER BY 1
+    ) missing;
+    -- runs_pkey
+    SELECT json_agg(r) INTO v_runs FROM (
+        SELECT * FROM {schema}.runs WHERE run_id = ANY (p_runs) ORDER BY run_id FOR UPDATE
+    ) r;
+    -- attempts_pkey
+    SELECT json_agg(a) INTO v_attempts FROM (
+        SELECT * FROM {schema}.attempts
+         WHERE (run_id, runnable_key) IN (
+               SELECT * FROM unnest(p_key_runs, p_keys)
+               UNION ALL
+               SELECT w.run_id, w.runnable_key FROM {schema}.attempts w WHERE w.run_id = ANY (p_whole))
+         ORDER BY run_id, runnable_key FOR UPDATE
+    ) a;
+    -- children_pkey
+    IF cardinality(p_children) > 0 THEN
+        SELECT json_agg(c) INTO v_children FROM {schema}.children c
+         WHERE (run_id, child_run_id) IN (SELECT * FROM unnest(p_child_runs, p_children));
+    END IF;
+    RETURN json_build_object('now', clock_timestamp(), 'runs', v_runs, 'attempts', v_attempts, 'children', v_children);
+END $$;
+
+-- Write one commit: facts, and the rows that a fold made of them. A row names a position that does not exist yet by the
+-- fact's place in the commit, negated.
+CREATE FUNCTION {schema}.append_entries(
+    p_commit uuid,
+    p_threads text[], p_expected bigint[],  -- sorted by id; null: at any revision
+    p_entries json,                         -- t (place in p_threads), k (1.. in its thread), type, run_id, at, data
+    p_runs json, p_attempts json, p_ended text[], p_children json, p_queues json, p_anomalies json
+) RETURNS json LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_receipt   json;
+    v_revs      bigint[];
+    v_bad       integer;
+    v_positions bigint[];
+BEGIN
+    IF p_commit IS NOT NULL THEN
+        SELECT receipt INTO v_receipt FROM {schema}.journal_commits WHERE id = p_commit;
+        IF FOUND THEN
+            RETURN v_receipt;
+        END IF;
+    END IF;
+
+    INSERT INTO {schema}.journal_threads (id, rev) SELECT id, 0 FROM unnest(p_threads) id ORDER BY id
+        ON CONFLICT DO NOTHING;
+    SELECT array_agg(rev ORDER BY id) INTO v_revs FROM (
+        SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE
+    ) t;
+    SELECT min(i) INTO v_bad FROM generate_subscripts(p_threads, 1) i WHERE p_expected[i] <> v_revs[i];
+    IF v_bad IS NOT NULL THEN
+        RAISE EXCEPTION 'conflict' USING ERRCODE = 'SQ001',
+            DETAIL = json_build_array(p_threads[v_bad], p_expected[v_bad], v_revs[v_bad]);
+    END IF;
+
+    PERFORM {schema}.announce_positions();
+    v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
+                           FROM generate_series(1, json_array_length(p_entries)));
+
+    INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
+    SELECT v_positions[e.ord], p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data,
+           {schema}.entry_digest(p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data)
+      FROM json_to_recordset(p_entries)
+           AS e(ord int, t int, k int, type text, run_id text, at timestamptz, data json)
+     ORDER BY e.ord;
+
+    IF p_ended IS NOT NULL THEN
+        DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);
+    END IF;
+    IF p_runs IS NOT NULL THEN
+        INSERT INTO {schema}.runs
+        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_positions[-r.position] ELSE r.position END, r.status, r.workflow,
+               r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
+               r.replayed_from_run_id, r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state,
+               r.terminal_status, r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed,
+               r.cataloged
+          FROM json_populate_recordset(NULL::{schema}.runs, p_runs) r
+            ON CONFLICT (run_id) DO UPDATE SET (
+               status, workflow, trigger, queue, definition_version, definition_fingerprint, parent_run_id,
+               replayed_from_run_id, started_at, start_digest, planned_visits, applied_visits, manual_state,
+               terminal_status, terminal_digest, ended_at, fenced, quarantine, quarantined, indexed, cataloged
+               ) = (
+               EXCLUDED.status, EXCLUDED.workflow, EXCLUDED.trigger, EXCLUDED.queue, EXCLUDED.definition_version,
+               EXCLUDED.definition_fingerprint, EXCLUDED.parent_run_id, EXCLUDED.replayed_from_run_id,
+               EXCLUDED.started_at, EXCLUDED.start_digest, EXCLUDED.planned_visits, EXCLUDED.applied_visits,
+               EXCLUDED.manual_state, EXCLUDED.terminal_status, EXCLUDED.terminal_digest, EXCLUDED.ended_at,
+               EXCLUDED.fenced, EXCLUDED.quarantine, EXCLUDED.quarantined, EXCLUDED.indexed, EXCLUDED.cataloged);
+    END IF;
+    IF p_attempts IS NOT NULL THEN
+        INSERT INTO {schema}.attempts
+        SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
+               a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
+               a.intent_digest, CASE WHEN a.position < 0 THEN v_positions[-a.position] ELSE a.position END, a.last_at,
+               a.status, a.claim_id, a.claim_token_hash, a.owner_id, a.lease_until, a.deliveries, a.fencing_token,
+               a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at, a.planned_digest, a.applied_digest
+          FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts) a
+            ON CONFLICT (run_id, runnable_key) DO UPDATE SET (
+               idempotency_key, attempt_number, queue, step, input, visible_at, rank, max_deliveries, definition,
+               workflow, definition_version, definition_fingerprint, intent_digest, position, last_at, status, claim_id,
+               claim_token_hash, owner_id, lease_until, deliveries, fencing_token, outcome_digest, settled_at,
+               wakeup_emitted, due_at, planned_digest, applied_digest
+               ) = (
+               EXCLUDED.idempotency_key, EXCLUDED.attempt_number, EXCLUDED.queue, EXCLUDED.step, EXCLUDED.input,
+               EXCLUDED.visible_at, EXCLUDED.rank, EXCLUDED.max_deliveries, EXCLUDED.definition, EXCLUDED.workflow,
+               EXCLUDED.definition_version, EXCLUDED.definition_fingerprint, EXCLUDED.intent_digest, EXCLUDED.position,
+               EXCLUDED.last_at, EXCLUDED.status, EXCLUDED.claim_id, EXCLUDED.claim_token_hash, EXCLUDED.owner_id,
+               EXCLUDED.lease_until, EXCLUDED.deliveries, EXCLUDED.fencing_token, EXCLUDED.outcome_digest,
+               EXCLUDED.settled_at, EXCLUDED.wakeup_emitted, EXCLUDED.due_at, EXCLUDED.planned_digest,
+               EXCLUDED.applied_digest);
+    END IF;
+    IF p_children IS NOT NULL THEN
+        INSERT INTO {schema}.children
+        SELECT c.* FROM json_populate_recordset(NULL::{schema}.children, p_children) c;
+    END IF;
+    IF p_queues IS NOT NULL THEN
+        INSERT INTO {schema}.queues SELECT q.* FROM json_populate_recordset(NULL::{schema}.queues, p_queues) q
+            ON CONFLICT (queue) DO UPDATE SET paused = EXCLUDED.paused;
+    END IF;
+    IF p_anomalies IS NOT NULL THEN
+        INSERT INTO {schema}.anomalies
+        SELECT a.thread, v_revs[array_position(p_threads, a.thread)] + a.seq, a.ordinal, v_positions[-a.position],
+               a.run_id, a.reason, a.entry_type, a.subject
+          FROM json_populate_recordset(NULL::{schema}.anomalies, p_anomalies) a;
+    END IF;
+
+    UPDATE {schema}.journal_threads t SET rev = v_revs[n.t] + n.added
+      FROM (SELECT e.t, max(e.k) AS added FROM json_to_recordset(p_entries) AS e(t int, k int) GROUP BY e.t) n
+     WHERE t.id = p_threads[n.t];
+    SELECT json_object_agg(id, rev) INTO v_receipt FROM {schema}.journal_threads WHERE id = ANY (p_threads);
+    IF p_commit IS NOT NULL THEN
+        INSERT INTO {schema}.journal_commits (id, receipt, committed_at) VALUES (p_commit, v_receipt, clock_timestamp());
+    END IF;
+    RETURN v_receipt;
+END $$;

@@ -1,0 +1,237 @@
+"""Runs to rows and back: how a `RunUnit` stands in the live views, column by column. Pure.
+
+Rows are JSON-ready dictionaries. A row read from a view gives back a unit that knows digests instead of contents, which
+is all that the folds ask for.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from squid_dagster.protocol.anomalies import Anomaly
+from squid_dagster.protocol.dispatch import OPEN, Attempt, AttemptStatus, RunDispatch, definition_key
+from squid_dagster.protocol.index import RunSummary
+from squid_dagster.protocol.run import Applied, Child, ManualState, Planned, Quarantine, RunProjection
+from squid_dagster.protocol.unit import RunUnit
+
+Row = dict[str, Any]
+
+
+def iso(value: datetime | None) -> str | None:
+    """Write a time as rows do."""
+    return value.isoformat() if value is not None else None
+
+
+def time(value: str | None) -> datetime | None:
+    """Read a time from a row."""
+    return datetime.fromisoformat(value).astimezone(UTC) if value is not None else None
+
+
+def _required(value: str) -> datetime:
+    return datetime.fromisoformat(value).astimezone(UTC)
+
+
+def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -> Row:
+    """Give the run's row. What the start says is taken from `old` where the unit was read from it."""
+    run, start = unit.run, unit.run.start
+    kept = old or {}
+    return {
+        "run_id": run_id,
+        "position": kept.get("position", position),
+        "status": run.status,
+        "workflow": start.workflow if start else kept.get("workflow"),
+        "trigger": start.trigger if start else kept.get("trigger"),
+        "queue": unit.dispatch.queue,
+        "definition_version": start.definition_version if start else kept.get("definition_version"),
+        "definition_fingerprint": start.definition_fingerprint if start else kept.get("definition_fingerprint"),
+        "parent_run_id": _parent(start.context) if start else kept.get("parent_run_id"),
+        "replayed_from_run_id": start.replayed_from_run_id if start else kept.get("replayed_from_run_id"),
+        "started_at": iso(start.occurred_at) if start else kept.get("started_at"),
+        "start_digest": run.start_digest,
+        "planned_visits": run.planned_visits,
+        "applied_visits": run.applied_visits,
+        "manual_state": _manual_row(run.manual_state),
+        "terminal_status": run.terminal_status,
+        "terminal_digest": run.terminal_digest,
+        "ended_at": iso(run.ended_at),
+        "fenced": unit.dispatch.fenced,
+        "quarantine": list(run.quarantine) if run.quarantine else None,
+        "quarantined": unit.dispatch.quarantined,
+        "indexed": _summary_row(unit.indexed),
+        "cataloged": _summary_row(unit.cataloged),
+    }
+
+
+def _parent(context: dict[str, Any]) -> str | None:
+    parent = context.get("parent")
+    run_id = parent.get("run_id") if isinstance(parent, dict) else None
+    return run_id if isinstance(run_id, str) else None
+
+
+def _manual_row(state: ManualState | None) -> list[Any] | None:
+    return [state.step, state.kind, iso(state.paused_at), state.metadata] if state else None
+
+
+def _summary_row(summary: RunSummary | None) -> list[Any] | None:
+    return [summary.workflow, summary.queue, iso(summary.indexed_at)] if summary else None
+
+
+def normalise_run(row: Row) -> Row:
+    """Bring a run row as Postgres spells it into our spelling."""
+    row["started_at"], row["ended_at"] = iso(time(row["started_at"])), iso(time(row["ended_at"]))
+    return row
+
+
+def attempt_row(run_id: str, key: str, unit: RunUnit) -> Row:
+    """Give the row of one runnable: what the queue's thread says of it, and what the run's thread says."""
+    attempt = unit.dispatch.attempts.get(key)
+    planned, applied = unit.run.planned.get(key), unit.run.applied.get(key)
+    row = _scheduled_row(attempt, unit.dispatch.stopped) if attempt else dict(_UNSCHEDULED)
+    row["run_id"], row["runnable_key"] = run_id, key
+    row["planned_digest"] = planned.digest if planned else None
+    row["applied_digest"] = applied.digest if applied else None
+    return row
+
+
+def _scheduled_row(attempt: Attempt, stopped: bool) -> Row:
+    return {
+        "run_id": attempt.run_id,
+        "runnable_key": attempt.runnable_key,
+        "idempotency_key": attempt.idempotency_key,
+        "attempt_number": attempt.attempt_number,
+        "queue": attempt.queue,
+        "step": attempt.step,
+        "input": attempt.input if attempt.status in OPEN else None,
+        "visible_at": iso(attempt.visible_at),
+        "rank": -attempt.priority,
+        "max_deliveries": attempt.max_deliveries,
+        "definition": definition_key(attempt.workflow, attempt.definition_fingerprint),
+        "workflow": attempt.workflow,
+        "definition_version": attempt.definition_version,
+        "definition_fingerprint": attempt.definition_fingerprint,
+        "intent_digest": attempt.intent_digest,
+        "position": attempt.position,
+        "last_at": iso(attempt.last_at),
+        "status": attempt.status.value,
+        "claim_id": attempt.claim_id,
+        "claim_token_hash": attempt.claim_token_hash,
+        "owner_id": attempt.owner_id,
+        "lease_until": iso(attempt.lease_until),
+        "deliveries": attempt.deliveries,
+        "fencing_token": attempt.fencing_token,
+        "outcome_digest": attempt.outcome_digest,
+        "settled_at": iso(attempt.settled_at),
+        "wakeup_emitted": attempt.wakeup_emitted,
+        "due_at": None if stopped else iso(attempt.due_at),
+    }
+
+
+_UNSCHEDULED: Row = dict.fromkeys(
+    """run_id runnable_key idempotency_key attempt_number queue step input visible_at rank max_deliveries definition
+    workflow definition_version definition_fingerprint intent_digest position last_at status claim_id claim_token_hash
+    owner_id lease_until deliveries fencing_token outcome_digest settled_at wakeup_emitted due_at""".split()  # noqa: SIM905
+)
+_ATTEMPT_TIMES = ("visible_at", "last_at", "lease_until", "settled_at", "due_at")
+
+
+def normalise_attempt(row: Row) -> Row:
+    """Bring an attempt row as Postgres spells it into our spelling."""
+    for name in _ATTEMPT_TIMES:
+        row[name] = iso(time(row[name]))
+    return row
+
+
+def attempt_from_row(row: Row) -> Attempt:
+    """Read a scheduled attempt from its row."""
+    return Attempt(
+        row["run_id"],
+        row["runnable_key"],
+        row["idempotency_key"],
+        row["attempt_number"],
+        row["queue"],
+        row["step"],
+        row["input"],
+        _required(row["visible_at"]),
+        -row["rank"],
+        row["max_deliveries"],
+        row["workflow"],
+        row["definition_version"],
+        row["definition_fingerprint"],
+        row["intent_digest"],
+        row["position"],
+        _required(row["last_at"]),
+        AttemptStatus(row["status"]),
+        row["claim_id"],
+        row["claim_token_hash"],
+        row["owner_id"],
+        time(row["lease_until"]),
+        row["deliveries"],
+        row["fencing_token"],
+        row["outcome_digest"],
+        time(row["settled_at"]),
+        row["wakeup_emitted"],
+    )
+
+
+def unit_from_rows(run: Row, attempts: Iterable[Row], children: Iterable[Row]) -> RunUnit:
+    """Read a unit back: complete as to the run, and as to the attempts and children whose rows are given."""
+    unit = RunUnit(_projection(run), RunDispatch(run["queue"], run["fenced"], run["quarantined"]))
+    for row in attempts:
+        key = row["runnable_key"]
+        if row["status"] is not None:
+            attempt = attempt_from_row(row)
+            unit.dispatch.attempts[key] = attempt
+            tokens = unit.dispatch.tokens
+            tokens[attempt.idempotency_key] = max(tokens.get(attempt.idempotency_key, 0), attempt.fencing_token)
+        if row["planned_digest"] is not None:
+            unit.run.planned[key] = Planned(row["planned_digest"])
+        if row["applied_digest"] is not None:
+            unit.run.applied[key] = Applied(row["applied_digest"])
+    for child in children:
+        unit.run.children[child["child_run_id"]] = Child(child["digest"])
+    unit.indexed, unit.cataloged = _summary(run["run_id"], run["indexed"]), _summary(run["run_id"], run["cataloged"])
+    return unit
+
+
+def _projection(row: Row) -> RunProjection:
+    manual, quarantine = row["manual_state"], row["quarantine"]
+    return RunProjection(
+        run_id=row["run_id"],
+        start_digest=row["start_digest"],
+        planned_visits=row["planned_visits"],
+        applied_visits=row["applied_visits"],
+        manual_state=ManualState(manual[0], manual[1], _required(manual[2]), manual[3]) if manual else None,
+        terminal_status=row["terminal_status"],
+        terminal_digest=row["terminal_digest"],
+        ended_at=time(row["ended_at"]),
+        quarantine=Quarantine(*quarantine) if quarantine else None,
+    )
+
+
+def _summary(run_id: str, row: list[Any] | None) -> RunSummary | None:
+    return RunSummary(run_id, row[0], row[1], _required(row[2])) if row else None
+
+
+def child_row(run_id: str, child_run_id: str, child: Child) -> Row:
+    """Give the row of a linked child."""
+    fact = child.fact
+    assert fact is not None  # noqa: S101  only children that a fact has just linked are written
+    return {
+        "run_id": run_id,
+        "child_run_id": child_run_id,
+        "child_workflow": fact.child_workflow,
+        "child_trigger": fact.child_trigger,
+        "child_key": fact.child_key,
+        "digest": child.digest,
+        "started_at": iso(fact.started_at or fact.occurred_at),
+    }
+
+
+def anomaly_rows(anomalies: Iterable[Anomaly]) -> list[Row]:
+    """Give the rows of anomalies, numbered per entry."""
+    counts: dict[tuple[str, int], int] = {}
+    rows = []
+    for found in anomalies:
+        ordinal = counts[found.thread, found.seq] = counts.get((found.thread, found.seq), 0) + 1
+        rows.append({**found._asdict(), "reason": found.reason.value, "ordinal": ordinal})
+    return rows

@@ -1,0 +1,58 @@
+"""The names in the database: the schema, its advisory locks, and the SQL files rendered for it."""
+
+import re
+import zlib
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString
+
+from psycopg import sql
+
+from squid_dagster.protocol.errors import InvalidArgument
+
+DEFAULT_SCHEMA = "squid"
+CODE_VERSION = 1  # the schema version that this code was written for
+VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
+JOURNAL = ("journal_threads", "journal_entries", "journal_commits", "journal_checkpoints")
+_VIEWS_SQL = "0001_views"  # the newest definition of the views
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
+
+
+def check_schema_name(schema: str) -> str:
+    """Return the name if it may be used as it is; raise `InvalidArgument` naming it otherwise."""
+    if not isinstance(schema, str) or not _NAME.match(schema) or schema.startswith("pg_"):
+        raise InvalidArgument(
+            f"schema name {schema!r} is not usable: take 1 to 40 lower-case letters, digits or '_', "
+            "not beginning with a digit or 'pg_'"
+        )
+    return schema
+
+
+def lock_number(schema: str, purpose: str) -> int:
+    """Give the number of an advisory lock: the same in every process, and another one for every schema and purpose."""
+    number = zlib.crc32(f"squid:{schema}:{purpose}".encode())
+    return number - 2**32 if number >= 2**31 else number
+
+
+@cache
+def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
+    """Read one SQL file of the migrations and fill in the schema's names."""
+    text = files("squid_dagster.journal.postgres.migrations").joinpath("sql", f"{name}.sql").read_text("utf-8")
+    return sql.SQL(text).format(
+        schema=sql.Identifier(schema),
+        suffix=sql.SQL(suffix),
+        gate=sql.Literal(lock_number(schema, "gate")),
+        positions=sql.Literal(lock_number(schema, "positions")),
+        buckets=sql.Literal(lock_number(schema, "buckets")),
+    )
+
+
+@cache
+def statement(text: LiteralString, schema: str) -> sql.Composed:
+    """Fill the schema's name into one statement."""
+    return sql.SQL(text).format(schema=sql.Identifier(schema))
+
+
+def views_sql(schema: str, suffix: str = "") -> sql.Composed:
+    """Give the statements that create the live views, or their shadows."""
+    return render(_VIEWS_SQL, schema, suffix)

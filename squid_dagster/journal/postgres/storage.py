@@ -1,0 +1,292 @@
+"""The journal in Postgres: facts are appended, and the live views kept, in one transaction and two round trips."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, LiteralString, TypeVar
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg.rows import TupleRow
+from psycopg.sql import Composed
+from sqlalchemy import Engine
+
+from squid_dagster.journal.clock import Clock
+from squid_dagster.journal.postgres import migrate
+from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine
+from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name, statement
+from squid_dagster.journal.postgres.units import Touched, Units, entries_json
+from squid_dagster.journal.storage import Append, Checkpoint, Verified, check_appends, check_revision
+from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, decode
+from squid_dagster.protocol.entries import Entry, MalformedFact
+from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.facts import Fact
+
+T = TypeVar("T")
+
+_CONFLICT = "SQ001"
+
+_LOCK: LiteralString = (
+    "SELECT {schema}.lock_units(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])"
+)
+_APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::text::json,
+    %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
+
+_ENTRY: LiteralString = """SELECT thread, seq, position, type, run_id, occurred_at, data::text,
+    digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data) FROM {schema}.journal_entries """
+# journal_entries_thread
+_READ: LiteralString = _ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
+# journal_entries_pkey
+_READ_BETWEEN: LiteralString = _ENTRY + "WHERE position > %s AND position <= %s ORDER BY position LIMIT %s"
+# journal_entries_run
+_READ_RUN: LiteralString = (
+    _ENTRY + "WHERE run_id = %s AND position < coalesce(%s, 9223372036854775807) ORDER BY position"
+)
+
+_REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
+_FIND_COMMIT: LiteralString = "SELECT receipt::text FROM {schema}.journal_commits WHERE id = %s"
+_GET_CHECKPOINT: LiteralString = """SELECT c.rev, c.data::text FROM {schema}.journal_checkpoints c
+    JOIN {schema}.journal_threads t ON t.id = c.thread AND c.rev <= t.rev WHERE c.thread = %s"""
+# One that claims more than its thread holds, or less than the new one, is replaced.
+_PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS c (thread, rev, data, updated_at)
+    VALUES (%s, %s, %s, clock_timestamp()) ON CONFLICT (thread) DO UPDATE
+    SET rev = EXCLUDED.rev, data = EXCLUDED.data, updated_at = EXCLUDED.updated_at
+    WHERE c.rev <= EXCLUDED.rev
+       OR c.rev > coalesce((SELECT rev FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
+_DELETE_CHECKPOINT: LiteralString = "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s"
+
+
+class PostgresStorage:
+    """A journal in one schema of a Postgres database. Safe between threads; one per process and database is enough."""
+
+    atomic_across_threads = True
+
+    def __init__(
+        self,
+        engine: Engine | str,
+        schema: str = DEFAULT_SCHEMA,
+        *,
+        clock: Clock | None = None,
+        max_fact_bytes: int = DEFAULT_MAX_FACT_BYTES,
+    ) -> None:
+        """Bind to a database, without connecting. A `clock` replaces the database's own, for tests."""
+        self.engine = make_engine(engine) if isinstance(engine, str) else engine
+        self.schema = check_schema_name(schema)
+        self.clock = clock
+        self.max_fact_bytes = max_fact_bytes
+
+    def upgrade(self) -> int:
+        """Create or upgrade the schema; return its version. Raises as `migrate.upgrade`, or `StorageUnavailable`."""
+        with borrow(self.engine):
+            pass  # so that an unreachable database is told in our words
+        return migrate.upgrade(self.engine, self.schema)
+
+    def check(self) -> int:
+        """Return the schema's version if this code can use it. Raises as `migrate.check`, or `StorageUnavailable`."""
+        with borrow(self.engine):
+            pass
+        return migrate.check(self.engine, self.schema)
+
+    def close(self) -> None:
+        """Give all connections back to the database."""
+        self.engine.dispose()
+
+    def sql(self, text: LiteralString) -> Composed:
+        """Fill the schema's name into a statement."""
+        return statement(text, self.schema)
+
+    def now(self) -> datetime:
+        """Tell the database's time, or the bound clock's."""
+        return self.clock.now() if self.clock is not None else _utc(self.rows("SELECT clock_timestamp()")[0][0])
+
+    def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
+        """Write facts to one or more threads, as the contract says.
+
+        A lost connection is tried once more under the same commit id, so that nothing is written twice.
+
+        Raises:
+            StorageUnavailable: the database cannot be reached. With a `commit_id` of your own, repeat it later.
+            ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
+        """
+        verified = check_appends(appends, self.max_fact_bytes)
+        named = commit_id or uuid4()
+        return twice(lambda: self._commit(verified, named))
+
+    def _commit(self, verified: list[Verified], commit_id: UUID) -> dict[str, int]:
+        touched = Touched()
+        for one in verified:
+            for fact in one.facts:
+                touched.add(fact)
+        with self.transaction() as transaction:
+            units = transaction.lock(touched)
+            units.fold(verified)
+            return transaction.write(verified, units, commit_id)
+
+    @contextmanager
+    def transaction(self) -> Iterator["Transaction"]:
+        """Open a transaction that locks, reads and writes once; it is rolled back unless `write` came to its end."""
+        with borrow(self.engine) as connection, explained():
+            yield Transaction(self, connection)
+
+    def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
+        """Write facts to one thread, as the contract says."""
+        return self.commit([Append(thread, entries, expected_rev)])[thread]
+
+    def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
+        """Give the answer of an earlier commit, if there was one."""
+        row = self._one(_FIND_COMMIT, commit_id)
+        return json.loads(row[0]) if row is not None else None
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        """Give a thread's entries after a revision."""
+        check_revision(after, "after")
+        return self._entries(_READ, thread, after, limit)
+
+    def revision(self, thread: str) -> int:
+        """Give a thread's last sequence number."""
+        row = self._one(_REVISION, thread)
+        return int(row[0]) if row is not None else 0
+
+    def cut(self) -> int:
+        """Give a position under which no entry can appear any more. Waits for nobody."""
+        return int(self.rows("SELECT {schema}.cut()")[0][0])
+
+    def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
+        """Give entries between two cuts."""
+        return self._entries(_READ_BETWEEN, after, upto, limit)
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        """Give all facts of one run, by position."""
+        return self._entries(_READ_RUN, run_id, before)
+
+    def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
+        """Keep a projection, unless a newer valid one is there."""
+        check_revision(revision, "revision")
+        with borrow(self.engine) as connection:
+            return connection.execute(self.sql(_PUT_CHECKPOINT), (thread, revision, data)).rowcount > 0
+
+    def get_checkpoint(self, thread: str) -> Checkpoint | None:
+        """Give the checkpoint, unless it claims more than the thread holds."""
+        row = self._one(_GET_CHECKPOINT, thread)
+        return Checkpoint(thread, row[0], row[1]) if row is not None else None
+
+    def delete_checkpoint(self, thread: str) -> None:
+        """Forget the checkpoint."""
+        with borrow(self.engine) as connection:
+            connection.execute(self.sql(_DELETE_CHECKPOINT), (thread,))
+
+    def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...] | None:
+        return next(iter(self.rows(text, *values)), None)
+
+    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
+        return [read_entry(row) for row in self.rows(text, *values)]
+
+    def rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        """Run one reading statement on a connection of its own."""
+
+        def read() -> list[tuple[Any, ...]]:
+            with borrow(self.engine) as connection:
+                return connection.execute(self.sql(text), values, binary=True).fetchall()
+
+        return twice(read)
+
+
+class Transaction:
+    """One append in the making: `lock` first, then read what planning needs, then `write`, once."""
+
+    def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
+        """Begin when the first statement goes out."""
+        self._storage = storage
+        self._connection = connection
+
+    def lock(self, touched: Touched) -> Units:
+        """Lock and load what the facts touch, in the one lock order."""
+        with self._connection.pipeline():
+            self._connection.execute("BEGIN")
+            cursor = self._connection.execute(self._storage.sql(_LOCK), touched.arguments())
+        return self._units(cursor, touched)
+
+    def lock_more(self, units: Units, touched: Touched) -> None:
+        """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
+        missing = touched.without(units)
+        if missing:
+            cursor = self._connection.execute(self._storage.sql(_LOCK), missing.arguments())
+            units.merge(self._units(cursor, missing))
+
+    def _units(self, cursor: psycopg.Cursor[TupleRow], touched: Touched) -> Units:
+        answer = _answer(cursor)
+        now = self._storage.clock.now() if self._storage.clock else _utc(datetime.fromisoformat(answer["now"]))
+        return Units.read(answer, touched, now)
+
+    def read_threads(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
+        """Read whole threads, as they stand under the locks."""
+        found: dict[str, list[Entry]] = {thread: [] for thread in threads}
+        text = self._storage.sql(_ENTRY + "WHERE thread = ANY (%s) ORDER BY thread, seq")  # journal_entries_thread
+        for row in self._connection.execute(text, (list(found),), binary=True):
+            found[row[0]].append(read_entry(row))
+        return found
+
+    def committed(self, commit_id: UUID) -> bool:
+        """Tell whether a commit of this id is on record."""
+        return self._connection.execute(self._storage.sql(_FIND_COMMIT), (commit_id,)).rowcount > 0
+
+    def write(self, verified: Sequence[Verified], units: Units, commit_id: UUID | None) -> dict[str, int]:
+        """Write facts and rows, and commit."""
+        ordered = sorted((one.thread, one.expected_rev) for one in verified)
+        place = {thread: i for i, (thread, _) in enumerate(ordered, 1)}
+        values = (
+            commit_id,
+            [thread for thread, _ in ordered],
+            [expected for _, expected in ordered],
+            entries_json(verified, place),
+            *units.changes(),
+        )
+        with self._connection.pipeline():
+            cursor = self._connection.execute(self._storage.sql(_APPEND), values)
+            self._connection.execute("COMMIT")
+        receipt = _answer(cursor)
+        return {thread: receipt[thread] for thread, _ in ordered}
+
+
+def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:
+    """Give the one value of a function call."""
+    row = cursor.fetchone()
+    assert row is not None  # noqa: S101  a function call always answers
+    return row[0]
+
+
+def twice(attempt: Callable[[], T]) -> T:
+    """Try once more when the connection was lost: the pool is fresh then. Only for what is safe to repeat."""
+    try:
+        return attempt()
+    except StorageUnavailable:
+        return attempt()
+
+
+def read_entry(row: tuple[Any, ...]) -> Entry:
+    """Read an entry from its columns; one whose digest does not fit is malformed, whatever it says."""
+    thread, seq, position, type_name, run_id, occurred_at, data, intact = row
+    if not intact:
+        reason = "changed after it was written: its digest does not fit"
+        return Entry(thread, seq, position, MalformedFact(type_name, run_id, _utc(occurred_at), reason, data))
+    return Entry(thread, seq, position, decode(thread, type_name, run_id, _utc(occurred_at), data))
+
+
+def _utc(value: datetime) -> datetime:
+    return value.astimezone(UTC)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what the database refuses into the contract's errors."""
+    try:
+        yield
+    except psycopg.errors.UndefinedTable as error:
+        raise ViewsMissing(
+            f"the live views are incomplete ({error.diag.message_primary}): call rebuild_views()"
+        ) from None
+    except psycopg.Error as error:
+        if error.sqlstate == _CONFLICT and error.diag.message_detail:
+            raise Conflict(*json.loads(error.diag.message_detail)) from None
+        raise

@@ -1,0 +1,207 @@
+"""The view side of an append: which rows the facts touch, and what the fold makes of them. Pure.
+
+Facts of an append have no place in the journal yet. They are folded with provisional ones: `seq` counts within the
+append, and `position` is the fact's place in the commit, negated; the database puts the real ones in.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from squid_dagster.journal.postgres import rows
+from squid_dagster.journal.postgres.rows import Row
+from squid_dagster.journal.storage import Verified
+from squid_dagster.protocol.anomalies import Anomaly
+from squid_dagster.protocol.dispatch import apply_queue
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.unit import RunUnit, apply_unit
+
+# Facts whose rules look at, or change, every attempt of their run.
+_WHOLE = frozenset({"run_terminal", "run_fenced", "entry_quarantined", "attempt_claimed"})
+
+
+@dataclass(slots=True)
+class Touched:
+    """What has to be locked and loaded before facts can be folded."""
+
+    runs: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
+    attempts: set[tuple[str, str]] = field(default_factory=set)
+    children: set[tuple[str, str]] = field(default_factory=set)
+
+    def add(self, fact: Fact) -> None:
+        """Note what one fact touches."""
+        run_id: str | None = getattr(fact, "run_id", None)
+        if run_id is None:
+            return
+        self.runs.add(run_id)
+        if fact.type in _WHOLE:
+            self.whole.add(run_id)
+        for key in (getattr(fact, "runnable_key", None), getattr(fact, "retry_runnable_key", None)):
+            if key is not None:
+                self.attempts.add((run_id, key))
+        if fact.type == "runnables_planned":
+            self.attempts.update((run_id, runnable.runnable_key) for runnable in fact.runnables)
+        if fact.type == "child_run_started":
+            self.children.add((run_id, fact.child_run_id))
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is touched."""
+        return bool(self.runs)
+
+    def without(self, units: "Units") -> "Touched":
+        """Give what is not loaded yet."""
+        attempts = {key for key in self.attempts if key[0] not in units.touched.whole} - units.touched.attempts
+        whole, children = self.whole - units.touched.whole, self.children - units.touched.children
+        runs = (self.runs - units.touched.runs) | whole | {run for run, _ in attempts} | {run for run, _ in children}
+        return Touched(runs, whole, attempts, children)
+
+    def arguments(self) -> tuple[list[str], ...]:
+        """Give the arguments of `lock_units`."""
+        attempts, children = sorted(self.attempts), sorted(self.children)
+        return (
+            sorted(self.runs),
+            sorted(self.whole),
+            [run for run, _ in attempts],
+            [key for _, key in attempts],
+            [run for run, _ in children],
+            [child for _, child in children],
+        )
+
+
+@dataclass(slots=True)
+class Units:
+    """The runs at hand, as their rows stood under the lock, and as the fold leaves them."""
+
+    now: datetime
+    touched: Touched
+    run_rows: dict[str, Row] = field(default_factory=dict)
+    attempt_rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    units: dict[str, RunUnit] = field(default_factory=dict)
+    children_known: dict[str, set[str]] = field(default_factory=dict)
+    first_position: dict[str, int] = field(default_factory=dict)
+    queues: dict[str, bool] = field(default_factory=dict)
+    queue_anomalies: list[Anomaly] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, answer: dict[str, Any], touched: Touched, now: datetime) -> "Units":
+        """Read what `lock_units` answered."""
+        attempts: dict[str, list[Row]] = {}
+        children: dict[str, list[Row]] = {}
+        for row in answer["attempts"] or ():
+            attempts.setdefault(row["run_id"], []).append(rows.normalise_attempt(row))
+        for row in answer["children"] or ():
+            children.setdefault(row["run_id"], []).append(row)
+        known = {row["run_id"]: rows.normalise_run(row) for row in answer["runs"] or ()}
+        units = {
+            run_id: rows.unit_from_rows(known[run_id], attempts.get(run_id, ()), children.get(run_id, ()))
+            if run_id in known
+            else RunUnit()
+            for run_id in touched.runs
+        }
+        return cls(
+            now,
+            touched,
+            known,
+            {(run_id, row["runnable_key"]): row for run_id, found in attempts.items() for row in found},
+            units,
+            {run_id: {row["child_run_id"] for row in found} for run_id, found in children.items()},
+        )
+
+    def merge(self, more: "Units") -> None:
+        """Take in what was loaded later, before anything was folded."""
+        for run_id, unit in more.units.items():
+            mine = self.units.setdefault(run_id, unit)
+            for key, attempt in unit.dispatch.attempts.items():
+                mine.dispatch.attempts.setdefault(key, attempt)
+            for key, token in unit.dispatch.tokens.items():
+                mine.dispatch.tokens[key] = max(token, mine.dispatch.tokens.get(key, 0))
+            for name in ("planned", "applied", "children"):
+                getattr(mine.run, name).update(getattr(unit.run, name))
+        self.run_rows = {**more.run_rows, **self.run_rows}
+        self.attempt_rows = {**more.attempt_rows, **self.attempt_rows}
+        for run_id, known in more.children_known.items():
+            self.children_known.setdefault(run_id, set()).update(known)
+        mine_touched, theirs = self.touched, more.touched
+        self.touched = Touched(
+            mine_touched.runs | theirs.runs,
+            mine_touched.whole | theirs.whole,
+            mine_touched.attempts | theirs.attempts,
+            mine_touched.children | theirs.children,
+        )
+
+    def fold(self, appends: Sequence[Verified]) -> None:
+        """Fold a commit's facts, in the order in which they will stand in the journal."""
+        position = 0
+        for one in appends:
+            for seq, fact in enumerate(one.facts, 1):
+                position -= 1
+                entry = Entry(one.thread, seq, position, fact)
+                run_id = getattr(fact, "run_id", None)
+                if run_id is None:
+                    self._fold_queue(entry)
+                else:
+                    self.first_position.setdefault(run_id, position)
+                    apply_unit(self.units[run_id], entry)
+
+    def _fold_queue(self, entry: Entry) -> None:
+        queue = getattr(entry.fact, "queue", None)
+        paused: set[str] = set()
+        apply_queue(paused, self.queue_anomalies, entry)
+        if queue is not None:
+            self.queues[queue] = queue in paused
+
+    def changes(self) -> tuple[Any, ...]:
+        """Give the rows that the fold changed, as the last six arguments of `append_entries`."""
+        runs: list[Row] = []
+        attempts: list[Row] = []
+        children: list[Row] = []
+        ended: list[str] = []
+        anomalies = list(self.queue_anomalies)
+        for run_id, unit in self.units.items():
+            old = self.run_rows.get(run_id)
+            row = rows.run_row(run_id, unit, self.first_position.get(run_id, 0), old)
+            if row != old:
+                runs.append(row)
+            if unit.run.terminal:
+                if old is None or old["terminal_status"] is None:
+                    ended.append(run_id)
+            else:
+                attempts += self._changed_attempts(run_id, unit)
+            known = self.children_known.get(run_id, set())
+            children += [
+                rows.child_row(run_id, child_id, child)
+                for child_id, child in unit.run.children.items()
+                if child_id not in known
+            ]
+            anomalies += unit.anomalies
+        queues = [{"queue": queue, "paused": paused} for queue, paused in self.queues.items()]
+        found = rows.anomaly_rows(anomalies)
+        return (_json(runs), _json(attempts), ended or None, _json(children), _json(queues), _json(found))
+
+    def _changed_attempts(self, run_id: str, unit: RunUnit) -> Iterable[Row]:
+        for key in {*unit.dispatch.attempts, *unit.run.planned}:
+            row = rows.attempt_row(run_id, key, unit)
+            if row != self.attempt_rows.get((run_id, key)):
+                yield row
+
+
+def _json(found: list[Row]) -> str | None:
+    return json.dumps(found, ensure_ascii=False) if found else None
+
+
+def entries_json(appends: Sequence[Verified], place: dict[str, int]) -> str:
+    """Give a commit's facts as the `p_entries` of `append_entries`; payloads go in as they were encoded."""
+    parts: list[str] = []
+    for one in appends:
+        thread = place[one.thread]
+        for k, fact in enumerate(one.encoded, 1):
+            run_id = "null" if fact.run_id is None else f'"{fact.run_id}"'
+            parts.append(
+                f'{{"ord":{len(parts) + 1},"t":{thread},"k":{k},"type":"{fact.type}","run_id":{run_id},'
+                f'"at":"{fact.occurred_at.isoformat()}","data":{fact.data}}}'
+            )
+    return f"[{','.join(parts)}]"

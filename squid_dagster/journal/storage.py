@@ -1,0 +1,136 @@
+"""The storage contract: what an adapter must promise, and the checks that all adapters share. No adapter lives here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
+
+from squid_dagster.protocol.codec import EncodedFact, encode
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import InvalidArgument, InvalidFact
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.threads import parse_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Facts for one thread. With `expected_rev`, only if the thread is at that revision (0: if it is empty)."""
+
+    thread: str
+    facts: Sequence[Fact]
+    expected_rev: int | None = None
+
+
+class Checkpoint(NamedTuple):
+    """A projection of a thread, exactly as of one revision. A cache: it may be lost at any time."""
+
+    thread: str
+    revision: int
+    data: str
+
+
+class Verified(NamedTuple):
+    """An append whose facts were checked and encoded."""
+
+    thread: str
+    expected_rev: int | None
+    facts: Sequence[Fact]
+    encoded: list[EncodedFact]
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """Where facts are kept.
+
+    Sequence numbers are 1-based and contiguous per thread; positions grow over the whole journal, with gaps. A commit
+    is all or nothing where `atomic_across_threads` is true; else its appends happen one by one, in the order given.
+    """
+
+    @property
+    def atomic_across_threads(self) -> bool:
+        """Whether a commit over several threads is one."""
+
+    def now(self) -> datetime:
+        """Tell the time that decides: the storage's own, in UTC."""
+
+    def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
+        """Write facts to one or more threads; return each thread's new revision.
+
+        A repeated `commit_id` writes nothing and returns the first answer: after a lost answer, ask again with it.
+
+        Raises:
+            Conflict: a thread is not at its `expected_rev`; it is named, and nothing was written.
+            InvalidFact: a fact has a wrong shape, stands on the wrong thread or is too large; nothing was written.
+            InvalidThread: a thread id is malformed.
+            InvalidArgument: nothing to write, a thread named twice, or a negative `expected_rev`.
+        """
+
+    def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
+        """Write facts to one thread, as `commit` does; return its new revision."""
+
+    def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
+        """Give the answer of an earlier commit, or None if there was no such commit."""
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        """Give a thread's entries after a revision, in order; none for a thread that does not exist."""
+
+    def revision(self, thread: str) -> int:
+        """Give a thread's last sequence number; 0 when it is empty or does not exist."""
+
+    def cut(self) -> int:
+        """Give a position under which no entry can appear any more."""
+
+    def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
+        """Give all entries with `after < position <= upto`, by position. Both bounds should be cuts."""
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        """Give all facts of one run from every thread, by position; only those positioned before `before` if given."""
+
+    def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
+        """Keep a projection as of `revision`. False, and nothing kept, if a newer valid one is there."""
+
+    def get_checkpoint(self, thread: str) -> Checkpoint | None:
+        """Give the thread's checkpoint; one that claims more than the thread holds is ignored."""
+
+    def delete_checkpoint(self, thread: str) -> None:
+        """Forget the thread's checkpoint, if there is one."""
+
+    def delete_thread(self, thread: str) -> None:
+        """Remove one thread and what derives from it. For tests and tools: a journal in use is never deleted from."""
+
+
+def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verified]:
+    """Check and encode everything before anything is written.
+
+    Raises:
+        InvalidArgument, InvalidThread, InvalidFact: as `Storage.commit` says.
+    """
+    if not appends:
+        raise InvalidArgument("a commit needs at least one append")
+    seen: set[str] = set()
+    verified = []
+    for one in appends:
+        parse_thread(one.thread)
+        if one.thread in seen:
+            raise InvalidArgument(f"thread {one.thread!r} is named twice in one commit: put its facts into one append")
+        seen.add(one.thread)
+        check_revision(one.expected_rev, "expected_rev")
+        if isinstance(one.facts, str | bytes) or not isinstance(one.facts, Sequence) or not one.facts:
+            raise InvalidArgument(f"the append to {one.thread!r} needs a non-empty list of facts")
+        encoded = [_encode_for(one.thread, fact, max_fact_bytes) for fact in one.facts]
+        verified.append(Verified(one.thread, one.expected_rev, one.facts, encoded))
+    return verified
+
+
+def check_revision(revision: int | None, what: str) -> None:
+    """Raise `InvalidArgument` unless `revision` is None or a whole number from 0 on."""
+    if revision is not None and (isinstance(revision, bool) or not isinstance(revision, int) or revision < 0):
+        raise InvalidArgument(f"{what} must be a whole number from 0 on, not {revision!r}")
+
+
+def _encode_for(thread: str, fact: Fact, max_fact_bytes: int) -> EncodedFact:
+    encoded = encode(fact, max_fact_bytes)
+    if fact.thread != thread:
+        raise InvalidFact(f"{fact.type} belongs on thread {fact.thread!r}, not {thread!r}")
+    return encoded
