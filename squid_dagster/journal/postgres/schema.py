@@ -48,9 +48,9 @@ def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
 
 
 @cache
-def statement(text: LiteralString, schema: str) -> sql.Composed:
-    """Fill the schema's name into one statement."""
-    return sql.SQL(text).format(schema=sql.Identifier(schema))
+def statement(text: LiteralString, schema: str, suffix: LiteralString = "") -> sql.Composed:
+    """Fill the schema's name into one statement, and the suffix of the tables that it is about."""
+    return sql.SQL(text).format(schema=sql.Identifier(schema), suffix=sql.SQL(suffix))
 
 
 def views_sql(schema: str, suffix: str = "") -> sql.Composed:

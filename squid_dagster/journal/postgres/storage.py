@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
 
@@ -15,11 +15,13 @@ from sqlalchemy import Engine
 from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.postgres import migrate
 from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine
+from squid_dagster.journal.postgres.deletion import delete_thread
+from squid_dagster.journal.postgres.reading import ENTRY, read_entry, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name, statement
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import Append, Checkpoint, Verified, check_appends, check_revision
-from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, decode
-from squid_dagster.protocol.entries import Entry, MalformedFact
+from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.facts import Fact
 
@@ -33,15 +35,13 @@ _LOCK: LiteralString = (
 _APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::text::json,
     %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
 
-_ENTRY: LiteralString = """SELECT thread, seq, position, type, run_id, occurred_at, data::text,
-    digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data) FROM {schema}.journal_entries """
 # journal_entries_thread
-_READ: LiteralString = _ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
+_READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
 # journal_entries_pkey
-_READ_BETWEEN: LiteralString = _ENTRY + "WHERE position > %s AND position <= %s ORDER BY position LIMIT %s"
+_READ_BETWEEN: LiteralString = ENTRY + "WHERE position > %s AND position <= %s ORDER BY position LIMIT %s"
 # journal_entries_run
 _READ_RUN: LiteralString = (
-    _ENTRY + "WHERE run_id = %s AND position < coalesce(%s, 9223372036854775807) ORDER BY position"
+    ENTRY + "WHERE run_id = %s AND position < coalesce(%s, 9223372036854775807) ORDER BY position"
 )
 
 _REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
@@ -92,13 +92,18 @@ class PostgresStorage:
         """Give all connections back to the database."""
         self.engine.dispose()
 
+    def delete_thread(self, thread: str) -> None:
+        """Remove one thread, its entries, its checkpoint, and what the views know by it. For tests and tools."""
+        with borrow(self.engine) as connection:
+            delete_thread(connection, self.schema, thread)
+
     def sql(self, text: LiteralString) -> Composed:
         """Fill the schema's name into a statement."""
         return statement(text, self.schema)
 
     def now(self) -> datetime:
         """Tell the database's time, or the bound clock's."""
-        return self.clock.now() if self.clock is not None else _utc(self.rows("SELECT clock_timestamp()")[0][0])
+        return self.clock.now() if self.clock is not None else utc(self.rows("SELECT clock_timestamp()")[0][0])
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads, as the contract says.
@@ -216,13 +221,13 @@ class Transaction:
 
     def _units(self, cursor: psycopg.Cursor[TupleRow], touched: Touched) -> Units:
         answer = _answer(cursor)
-        now = self._storage.clock.now() if self._storage.clock else _utc(datetime.fromisoformat(answer["now"]))
+        now = self._storage.clock.now() if self._storage.clock else utc(datetime.fromisoformat(answer["now"]))
         return Units.read(answer, touched, now)
 
     def read_threads(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
         """Read whole threads, as they stand under the locks."""
         found: dict[str, list[Entry]] = {thread: [] for thread in threads}
-        text = self._storage.sql(_ENTRY + "WHERE thread = ANY (%s) ORDER BY thread, seq")  # journal_entries_thread
+        text = self._storage.sql(ENTRY + "WHERE thread = ANY (%s) ORDER BY thread, seq")  # journal_entries_thread
         for row in self._connection.execute(text, (list(found),), binary=True):
             found[row[0]].append(read_entry(row))
         return found
@@ -262,19 +267,6 @@ def twice(attempt: Callable[[], T]) -> T:
         return attempt()
     except StorageUnavailable:
         return attempt()
-
-
-def read_entry(row: tuple[Any, ...]) -> Entry:
-    """Read an entry from its columns; one whose digest does not fit is malformed, whatever it says."""
-    thread, seq, position, type_name, run_id, occurred_at, data, intact = row
-    if not intact:
-        reason = "changed after it was written: its digest does not fit"
-        return Entry(thread, seq, position, MalformedFact(type_name, run_id, _utc(occurred_at), reason, data))
-    return Entry(thread, seq, position, decode(thread, type_name, run_id, _utc(occurred_at), data))
-
-
-def _utc(value: datetime) -> datetime:
-    return value.astimezone(UTC)
 
 
 @contextmanager

@@ -23,6 +23,8 @@ CREATE TABLE {schema}.journal_entries (
 CREATE UNIQUE INDEX journal_entries_thread ON {schema}.journal_entries (thread, seq);
 -- Reading one run from all of its threads.
 CREATE INDEX journal_entries_run ON {schema}.journal_entries (run_id, position) WHERE run_id IS NOT NULL;
+-- The few facts that belong to no run: pauses of queues.
+CREATE INDEX journal_entries_loose ON {schema}.journal_entries (position) WHERE run_id IS NULL;
 
 -- One row per commit that its client named: a lost answer is looked up here.
 CREATE TABLE {schema}.journal_commits (

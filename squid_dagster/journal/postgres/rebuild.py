@@ -1,0 +1,205 @@
+"""Making the live views anew from the journal, while writers go on.
+
+Shadow tables are filled up to a cut without stopping anybody. Then, behind the gate that every writer passes, what came in
+since is folded and the shadows take the views' place.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from squid_dagster.journal.postgres.connection import PgConnection, borrow
+from squid_dagster.journal.postgres.reading import ENTRY, read_entry
+from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
+from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import StorageUnavailable
+
+SHADOW: LiteralString = "_shadow"
+_PAGE = 5_000  # entries in one read, and so in one short transaction
+_SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
+_ROUNDS = 8
+
+# journal_entries_run
+_PAGE_OF_RUNS: LiteralString = (
+    ENTRY
+    + "WHERE run_id IS NOT NULL AND (run_id, position) > (%s, %s) AND position <= %s ORDER BY run_id, position LIMIT %s"
+)
+_RUNS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) AND position <= %s ORDER BY run_id, position"
+# journal_entries_loose
+_LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL AND position <= %s ORDER BY position"
+# journal_entries_pkey
+_TOUCHED: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
+_COUNT: LiteralString = """SELECT count(*) FROM (
+    SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild did."""
+
+    cut: int
+    runs: int
+    entries: int
+    tail_runs: int
+
+
+def rebuild_views(storage: PostgresStorage, progress: Progress | None = None) -> Rebuilt:
+    """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
+
+    Safe while others write, and after a rebuild that crashed. Missing views are brought back.
+
+    Raises:
+        StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
+    """
+    with borrow(storage.engine) as connection, _alone(connection, storage.schema):
+        return Rebuild(storage, connection).run(progress or (lambda _: None))
+
+
+class Rebuild:
+    """One rebuild on one connection. Its steps can also be taken one by one, by whoever fills the shadows itself."""
+
+    def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
+        """Bind to a storage and a connection in autocommit mode."""
+        self._storage = storage
+        self._connection = connection
+        self._schema = storage.schema
+
+    def run(self, progress: Progress) -> Rebuilt:
+        """Create, fill, catch up, swap."""
+        self.create_shadows()
+        cut = self._cut()
+        runs, entries = self.fill(cut, progress)
+        tail_runs = 0
+        for _ in range(_ROUNDS):
+            upto = self._cut()
+            if self._one(_COUNT, cut, upto, _SHORT_TAIL)[0] < _SHORT_TAIL:
+                break
+            tail_runs += self.catch_up(cut, upto)
+            cut = upto
+        cut, swapped = self.swap(cut)
+        return Rebuilt(cut, runs, entries, tail_runs + swapped)
+
+    def create_shadows(self) -> None:
+        """Create empty shadows; those of a rebuild that crashed go away."""
+        with self._connection.transaction():
+            for view in VIEWS:
+                name = sql.Identifier(self._schema, view + SHADOW)
+                self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+            self._connection.execute(views_sql(self._schema, SHADOW))
+
+    def fill(self, cut: int, progress: Progress) -> tuple[int, int]:
+        """Fold the journal up to a cut into the shadows; return how many runs and entries there were."""
+        last, runs, entries = ("", 0), 0, 0
+        pending: list[Entry] = []
+        while page := self._entries(_PAGE_OF_RUNS, *last, cut, _PAGE):
+            entries += len(page)
+            progress(entries)
+            pending += page
+            last = (_run_id(page[-1]), page[-1].position)
+            # The page's last run may go on in the next page.
+            whole = [entry for entry in pending if _run_id(entry) != last[0]] if len(page) == _PAGE else pending
+            pending = pending[len(whole) :]
+            runs += self._insert(whole)
+        runs += self._insert(pending)
+        loose = ViewRows()
+        loose.add_loose(self._entries(_LOOSE, cut))
+        loose.insert(self._connection, self._schema, SHADOW)
+        return runs, entries
+
+    def _insert(self, entries: list[Entry]) -> int:
+        found = rows_of_runs(entries, {_run_id(entry) for entry in entries})
+        with self._connection.transaction():
+            found.insert(self._connection, self._schema, SHADOW)
+        return len(found.runs)
+
+    def catch_up(self, after: int, upto: int) -> int:
+        """Fold the runs that got facts between two cuts again; return how many."""
+        touched = [row[0] for row in self._rows(_TOUCHED, after, upto)]
+        run_ids = [run_id for run_id in touched if run_id is not None]
+        for start in range(0, len(run_ids), 500):
+            chunk = run_ids[start : start + 500]
+            found = rows_of_runs(self._entries(_RUNS, chunk, upto), chunk)
+            with self._connection.transaction():
+                forget_runs(self._connection, self._schema, chunk, SHADOW)
+                found.insert(self._connection, self._schema, SHADOW)
+        if None in touched:
+            loose = ViewRows()
+            loose.add_loose(self._entries(_LOOSE, upto))
+            with self._connection.transaction():
+                forget_loose(self._connection, self._schema, SHADOW)
+                loose.insert(self._connection, self._schema, SHADOW)
+        return len(run_ids)
+
+    def swap(self, covered: int) -> tuple[int, int]:
+        """Let writers wait, fold what came after `covered`, and put the shadows in the views' place.
+
+        Returns the last position that the views now cover, and how many runs the tail touched.
+        """
+        for last_try in (False, False, True):
+            try:
+                with self._connection.transaction():
+                    return self._swap(covered)
+            except psycopg.errors.LockNotAvailable as error:
+                if last_try:
+                    raise StorageUnavailable(
+                        "the views could not be swapped in: somebody holds a lock on them (an idle transaction?)"
+                    ) from error
+        raise AssertionError  # the loop returns or raises
+
+    def _swap(self, covered: int) -> tuple[int, int]:
+        self._connection.execute("SET LOCAL lock_timeout = '5s'")
+        self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self._schema, "gate"),))
+        end = self._cut()
+        touched = self.catch_up(covered, end)
+        for view in VIEWS:
+            live, shadow = sql.Identifier(self._schema, view), sql.Identifier(self._schema, view + SHADOW)
+            indexes = self._rows(_INDEXES, self._schema, view + SHADOW)
+            self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(live))
+            self._connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(shadow, sql.Identifier(view)))
+            for (name,) in indexes:
+                self._connection.execute(
+                    sql.SQL("ALTER INDEX {} RENAME TO {}").format(
+                        sql.Identifier(self._schema, name), sql.Identifier(name.replace(SHADOW, "", 1))
+                    )
+                )
+        return end, touched
+
+    def _cut(self) -> int:
+        return int(self._one("SELECT {schema}.cut()")[0])
+
+    def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...]:
+        return self._rows(text, *values)[0]
+
+    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement(text, self._schema), values).fetchall()
+
+    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
+        return [read_entry(row) for row in self._rows(text, *values)]
+
+
+_INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"
+
+
+@contextmanager
+def _alone(connection: PgConnection, schema: str) -> Iterator[None]:
+    number = lock_number(schema, "rebuild")
+    row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+    if row is None or not row[0]:
+        raise StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
+    try:
+        yield
+    finally:
+        if not connection.broken:
+            connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
+
+
+def _run_id(entry: Entry) -> str:
+    return str(getattr(entry.fact, "run_id", ""))

@@ -1,0 +1,210 @@
+"""Looking the whole journal over: what was changed behind our back, what is missing, which view differs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, LiteralString
+
+from squid_dagster.journal.postgres import rows
+from squid_dagster.journal.postgres.connection import PgConnection, borrow
+from squid_dagster.journal.postgres.reading import ENTRY, read_entry
+from squid_dagster.journal.postgres.refold import ViewRows, rows_of_runs
+from squid_dagster.journal.postgres.rows import Row
+from squid_dagster.journal.postgres.schema import statement
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.entries import Entry, MalformedFact
+
+_PAGE = 5_000
+_RUNS_AT_ONCE = 200
+
+# journal_entries_thread
+_PAGE_OF_THREADS: LiteralString = (
+    ENTRY + "WHERE (thread, seq, position) > (%s, %s, %s) AND position <= %s ORDER BY thread, seq, position LIMIT %s"
+)
+# journal_threads_pkey, journal_entries_thread
+_REVISIONS: LiteralString = """SELECT t.id, t.rev, coalesce((SELECT max(e.seq) FROM {schema}.journal_entries e
+    WHERE e.thread = t.id), 0) FROM {schema}.journal_threads t WHERE t.id > %s ORDER BY t.id LIMIT %s"""
+_HAS_THREAD: LiteralString = "SELECT id FROM {schema}.journal_threads WHERE id = ANY (%s)"
+# runs_pkey and journal_entries_run, skipping from one run to the next
+_NEXT_RUNS: LiteralString = """WITH RECURSIVE known (run_id, n) AS (
+        SELECT %s::text COLLATE "C", 0
+        UNION ALL
+        SELECT (SELECT least(
+            (SELECT min(r.run_id) FROM {schema}.runs r WHERE r.run_id > k.run_id),
+            (SELECT min(a.run_id) FROM {schema}.attempts a WHERE a.run_id > k.run_id),
+            (SELECT e.run_id FROM {schema}.journal_entries e WHERE e.run_id > k.run_id AND e.run_id IS NOT NULL
+              ORDER BY e.run_id LIMIT 1))), k.n + 1
+          FROM known k WHERE k.run_id IS NOT NULL AND k.n < %s
+    ) SELECT run_id FROM known WHERE n > 0 AND run_id IS NOT NULL"""
+_RUN_FACTS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) ORDER BY run_id, position"
+_LOOSE_FACTS: LiteralString = ENTRY + "WHERE run_id IS NULL ORDER BY position"
+_VIEW_ROWS: dict[str, LiteralString] = {
+    "runs": "SELECT to_json(v) FROM {schema}.runs v WHERE run_id = ANY (%s)",
+    "attempts": "SELECT to_json(v) FROM {schema}.attempts v WHERE run_id = ANY (%s)",
+    "children": "SELECT to_json(v) FROM {schema}.children v WHERE run_id = ANY (%s)",
+    "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id = ANY (%s)",
+}
+_LOOSE_ROWS: dict[str, LiteralString] = {
+    "queues": "SELECT to_json(v) FROM {schema}.queues v",
+    "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id IS NULL",
+}
+_KEYS = {
+    "runs": ("run_id",),
+    "attempts": ("run_id", "runnable_key"),
+    "children": ("run_id", "child_run_id"),
+    "queues": ("queue",),
+    "anomalies": ("thread", "seq", "ordinal"),
+}
+
+
+class FindingKind(StrEnum):
+    """What can be wrong with a journal."""
+
+    CORRUPT_ENTRY = "corrupt_entry"
+    GAP = "gap"
+    DUPLICATE = "duplicate"
+    OUT_OF_ORDER = "out_of_order"
+    WRONG_REVISION = "wrong_revision"
+    VIEW_DIFFERS = "view_differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    kind: FindingKind
+    detail: str
+    thread: str | None = None
+    seq: int | None = None
+    run_id: str | None = None
+
+
+Progress = Callable[[int], None]
+
+
+def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[Finding]:
+    """Look over every entry, every thread and every row of the live views; an empty list means a healthy journal.
+
+    Safe while others write: it reads in short transactions. `progress` is told the number of entries read so far.
+    """
+    with borrow(storage.engine) as connection:
+        look = _Look(connection, storage.schema)
+        found = [*look.entries(storage.cut(), progress or (lambda _: None)), *look.revisions()]
+        # A run with an unreadable entry cannot be folded as it was: its rows prove nothing.
+        unreadable = {finding.run_id for finding in found if finding.kind is FindingKind.CORRUPT_ENTRY}
+        return [*found, *look.views(unreadable)]
+
+
+class _Look:
+    def __init__(self, connection: PgConnection, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    def entries(self, cut: int, progress: Progress) -> Iterator[Finding]:
+        """Look at each entry, and at its neighbour on the thread."""
+        before: Entry | None = None
+        last, count = ("", 0, 0), 0
+        while page := self._entries(_PAGE_OF_THREADS, *last, cut, _PAGE):
+            for entry in page:
+                if before is None or before.thread != entry.thread:
+                    before = Entry(entry.thread, 0, 0, entry.fact)
+                yield from _judge(before, entry)
+                before = entry
+            yield from self._without_thread({entry.thread for entry in page})
+            count += len(page)
+            progress(count)
+            last = (page[-1].thread, page[-1].seq, page[-1].position)
+
+    def _without_thread(self, threads: set[str]) -> Iterator[Finding]:
+        known = {row[0] for row in self._rows(_HAS_THREAD, list(threads))}
+        for thread in sorted(threads - known):
+            yield Finding(FindingKind.WRONG_REVISION, "the thread has entries, but no revision", thread)
+
+    def revisions(self) -> Iterator[Finding]:
+        """Compare each thread's revision with its last entry, as of one instant."""
+        last = ""
+        while page := self._rows(_REVISIONS, last, _PAGE):
+            for thread, revision, seq in page:
+                if revision != seq:
+                    detail = f"the thread says revision {revision}, its last entry is {seq}"
+                    yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
+            last = page[-1][0]
+
+    def views(self, unreadable: set[str | None]) -> Iterator[Finding]:
+        """Compare the rows of each run with what its facts say, as of one instant."""
+        last = ""
+        while run_ids := [row[0] for row in self._rows(_NEXT_RUNS, last, _RUNS_AT_ONCE)]:
+            last = run_ids[-1]
+            with self._instant():
+                told = rows_of_runs(self._entries(_RUN_FACTS, run_ids), run_ids)
+                kept = {table: self._view(text, run_ids) for table, text in _VIEW_ROWS.items()}
+            for table, found in kept.items():
+                for finding in _compare(table, getattr(told, table), found):
+                    if finding.run_id not in unreadable:
+                        yield finding
+        with self._instant():
+            loose = ViewRows()
+            loose.add_loose(self._entries(_LOOSE_FACTS))
+            kept = {table: self._view(text) for table, text in _LOOSE_ROWS.items()}
+        for table, found in kept.items():
+            yield from _compare(table, getattr(loose, table), found)
+
+    @contextmanager
+    def _instant(self) -> Iterator[None]:
+        with self._connection.transaction():
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield
+
+    def _view(self, text: LiteralString, *values: object) -> list[Row]:
+        return [row[0] for row in self._rows(text, *values)]
+
+    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement(text, self._schema), values).fetchall()
+
+    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
+        return [read_entry(row) for row in self._rows(text, *values)]
+
+
+def _judge(before: Entry, entry: Entry) -> Iterator[Finding]:
+    fact = entry.fact
+    place = (entry.thread, entry.seq, getattr(fact, "run_id", None))
+    if isinstance(fact, MalformedFact):
+        yield Finding(FindingKind.CORRUPT_ENTRY, f"{fact.type}: {fact.reason}", *place)
+    if entry.seq == before.seq:
+        yield Finding(FindingKind.DUPLICATE, "the sequence number is there twice", *place)
+    elif entry.seq != before.seq + 1:
+        missing = f"{before.seq + 1}" if entry.seq == before.seq + 2 else f"{before.seq + 1} to {entry.seq - 1}"
+        yield Finding(FindingKind.GAP, f"sequence {missing} missing before this entry", *place)
+    elif entry.position <= before.position:
+        detail = f"position {entry.position} comes after {before.position} on its thread"
+        yield Finding(FindingKind.OUT_OF_ORDER, detail, *place)
+
+
+def _compare(table: str, told: list[Row], kept: list[Row]) -> Iterator[Finding]:
+    """Name each row that is there and should not be, should be and is not, or differs; and in which columns."""
+    names = _KEYS[table]
+    should = {tuple(row[name] for name in names): _canonical(table, row) for row in told}
+    there = {tuple(row[name] for name in names): _canonical(table, row) for row in kept}
+    for key in sorted({*should, *there}, key=str):
+        left, right = should.get(key), there.get(key)
+        if left == right:
+            continue
+        if left is None or right is None:
+            what = "a row that no fact explains" if left is None else "a row is missing"
+        else:
+            what = "other values in " + ", ".join(sorted(c for c in {*left, *right} if left.get(c) != right.get(c)))
+        run_id = (left or right or {}).get("run_id")
+        yield Finding(FindingKind.VIEW_DIFFERS, f"{table} {'/'.join(map(str, key))}: {what}", run_id=run_id)
+
+
+def _canonical(table: str, row: Row) -> Row:
+    match table:
+        case "runs":
+            return rows.normalise_run(dict(row))
+        case "attempts":
+            return rows.normalise_attempt(dict(row))
+        case "children":
+            return {**row, "started_at": rows.iso(rows.time(row["started_at"]))}
+        case _:
+            return row

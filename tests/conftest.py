@@ -1,0 +1,57 @@
+"""Real things, started once and shared: one embedded Postgres for the whole session, one schema per test."""
+
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.embedded import EmbeddedPostgres
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from tests.histories import T0
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of a server of our own, in a directory that any user can traverse and that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="squid-tests-", dir="/tmp") as directory:  # noqa: S108
+        Path(directory).chmod(0o755)
+        server = EmbeddedPostgres(Path(directory) / "postgres")
+        try:
+            yield server.ensure_running()
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """A clock that moves only when told to, for the storage under test."""
+    return VirtualClock(T0)
+
+
+@pytest.fixture
+def schema() -> str:
+    """A schema name that no other test uses."""
+    return f"t{next(_numbers)}"
+
+
+@pytest.fixture
+def postgres(postgres_url: str, schema: str) -> Iterator[PostgresStorage]:
+    """A migrated journal on Postgres, by the database's own clock."""
+    storage = PostgresStorage(postgres_url, schema)
+    storage.upgrade()
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def postgres_virtual(postgres_url: str, schema: str, clock: VirtualClock) -> Iterator[PostgresStorage]:
+    """A migrated journal on Postgres, by a virtual clock."""
+    storage = PostgresStorage(postgres_url, schema, clock=clock)
+    storage.upgrade()
+    yield storage
+    storage.close()
