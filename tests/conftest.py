@@ -1,5 +1,6 @@
 """Real things, started once and shared: one embedded Postgres for the whole session, one schema per test."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from itertools import count
@@ -12,12 +13,15 @@ from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.histories import T0
 
-_numbers = count(1)
+SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of our own
 
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The URL of a server of our own, in a directory that any user can traverse and that is gone afterwards."""
+    if SERVER_VARIABLE in os.environ:
+        yield os.environ[SERVER_VARIABLE]
+        return
     with tempfile.TemporaryDirectory(prefix="squid-tests-", dir="/tmp") as directory:  # noqa: S108
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
@@ -33,10 +37,16 @@ def clock() -> VirtualClock:
     return VirtualClock(T0)
 
 
+@pytest.fixture(scope="session")
+def schema_names() -> Iterator[str]:
+    """Names of schemas that no other test uses."""
+    return (f"t{os.getpid()}_{number}" for number in count(1))
+
+
 @pytest.fixture
-def schema() -> str:
+def schema(schema_names: Iterator[str]) -> str:
     """A schema name that no other test uses."""
-    return f"t{next(_numbers)}"
+    return next(schema_names)
 
 
 @pytest.fixture

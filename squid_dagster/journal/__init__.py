@@ -1,1 +1,91 @@
-"""The storage of facts."""
+"""The storage contract and its adapters, live views, checkpoints, migrations, and the embedded Postgres."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from squid_dagster.journal.checkpoints import load_run
+    from squid_dagster.journal.clock import Clock, SystemClock, VirtualClock
+    from squid_dagster.journal.dispatch import (
+        Answer,
+        Claim,
+        ClaimRef,
+        Completed,
+        DispatchStore,
+        Failed,
+        PlanRequest,
+        Retry,
+        Settlement,
+    )
+    from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+    from squid_dagster.journal.memory import MemoryStorage
+    from squid_dagster.journal.open import open_journal
+    from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+    from squid_dagster.journal.postgres.rebuild import rebuild_views
+    from squid_dagster.journal.postgres.storage import PostgresStorage
+    from squid_dagster.journal.postgres.verify import Finding, FindingKind, verify
+    from squid_dagster.journal.quarantining import quarantine
+    from squid_dagster.journal.storage import Append, Checkpoint, Storage
+
+# Exported lazily, so that a command which only looks at the configuration loads no database driver.
+_HOMES = {
+    "checkpoints": ("load_run",),
+    "clock": ("Clock", "SystemClock", "VirtualClock"),
+    "dispatch": (
+        "Answer",
+        "Claim",
+        "ClaimRef",
+        "Completed",
+        "DispatchStore",
+        "Failed",
+        "PlanRequest",
+        "Retry",
+        "Settlement",
+    ),
+    "fold_dispatch": ("FoldDispatchStore",),
+    "memory": ("MemoryStorage",),
+    "open": ("open_journal",),
+    "postgres.dispatch": ("PostgresDispatchStore",),
+    "postgres.rebuild": ("rebuild_views",),
+    "postgres.storage": ("PostgresStorage",),
+    "postgres.verify": ("Finding", "FindingKind", "verify"),
+    "quarantining": ("quarantine",),
+    "storage": ("Append", "Checkpoint", "Storage"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Answer",
+    "Append",
+    "Checkpoint",
+    "Claim",
+    "ClaimRef",
+    "Clock",
+    "Completed",
+    "DispatchStore",
+    "Failed",
+    "Finding",
+    "FindingKind",
+    "FoldDispatchStore",
+    "MemoryStorage",
+    "PlanRequest",
+    "PostgresDispatchStore",
+    "PostgresStorage",
+    "Retry",
+    "Settlement",
+    "Storage",
+    "SystemClock",
+    "VirtualClock",
+    "load_run",
+    "open_journal",
+    "quarantine",
+    "rebuild_views",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from the module that it lives in."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,8 +1,10 @@
 """The run fold: what the facts of a run's own thread say about its plan, its results and its end."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple, Self
 
 from pydantic import TypeAdapter
@@ -61,6 +63,8 @@ class Quarantine(NamedTuple):
     seq: int
     reason: str
 
+
+FOLD_VERSION = 1  # raise it when a rule or a field of `RunProjection` changes: older checkpoints are then ignored
 
 # Which action resolves which kind of manual step.
 _RESOLVES = {"pause": ("resumed",), "approval": ("approved", "rejected")}
@@ -129,20 +133,24 @@ class RunProjection:
 
     def dump(self) -> str:
         """Give the projection as JSON, for a checkpoint."""
-        return _projection().dump_json(self).decode()
+        body = _adapter().dump_python(self, mode="json")
+        return json.dumps({"version": FOLD_VERSION, "digest": digest(body), "run": body})
 
     @classmethod
     def load(cls, text: str) -> "RunProjection":
-        """Read what `dump` wrote; raises `ValueError` when it was written by an incompatible version."""
-        return _projection().validate_json(text)
+        """Read what `dump` wrote; raises `ValueError` when it is damaged or written by another version of the fold."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("version") != FOLD_VERSION:
+            raise ValueError("written by another version of the fold")
+        if found.get("digest") != digest(found.get("run")):
+            raise ValueError("damaged: its digest does not fit")
+        return _adapter().validate_python(found["run"])
 
 
-_adapters: dict[str, TypeAdapter[RunProjection]] = {}
-
-
-def _projection() -> TypeAdapter[RunProjection]:
+@cache
+def _adapter() -> TypeAdapter[RunProjection]:
     # Built on first use: checkpoints are rare, and most processes never touch one.
-    return _adapters.setdefault("run", TypeAdapter(RunProjection)) if not _adapters else _adapters["run"]
+    return TypeAdapter(RunProjection)
 
 
 def apply_run(run: RunProjection, entry: Entry) -> None:

@@ -1,0 +1,1 @@
+"""The Postgres adapter: storage, live views, dispatch, rebuild, verification, migrations."""

@@ -1,7 +1,5 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, Engine, text
 
 from squid_dagster.journal.postgres.schema import CODE_VERSION, JOURNAL, VIEWS, lock_number
@@ -22,6 +20,10 @@ def upgrade(engine: Engine, schema: str) -> int:
             return _checked(connection, schema)
         if not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
             connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+        # Here, because most processes find their schema up to date and need no Alembic.
+        from alembic import command
+        from alembic.config import Config
+
         config = Config()
         config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
         config.attributes.update(connection=connection, schema=schema)

@@ -1,7 +1,7 @@
 """Making the live views anew from the journal, while writers go on.
 
-Shadow tables are filled up to a cut without stopping anybody. Then, behind the gate that every writer passes, what came in
-since is folded and the shadows take the views' place.
+Shadow tables are filled up to a cut without stopping anybody. Then, behind the gate that every writer passes, what came
+in since is folded and the shadows take the views' place.
 """
 
 from collections.abc import Callable, Iterator

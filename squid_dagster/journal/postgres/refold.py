@@ -21,7 +21,8 @@ _INSERT: dict[str, LiteralString] = {
         SELECT * FROM json_populate_recordset(NULL::{schema}.attempts{suffix}, %s)""",
     "children": """INSERT INTO {schema}.children{suffix}
         SELECT * FROM json_populate_recordset(NULL::{schema}.children{suffix}, %s)""",
-    "queues": "INSERT INTO {schema}.queues{suffix} SELECT * FROM json_populate_recordset(NULL::{schema}.queues{suffix}, %s)",
+    "queues": """INSERT INTO {schema}.queues{suffix}
+        SELECT * FROM json_populate_recordset(NULL::{schema}.queues{suffix}, %s)""",
     "anomalies": """INSERT INTO {schema}.anomalies{suffix}
         SELECT * FROM json_populate_recordset(NULL::{schema}.anomalies{suffix}, %s)""",
 }

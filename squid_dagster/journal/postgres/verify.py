@@ -110,7 +110,7 @@ class _Look:
                 if before is None or before.thread != entry.thread:
                     before = Entry(entry.thread, 0, 0, entry.fact)
                 yield from _judge(before, entry)
-                before = entry
+                before = entry if entry.seq != before.seq else before
             yield from self._without_thread({entry.thread for entry in page})
             count += len(page)
             progress(count)

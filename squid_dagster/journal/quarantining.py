@@ -1,0 +1,45 @@
+"""Stopping a run of which an entry cannot be read, and no other run."""
+
+from collections.abc import Iterable
+
+from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.protocol.entries import Entry, MalformedFact
+from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.facts import EntryQuarantined
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import run_thread
+
+
+def quarantine(storage: Storage, entries: Iterable[Entry]) -> list[str]:
+    """Quarantine the run of every malformed entry among these; return the runs that were stopped by this call.
+
+    A run that has ended or is quarantined already is left alone; so is an entry that belongs to no run.
+    """
+    stopped = []
+    for entry in entries:
+        run_id = entry.fact.run_id if isinstance(entry.fact, MalformedFact) else None
+        if run_id is not None and run_id not in stopped and _stop(storage, run_id, entry):
+            stopped.append(run_id)
+    return stopped
+
+
+def _stop(storage: Storage, run_id: str, entry: Entry) -> bool:
+    assert isinstance(entry.fact, MalformedFact)  # noqa: S101  the caller saw to it
+    thread = run_thread(run_id)
+    while True:
+        entries = storage.read(thread)
+        run = RunProjection.fold(entries)
+        if run.terminal or run.quarantine is not None:
+            return False
+        fact = EntryQuarantined(
+            run_id=run_id,
+            entry_thread=entry.thread,
+            entry_seq=entry.seq,
+            reason=entry.fact.reason[:1000],
+            occurred_at=storage.now(),
+        )
+        try:
+            storage.commit([Append(thread, [fact], len(entries))])
+        except Conflict:
+            continue
+        return True

@@ -1,0 +1,75 @@
+"""`squid db`, as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
+UNSET = {"SQUID_DATABASE_URL": "", "DATABASE_URL": "", "SQUID_DATA_DIR": "", "KUBERNETES_SERVICE_HOST": ""}
+
+
+def squid(*args: object, **environ: object) -> "subprocess.CompletedProcess[str]":
+    full = os.environ | UNSET | {name: str(value) for name, value in environ.items()}
+    command = [sys.executable, "-c", MAIN, *map(str, args)]
+    return subprocess.run(command, env=full, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", ["start", "stop"])
+def test_a_server_of_the_users_own_is_not_started_or_stopped(command: str) -> None:
+    done = squid("db", command, "--json", SQUID_DATABASE_URL="postgres://u:hunter2@127.0.0.1:1/app")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"Postgres at 127.0.0.1:1/app (SQUID_DATABASE_URL) is not ours to {command}" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_an_error_is_one_line_on_stderr(home: Path) -> None:
+    (home / "file").write_text("in the way")
+    done = squid("db", "start", "--data-dir", home / "file" / "data")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: the embedded Postgres cannot use {home}/file/data")
+    assert done.stderr.count("\n") == 1
+
+
+def test_kubernetes_without_a_named_directory_is_an_error() -> None:
+    done = squid("db", "status", KUBERNETES_SERVICE_HOST="10.0.0.1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "SQUID_DATA_DIR" in done.stderr
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    assert squid("db", "start", "--no-such-option").returncode == 2
+
+
+def test_the_server_is_started_shown_and_stopped(used: Path) -> None:
+    before = squid("db", "status", "--json", SQUID_DATA_DIR=used)
+    started = squid("db", "start", "--json", SQUID_DATA_DIR=used)
+    shown = squid("db", "status", "--data-dir", used)
+    stopped = [squid("db", "stop", "--json", "--data-dir", used) for _ in range(2)]
+    assert json.loads(before.stdout)["running"] is False
+    facts = json.loads(started.stdout)
+    assert (facts["tier"], facts["running"], facts["data_dir"]) == ("embedded", True, str(used))
+    assert shown.stdout.startswith(f"embedded Postgres {facts['postgres']} in {used}: running, pid {facts['pid']}\n")
+    assert [json.loads(done.stdout)["stopped"] for done in stopped] == [True, False]
+    assert {done.returncode for done in (before, started, shown, *stopped)} == {0}
+
+
+def test_status_of_a_server_that_does_not_answer_hides_the_password() -> None:
+    done = squid("db", "status", "--json", DATABASE_URL="postgres://u:hunter2@127.0.0.1:1/app")
+    assert json.loads(done.stdout) == {
+        "tier": "server",
+        "running": False,
+        "url": "postgresql+psycopg://u:***@127.0.0.1:1/app",
+        "source": "DATABASE_URL",
+    }
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'alembic', 'dagster', 'pyspark'}"
+    show = "from squid_dagster.cli import main; main(['--help'], standalone_mode=False)"
+    code = f"import sys; {show}; print({heavy} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("set()\n")

@@ -1,0 +1,97 @@
+"""Every adapter of the storage contract and both versions of dispatch, so that one suite runs them all."""
+
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("tests.journal.contract")
+
+from squid_dagster.journal.clock import VirtualClock  # noqa: E402
+from squid_dagster.journal.dispatch import DispatchStore  # noqa: E402
+from squid_dagster.journal.embedded import EmbeddedPostgres  # noqa: E402
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore  # noqa: E402
+from squid_dagster.journal.memory import MemoryStorage  # noqa: E402
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore  # noqa: E402
+from squid_dagster.journal.postgres.storage import PostgresStorage  # noqa: E402
+from squid_dagster.journal.storage import Storage  # noqa: E402
+from tests.histories import T0  # noqa: E402
+from tests.journal.contract import Desk, Wire  # noqa: E402
+
+_shared = count(1)
+
+
+def _storage(name: str, clock: VirtualClock, request: pytest.FixtureRequest) -> Storage:
+    match name:
+        case "memory":
+            return MemoryStorage(clock)
+        case "memory, thread by thread":
+            return MemoryStorage(clock, atomic_across_threads=False)
+    found = request.getfixturevalue("postgres_virtual")
+    assert isinstance(found, PostgresStorage)
+    return found
+
+
+@pytest.fixture(params=["memory", "memory, thread by thread", "postgres"])
+def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
+    """An empty journal, in every adapter."""
+    return _storage(request.param, clock, request)
+
+
+@pytest.fixture(params=["fold on memory", "fold on memory, thread by thread", "fold on postgres", "postgres"])
+def desk(request: pytest.FixtureRequest, clock: VirtualClock) -> Desk:
+    """An empty journal with a dispatch store, in every combination."""
+    storage = _storage(request.param.removeprefix("fold on "), clock, request)
+    set_based = request.param == "postgres"
+    return Desk(storage, dispatch_store(storage) if set_based else FoldDispatchStore(storage), clock)
+
+
+@pytest.fixture
+def postgres_desk(postgres_virtual: PostgresStorage, clock: VirtualClock) -> Desk:
+    """An empty journal with the set-based dispatch store."""
+    return Desk(postgres_virtual, PostgresDispatchStore(postgres_virtual), clock)
+
+
+def dispatch_store(storage: Storage) -> DispatchStore:
+    """The dispatch store that fits the storage best."""
+    return PostgresDispatchStore(storage) if isinstance(storage, PostgresStorage) else FoldDispatchStore(storage)
+
+
+@pytest.fixture
+def wire(postgres_url: str) -> Iterator[Wire]:
+    """A wire to the server that can lose an answer."""
+    made = Wire(postgres_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def behind_wire(wire: Wire, postgres_virtual: PostgresStorage) -> Iterator[PostgresStorage]:
+    """The same journal as `postgres_virtual`, reached over the wire."""
+    storage = PostgresStorage(wire.url, postgres_virtual.schema, clock=postgres_virtual.clock)
+    yield storage
+    storage.close()
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server that a module may stop, start and configure as it likes."""
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:  # noqa: S108
+        Path(directory).chmod(0o755)
+        server = EmbeddedPostgres(Path(directory) / "postgres")
+        server.ensure_running()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="module")
+def postgres_shared(postgres_url: str) -> Iterator[PostgresStorage]:
+    """A journal on Postgres that the tests of a module share, for what needs no empty one."""
+    storage = PostgresStorage(postgres_url, f"shared{next(_shared)}", clock=VirtualClock(T0))
+    storage.upgrade()
+    yield storage
+    storage.close()

@@ -1,0 +1,238 @@
+"""What the suites of the journal share: ways to look at a journal from outside, and a connection that loses answers."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import make_url
+
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.dispatch import ClaimRef, DispatchStore
+from squid_dagster.journal.postgres import rows
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.protocol import AttemptScheduled, Entry, Fact, RunUnit
+from tests.histories import scheduled
+
+T = TypeVar("T")
+
+EVERYTHING = 2**62
+"""A position beyond all others."""
+
+
+# --- looking at a journal -------------------------------------------------------------------------------------------
+
+
+def all_entries(storage: Storage) -> list[Entry]:
+    """Everything that anybody can read, by position."""
+    return storage.read_between(0, EVERYTHING)
+
+
+def facts_of(found: Sequence[Entry]) -> list[Any]:
+    """The facts of entries."""
+    return [entry.fact for entry in found]
+
+
+def put(storage: Storage, *facts: Fact) -> None:
+    """Write facts in one commit, grouped by thread in the order in which threads appear."""
+    by_thread: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_thread.setdefault(fact.thread, []).append(fact)
+    storage.commit([Append(thread, found) for thread, found in by_thread.items()])
+
+
+@contextmanager
+def raw(storage: PostgresStorage, *, autocommit: bool = True) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of our own to the journal's database, with its schema in the search path."""
+    with psycopg.connect(plain_url(storage.engine.url.render_as_string(hide_password=False))) as connection:
+        connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(storage.schema)))
+        connection.commit()
+        connection.autocommit = autocommit
+        yield connection
+        if not autocommit:
+            connection.rollback()
+
+
+def plain_url(url: str) -> str:
+    """The URL as psycopg itself wants it."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+def terminate_backends(storage: PostgresStorage) -> int:
+    """Have the server cut every connection that the storage holds open; tell how many there were."""
+    with raw(storage) as connection:
+        found = connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'squid_dagster'"
+        ).fetchall()
+    return len(found)
+
+
+def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Sequence[str] | None = None) -> None:
+    """The rows of runs, attempts, children and anomalies equal a fold of what the journal says, column by column."""
+    with raw(storage) as connection:
+        known = [row for (row,) in connection.execute("SELECT to_json(r) FROM runs r")]
+        attempts = [row for (row,) in connection.execute("SELECT to_json(a) FROM attempts a")]
+        children = [row for (row,) in connection.execute("SELECT to_json(c) FROM children c")]
+        anomalies = [
+            row for (row,) in connection.execute("SELECT to_json(a) FROM anomalies a WHERE run_id IS NOT NULL")
+        ]
+        named = {run for (run,) in connection.execute("SELECT DISTINCT run_id FROM journal_entries")} - {None}
+    assert {row["run_id"] for row in known} == named
+    for run_id in named if run_ids is None else run_ids:
+        entries = storage.read_run(run_id)
+        unit = RunUnit.fold(entries)
+        assert [rows.normalise_run(row) for row in known if row["run_id"] == run_id] == [
+            rows.run_row(run_id, unit, entries[0].position)
+        ]
+        keys = set() if unit.run.terminal else {*unit.dispatch.attempts, *unit.run.planned}
+        assert {row["runnable_key"]: rows.normalise_attempt(row) for row in attempts if row["run_id"] == run_id} == {
+            key: rows.attempt_row(run_id, key, unit) for key in keys
+        }
+        assert {row["child_run_id"]: row["digest"] for row in children if row["run_id"] == run_id} == {
+            child: link.digest for child, link in unit.run.children.items()
+        }
+        found = [
+            (a["position"], a["thread"], a["seq"], a["reason"], a["subject"])
+            for a in sorted(anomalies, key=lambda a: (a["position"], a["ordinal"]))
+            if a["run_id"] == run_id
+        ]
+        assert found == [(a.position, a.thread, a.seq, a.reason.value, a.subject) for a in unit.anomalies]
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make all calls at the same time, each in a thread of its own; raise what the first of them raised."""
+    barrier = threading.Barrier(len(calls))
+
+    def call(one: Callable[[], T]) -> T:
+        barrier.wait(30)
+        return one()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(60) for future in [pool.submit(call, one) for one in calls]]
+
+
+# --- lost answers ---------------------------------------------------------------------------------------------------
+
+_IDLE = b"Z\x00\x00\x00\x05I"  # the server's ReadyForQuery outside of a transaction
+
+
+class Wire:
+    """A wire to the server that can be told to break once: after the server did what was asked, before it says so."""
+
+    def __init__(self, url: str) -> None:
+        """Listen on a port of the loopback; nothing breaks before `lose_answer_to`."""
+        target = make_url(url)
+        self._target = f"{target.query['host']}/.s.PGSQL.{target.query['port']}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self._marker: bytes | None = None
+        self.lost = 0
+        port = self._listener.getsockname()[1]
+        self.url = f"postgresql+psycopg://{target.username}@127.0.0.1:{port}/{target.database}?sslmode=disable"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def lose_answer_to(self, marker: str) -> None:
+        """Break the wire once the server has answered the next request that holds this text."""
+        self._marker = marker.encode()
+
+    def close(self) -> None:
+        """Cut everything."""
+        for one in list(self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+        for one in self._sockets:
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._target)
+                self._sockets += [client, server]
+                doomed = threading.Event()
+                for pump in (self._ask, self._answer):
+                    thread = threading.Thread(target=pump, args=(client, server, doomed), daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _ask(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+        tail = b""
+        with suppress(OSError):
+            while data := client.recv(65536):
+                tail = tail[-100:] + data
+                if self._marker is not None and self._marker in tail:
+                    self._marker = None
+                    doomed.set()
+                server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
+        tail = b""
+        with suppress(OSError):
+            while data := server.recv(65536):
+                tail = tail[-100:] + data
+                if not doomed.is_set():
+                    client.sendall(data)
+                elif tail.endswith(_IDLE):
+                    self.lost += 1
+                    break
+            for one in (client, server):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+# --- dispatch -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Desk:
+    """A dispatch store, the storage under it and the clock of both."""
+
+    storage: Storage
+    store: DispatchStore
+    clock: VirtualClock
+
+    def put(self, *facts: Fact) -> None:
+        """Write facts as others would."""
+        put(self.storage, *facts)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def entries(self) -> int:
+        """How many entries the journal has."""
+        return len(all_entries(self.storage))
+
+
+def work(run: str, *, step: str = "charge", **fields: Any) -> AttemptScheduled:
+    """An attempt of a run of its own, due at once."""
+    return scheduled(run, step, **fields)
+
+
+def seconds(number: float) -> timedelta:
+    """That many seconds."""
+    return timedelta(seconds=number)
+
+
+def other_token(ref: ClaimRef) -> ClaimRef:
+    """The same claim, shown by somebody who does not know its token."""
+    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, ref.claim_id, "guessed")
+
+
+def other_claim(ref: ClaimRef) -> ClaimRef:
+    """The same token with the id of another claim."""
+    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, "another", ref.token)
