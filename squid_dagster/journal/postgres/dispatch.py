@@ -31,7 +31,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.postgres.connection import borrow
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
-from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, explained, twice
+from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, explained, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.storage import check_appends
 from squid_dagster.protocol.dispatch import Attempt
@@ -100,7 +100,7 @@ class PostgresDispatchStore:
                 assert row is not None  # noqa: S101  a function call always answers
                 return row[0]["claimed"] or [], row[0]["dead"]
 
-        rows, dead = twice(ask)
+        rows, dead = persistently(ask)
         attempts = [attempt_from_row(row) for row in rows]
         return [make_claim(attempt, tokens) for attempt in attempts], dead
 
@@ -142,7 +142,7 @@ class PostgresDispatchStore:
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
         check_refs(refs)
         commit_id = uuid4()
-        return twice(lambda: self._group_once(refs, fact_of, plan, commit_id)) if refs else []
+        return persistently(lambda: self._group_once(refs, fact_of, plan, commit_id)) if refs else []
 
     def _group_once(
         self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID

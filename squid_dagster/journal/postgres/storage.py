@@ -1,6 +1,7 @@
 """The journal in Postgres: facts are appended, and the live views kept, in one transaction and two round trips."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,6 +26,8 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.facts import Fact
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _CONFLICT = "SQ001"
@@ -32,8 +35,8 @@ _CONFLICT = "SQ001"
 _LOCK: LiteralString = (
     "SELECT {schema}.lock_units(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])"
 )
-_APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::text::json,
-    %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
+_APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::int[],
+    %b::text::json, %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
 
 # journal_entries_thread
 _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
@@ -116,7 +119,7 @@ class PostgresStorage:
         """
         verified = check_appends(appends, self.max_fact_bytes)
         named = commit_id or uuid4()
-        return twice(lambda: self._commit(verified, named))
+        return persistently(lambda: self._commit(verified, named))
 
     def _commit(self, verified: list[Verified], commit_id: UUID) -> dict[str, int]:
         touched = Touched()
@@ -194,7 +197,7 @@ class PostgresStorage:
             with borrow(self.engine) as connection:
                 return connection.execute(self.sql(text), values, binary=True).fetchall()
 
-        return twice(read)
+        return persistently(read)
 
 
 class Transaction:
@@ -238,12 +241,13 @@ class Transaction:
 
     def write(self, verified: Sequence[Verified], units: Units, commit_id: UUID | None) -> dict[str, int]:
         """Write facts and rows, and commit."""
-        ordered = sorted((one.thread, one.expected_rev) for one in verified)
-        place = {thread: i for i, (thread, _) in enumerate(ordered, 1)}
+        ordered = sorted(verified, key=lambda one: one.thread)
+        place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
             commit_id,
-            [thread for thread, _ in ordered],
-            [expected for _, expected in ordered],
+            [one.thread for one in ordered],
+            [one.expected_rev for one in ordered],
+            [len(one.encoded) for one in ordered],
             entries_json(verified, place),
             *units.changes(),
         )
@@ -251,7 +255,7 @@ class Transaction:
             cursor = self._connection.execute(self._storage.sql(_APPEND), values)
             self._connection.execute("COMMIT")
         receipt = _answer(cursor)
-        return {thread: receipt[thread] for thread, _ in ordered}
+        return {one.thread: receipt[one.thread] for one in verified}
 
 
 def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:
@@ -261,12 +265,21 @@ def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:
     return row[0]
 
 
-def twice(attempt: Callable[[], T]) -> T:
-    """Try once more when the connection was lost: the pool is fresh then. Only for what is safe to repeat."""
-    try:
-        return attempt()
-    except StorageUnavailable:
-        return attempt()
+def persistently(attempt: Callable[[], T]) -> T:
+    """Try again when the connection was lost, or when the database chose us to end a deadlock with a foreign lock.
+
+    Our own statements keep one lock order; somebody who drops a view by hand does not. Only for what is safe to repeat.
+    """
+    lost = 0
+    while True:
+        try:
+            return attempt()
+        except StorageUnavailable:
+            lost += 1
+            if lost > 1:
+                raise
+        except psycopg.errors.DeadlockDetected as error:
+            logger.warning("ended a deadlock, trying again: %s", error.diag.message_detail)
 
 
 @contextmanager

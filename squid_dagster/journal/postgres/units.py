@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from squid_dagster.journal.postgres import rows
@@ -61,7 +62,8 @@ class Touched:
 
     def arguments(self) -> tuple[list[str], ...]:
         """Give the arguments of `lock_units`."""
-        attempts, children = sorted(self.attempts), sorted(self.children)
+        attempts = sorted(key for key in self.attempts if key[0] not in self.whole)
+        children = sorted(self.children)
         return (
             sorted(self.runs),
             sorted(self.whole),
@@ -91,7 +93,7 @@ class Units:
         """Read what `lock_units` answered."""
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
-        for row in answer["attempts"] or ():
+        for row in chain(answer["attempts"] or (), answer["whole"] or ()):
             attempts.setdefault(row["run_id"], []).append(rows.normalise_attempt(row))
         for row in answer["children"] or ():
             children.setdefault(row["run_id"], []).append(row)

@@ -7,10 +7,11 @@ CREATE FUNCTION {schema}.lock_units(
     p_whole text[],                       -- those of which all attempts are needed
     p_key_runs text[], p_keys text[],     -- single attempts, by run and runnable key
     p_child_runs text[], p_children text[]
-) RETURNS json LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_runs     json;
     v_attempts json;
+    v_whole    json;
     v_children json;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
@@ -23,31 +24,38 @@ BEGIN
     SELECT json_agg(r) INTO v_runs FROM (
         SELECT * FROM {schema}.runs WHERE run_id = ANY (p_runs) ORDER BY run_id FOR UPDATE
     ) r;
-    -- attempts_pkey
-    SELECT json_agg(a) INTO v_attempts FROM (
-        SELECT * FROM {schema}.attempts
-         WHERE (run_id, runnable_key) IN (
-               SELECT * FROM unnest(p_key_runs, p_keys)
-               UNION ALL
-               SELECT w.run_id, w.runnable_key FROM {schema}.attempts w WHERE w.run_id = ANY (p_whole))
-         ORDER BY run_id, runnable_key FOR UPDATE
-    ) a;
+    -- attempts_pkey, twice. Whoever waits for an attempt holds its run, so their order cannot make a circle.
+    IF cardinality(p_keys) > 0 THEN
+        SELECT json_agg(a) INTO v_attempts FROM (
+            SELECT a.* FROM unnest(p_key_runs, p_keys) k (run_id, runnable_key)
+              JOIN {schema}.attempts a ON a.run_id = k.run_id AND a.runnable_key = k.runnable_key
+               FOR UPDATE OF a
+        ) a;
+    END IF;
+    IF cardinality(p_whole) > 0 THEN
+        SELECT json_agg(a) INTO v_whole FROM (
+            SELECT * FROM {schema}.attempts WHERE run_id = ANY (p_whole) FOR UPDATE
+        ) a;
+    END IF;
     -- children_pkey
     IF cardinality(p_children) > 0 THEN
         SELECT json_agg(c) INTO v_children FROM {schema}.children c
          WHERE (run_id, child_run_id) IN (SELECT * FROM unnest(p_child_runs, p_children));
     END IF;
-    RETURN json_build_object('now', clock_timestamp(), 'runs', v_runs, 'attempts', v_attempts, 'children', v_children);
+    RETURN json_build_object('now', clock_timestamp(), 'runs', v_runs, 'attempts', v_attempts, 'whole', v_whole,
+                             'children', v_children);
 END $$;
 
 -- Write one commit: facts, and the rows that a fold made of them. A row names a position that does not exist yet by the
 -- fact's place in the commit, negated.
 CREATE FUNCTION {schema}.append_entries(
     p_commit uuid,
-    p_threads text[], p_expected bigint[],  -- sorted by id; null: at any revision
+    p_threads text[],                       -- sorted by id
+    p_expected bigint[],                    -- null: at any revision
+    p_counts integer[],                     -- how many entries each thread gets
     p_entries json,                         -- t (place in p_threads), k (1.. in its thread), type, run_id, at, data
     p_runs json, p_attempts json, p_ended text[], p_children json, p_queues json, p_anomalies json
-) RETURNS json LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_receipt   json;
     v_revs      bigint[];
@@ -74,7 +82,7 @@ BEGIN
 
     PERFORM {schema}.announce_positions();
     v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
-                           FROM generate_series(1, json_array_length(p_entries)));
+                           FROM generate_series(1, (SELECT sum(n) FROM unnest(p_counts) n)));
 
     INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
     SELECT v_positions[e.ord], p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data,
@@ -142,10 +150,9 @@ BEGIN
           FROM json_populate_recordset(NULL::{schema}.anomalies, p_anomalies) a;
     END IF;
 
-    UPDATE {schema}.journal_threads t SET rev = v_revs[n.t] + n.added
-      FROM (SELECT e.t, max(e.k) AS added FROM json_to_recordset(p_entries) AS e(t int, k int) GROUP BY e.t) n
-     WHERE t.id = p_threads[n.t];
-    SELECT json_object_agg(id, rev) INTO v_receipt FROM {schema}.journal_threads WHERE id = ANY (p_threads);
+    UPDATE {schema}.journal_threads t SET rev = v_revs[i] + p_counts[i]
+      FROM generate_subscripts(p_threads, 1) i WHERE t.id = p_threads[i];
+    SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt FROM generate_subscripts(p_threads, 1) i;
     IF p_commit IS NOT NULL THEN
         INSERT INTO {schema}.journal_commits (id, receipt, committed_at) VALUES (p_commit, v_receipt, clock_timestamp());
     END IF;

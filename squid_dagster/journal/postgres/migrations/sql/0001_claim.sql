@@ -5,7 +5,7 @@ CREATE FUNCTION {schema}.claim_attempts(
     p_claim_ids text[], p_token_hashes text[],
     p_definitions text[],                   -- what the worker can execute; null: anything
     p_now timestamptz                       -- null: the database's clock
-) RETURNS json LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_thread    text := 'squid:dispatch:' || p_queue;
     v_wanted    integer := cardinality(p_claim_ids);

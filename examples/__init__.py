@@ -1,0 +1,1 @@
+"""What `make demo` runs and the docs quote."""
