@@ -62,6 +62,24 @@ def status(data_dir: Path | None, as_json: bool) -> None:
         _show_embedded(_embedded(tier, "show"), as_json)
 
 
+@db.command()
+@_options
+@click.option("--schema", envvar="SQUID_SCHEMA", default="squid", show_default=True, help="The schema of the journal.")
+def upgrade(data_dir: Path | None, as_json: bool, schema: str) -> None:
+    """Create the journal's schema, or bring it to the version that this code needs."""
+    from squid_dagster.journal.postgres.storage import PostgresStorage
+    from squid_dagster.journal.tiers import describe, open_tier
+
+    tier = _tier(data_dir)
+    storage = PostgresStorage(open_tier(tier), schema)
+    try:
+        version = storage.upgrade()
+    finally:
+        storage.close()
+    facts = {"schema": schema, "version": version, "database": describe(tier)}
+    _show(facts, f"{describe(tier)}: schema {schema} is at version {version}", as_json)
+
+
 def _tier(data_dir: Path | None) -> "Tier":
     from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
 

@@ -35,8 +35,12 @@ def open_journal(
     tier = resolve_tier(url, environ)
     storage = PostgresStorage(open_tier(tier), schema or environ.get("SQUID_SCHEMA") or DEFAULT_SCHEMA, clock=clock)
     logger.info("journal: %s, schema %s", describe(tier), storage.schema)
-    if isinstance(tier, EmbeddedTier) or environ.get("SQUID_AUTO_MIGRATE", "").lower() in _TRUE:
-        storage.upgrade()
-    else:
-        storage.check()
+    try:
+        if isinstance(tier, EmbeddedTier) or environ.get("SQUID_AUTO_MIGRATE", "").lower() in _TRUE:
+            storage.upgrade()
+        else:
+            storage.check()
+    except BaseException:
+        storage.close()
+        raise
     return storage

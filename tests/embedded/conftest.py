@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,7 @@ import squid_dagster
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.embedded.account import UNPRIVILEGED_ID
 
+OrdinaryPython = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 STARTER = "import sys; from squid_dagster.journal.embedded import EmbeddedPostgres; p = EmbeddedPostgres(sys.argv[1]); "
@@ -101,36 +103,50 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def ordinary_python() -> Iterator[Callable[..., "subprocess.CompletedProcess[str]"]]:
+def ordinary_python() -> Iterator[OrdinaryPython]:
     """Run Python code as an ordinary user, whoever runs the tests."""
     packages = Path(psycopg.__file__).parents[1]
-    copies = Path(tempfile.mkdtemp(prefix="squid-site-", dir="/tmp"))
-    copies.chmod(0o755)
-    candidates = [(python, [REPOSITORY, packages]) for python in (sys.executable, "/usr/bin/python3")]
-    switch = {} if os.geteuid() else {"user": UNPRIVILEGED_ID, "group": UNPRIVILEGED_ID, "extra_groups": []}
+    pythons = (sys.executable, "/usr/bin/python3")
+    with open_directory() as copies:
+        chosen = next((python for python in pythons if _works(python, REPOSITORY, packages)), None)
+        if chosen is not None:
+            yield partial(_run_as_ordinary, chosen, (REPOSITORY, packages))
+            return
+        _copy_packages(packages, copies)
+        chosen = next((python for python in pythons if _works(python, copies)), None)
+        if chosen is None:
+            pytest.skip("no Python interpreter here that an ordinary user can run with these packages")
+        yield partial(_run_as_ordinary, chosen, (copies,))
 
-    def run(python: str, paths: list[Path], code: str, *args: object) -> "subprocess.CompletedProcess[str]":
-        environ = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PATH": os.environ["PATH"]}
-        command = [python, "-c", code, *map(str, args)]
-        return subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, check=False, **switch)  # type: ignore[call-overload,no-any-return]
 
-    def works(python: str, paths: list[Path]) -> bool:
-        try:
-            return (
-                run(python, paths, "from squid_dagster.journal.embedded import wheel; wheel.installed()").returncode
-                == 0
-            )
-        except OSError:
-            return False
+def _run_as_ordinary(
+    python: str, paths: Sequence[Path], code: str, *args: object
+) -> "subprocess.CompletedProcess[str]":
+    other = UNPRIVILEGED_ID if os.geteuid() == 0 else None
+    return subprocess.run(
+        [python, "-c", code, *map(str, args)],
+        env={"PYTHONPATH": os.pathsep.join(map(str, paths)), "PATH": os.environ["PATH"]},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        user=other,
+        group=other,
+        extra_groups=None if other is None else [],
+    )
 
-    chosen = next((candidate for candidate in candidates if works(*candidate)), None)
-    if chosen is None:
-        for name in NEEDED:
-            for source in packages.glob(name):
-                (shutil.copytree if source.is_dir() else shutil.copy)(source, copies / source.name)
-        shutil.copytree(REPOSITORY / "squid_dagster", copies / "squid_dagster", dirs_exist_ok=True)
-        chosen = next(((python, [copies]) for python, _ in candidates if works(python, [copies])), None)
-    if chosen is None:
-        pytest.skip("no Python interpreter here that an ordinary user can run with these packages")
-    yield lambda code, *args: run(*chosen, code, *args)
-    shutil.rmtree(copies)
+
+def _works(python: str, *paths: Path) -> bool:
+    code = "from squid_dagster.journal.embedded import wheel; wheel.installed()"
+    try:
+        return _run_as_ordinary(python, paths, code).returncode == 0
+    except OSError:
+        return False
+
+
+def _copy_packages(packages: Path, copies: Path) -> None:
+    copies.chmod(0o755)  # to import from a directory, one must list it
+    for name in NEEDED:
+        for source in packages.glob(name):
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copies / source.name)
+    shutil.copytree(REPOSITORY / "squid_dagster", copies / "squid_dagster", dirs_exist_ok=True)

@@ -1,8 +1,6 @@
 """Under which user the server runs."""
 
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.embedded.account import UNPRIVILEGED_ID, Account, account_for
 from squid_dagster.protocol.errors import EmbeddedUnavailable
-from tests.embedded.conftest import STARTER
+from tests.embedded.conftest import STARTER, OrdinaryPython
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
 
@@ -43,9 +41,7 @@ def test_a_user_without_a_name_is_told_so() -> None:
         Account(3999999999, 3999999999).require_name()
 
 
-def test_an_ordinary_user_can_start_and_stop_the_server(
-    home: Path, ordinary_python: Callable[..., "subprocess.CompletedProcess[str]"]
-) -> None:
+def test_an_ordinary_user_can_start_and_stop_the_server(home: Path, ordinary_python: OrdinaryPython) -> None:
     own = home / "own"
     own.mkdir()
     if os.geteuid() == 0:
@@ -55,9 +51,7 @@ def test_an_ordinary_user_can_start_and_stop_the_server(
     assert (done.stdout, done.stderr) == ("True False\n", "")
 
 
-def test_an_ordinary_user_without_write_permission_is_told_so(
-    home: Path, ordinary_python: Callable[..., "subprocess.CompletedProcess[str]"]
-) -> None:
+def test_an_ordinary_user_without_write_permission_is_told_so(home: Path, ordinary_python: OrdinaryPython) -> None:
     closed = home / "closed"
     closed.mkdir(mode=0o555)
     done = ordinary_python(f"{STARTER} p.ensure_running()", closed / "data")
@@ -67,9 +61,7 @@ def test_an_ordinary_user_without_write_permission_is_told_so(
 
 
 @as_root
-def test_an_ordinary_user_is_kept_out_of_the_data_of_another(
-    home: Path, ordinary_python: Callable[..., "subprocess.CompletedProcess[str]"]
-) -> None:
+def test_an_ordinary_user_is_kept_out_of_the_data_of_another(home: Path, ordinary_python: OrdinaryPython) -> None:
     foreign = home / "data" / "pgdata"
     foreign.mkdir(parents=True)
     done = ordinary_python(f"{STARTER} p.ensure_running()", home / "data")

@@ -73,3 +73,16 @@ def test_help_loads_nothing_heavy() -> None:
     code = f"import sys; {show}; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("set()\n")
+
+
+def test_upgrade_creates_the_schema_that_was_named_and_may_be_repeated(postgres_url: str, schema: str) -> None:
+    done = [squid("db", "upgrade", "--json", "--schema", schema, SQUID_DATABASE_URL=postgres_url) for _ in range(2)]
+    assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
+    assert [json.loads(one.stdout)["version"] for one in done] == [1, 1]
+    assert json.loads(done[0].stdout)["schema"] == schema
+
+
+def test_upgrade_of_an_unusable_schema_name_is_one_clear_line(postgres_url: str) -> None:
+    done = squid("db", "upgrade", "--schema", "No Such!", SQUID_DATABASE_URL=postgres_url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'No Such!'" in done.stderr

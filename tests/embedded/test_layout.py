@@ -52,10 +52,10 @@ def test_the_cluster_of_another_server_is_not_taken_for_a_data_directory(tmp_pat
         Layout(tmp_path).make_data_dir()
 
 
-@pytest.mark.parametrize("length", range(1, 120))
-def test_a_socket_path_always_fits(length: int) -> None:
-    socket = Layout(Path("/" + "é" * length)).socket_dir / ".s.PGSQL.5432"
-    assert len(os.fsencode(socket)) <= SOCKET_PATH_MAX_BYTES
+def test_a_socket_path_always_fits() -> None:
+    for length in range(1, 120):
+        socket = Layout(Path("/" + "é" * length)).socket_dir / ".s.PGSQL.5432"
+        assert len(os.fsencode(socket)) <= SOCKET_PATH_MAX_BYTES
 
 
 def test_the_short_socket_directory_does_not_depend_on_the_environment(

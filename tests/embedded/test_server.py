@@ -15,6 +15,8 @@ from sqlalchemy import create_engine, text
 
 from squid_dagster.journal.embedded import EmbeddedPostgres, EmbeddedStatus
 from squid_dagster.journal.embedded.account import account_for
+from squid_dagster.journal.embedded.deadline import Deadline
+from squid_dagster.journal.embedded.locks import locked
 from squid_dagster.protocol.errors import EmbeddedUnavailable
 from tests.embedded.conftest import STARTER, Start
 
@@ -121,6 +123,15 @@ def test_a_server_is_not_started_beside_the_last_backends_of_a_dead_one(server: 
         finally:
             os.kill(backend, signal.SIGCONT)
     server.ensure_running()
+
+
+def test_nobody_starts_or_stops_while_another_process_does(stopped: EmbeddedPostgres) -> None:
+    impatient = EmbeddedPostgres(stopped.data_dir, timeout=timedelta(milliseconds=50))
+    with locked(stopped.data_dir / "start.lock", Deadline(timedelta(0))):
+        for act in (impatient.ensure_running, impatient.stop):
+            with pytest.raises(EmbeddedUnavailable, match="another process is still starting or stopping"):
+                act()
+    stopped.ensure_running()
 
 
 def test_a_server_that_hangs_is_reported_in_bounded_time_and_not_doubled(server: EmbeddedPostgres) -> None:

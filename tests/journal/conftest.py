@@ -78,7 +78,7 @@ def behind_wire(wire: Wire, postgres_virtual: PostgresStorage) -> Iterator[Postg
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that a module may stop, start and configure as it likes."""
-    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         server.ensure_running()

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -72,6 +73,17 @@ def terminate_backends(storage: PostgresStorage) -> int:
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'squid_dagster'"
         ).fetchall()
     return len(found)
+
+
+def wait_for_a_lock(storage: PostgresStorage) -> None:
+    """Return once somebody's statement is waiting for a lock of somebody else's."""
+    deadline = time.monotonic() + 30
+    with raw(storage) as connection:
+        while True:
+            waiting = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+            if waiting != (0,):
+                return
+            assert time.monotonic() < deadline, "nobody waits"
 
 
 def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Sequence[str] | None = None) -> None:
@@ -170,11 +182,9 @@ class Wire:
                     thread.start()
 
     def _ask(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
-        tail = b""
         with suppress(OSError):
             while data := client.recv(65536):
-                tail = tail[-100:] + data
-                if self._marker is not None and self._marker in tail:
+                if self._marker is not None and self._marker in data:
                     self._marker = None
                     doomed.set()
                 server.sendall(data)

@@ -1,0 +1,47 @@
+"""Opening the journal by configuration alone."""
+
+import logging
+
+import pytest
+
+from squid_dagster.journal import open_journal
+from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated, StorageUnavailable
+from tests.histories import started
+
+
+def test_a_server_is_not_migrated_unless_asked(postgres_url: str, schema: str) -> None:
+    environ = {"SQUID_DATABASE_URL": postgres_url, "SQUID_SCHEMA": schema}
+
+    with pytest.raises(SchemaOutdated, match="squid db upgrade"):
+        open_journal(environ=environ)
+    storage = open_journal(environ={**environ, "SQUID_AUTO_MIGRATE": "true"})
+    again = open_journal(environ=environ)
+
+    assert storage.append("squid:run:run-1", [started("run-1")]) == again.revision("squid:run:run-1") == 1
+    storage.close()
+    again.close()
+
+
+def test_the_first_log_line_names_the_database_and_no_credential(
+    postgres_url: str, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = postgres_url.replace("postgres@", "postgres:hunter2@")
+    with caplog.at_level(logging.INFO, "squid_dagster"):
+        open_journal(secret, schema=schema, environ={"SQUID_AUTO_MIGRATE": "1"}).close()
+
+    assert "journal: Postgres at" in caplog.messages[0]
+    assert f"schema {schema}" in caplog.messages[0]
+    assert "hunter2" not in caplog.text
+
+
+def test_an_unreachable_database_is_told_without_its_password(schema: str) -> None:
+    with pytest.raises(StorageUnavailable) as caught:
+        open_journal("postgresql://me:hunter2@127.0.0.1:1/app", schema=schema, environ={})
+    assert "127.0.0.1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(caught.value.__cause__)
+
+
+def test_an_unusable_schema_name_is_refused(postgres_url: str) -> None:
+    with pytest.raises(InvalidArgument, match="'Not A Name'"):
+        open_journal(postgres_url, schema="Not A Name", environ={})
