@@ -93,8 +93,18 @@ MUTANTS = (
         "return Reason.EXPIRED_CLAIM if attempt.expired(at) else None",
         "return None",
     ),
-    Mutant("the end of the run does not fence", DISPATCH, '("run_fenced", "run_terminal")', '("run_fenced",)'),
-    Mutant("run_fenced does not fence", DISPATCH, '("run_fenced", "run_terminal")', '("run_terminal",)'),
+    Mutant(
+        "the end of the run does not fence",
+        DISPATCH,
+        "run.fenced = True",
+        'run.fenced = run.fenced or entry.fact.type == "run_fenced"',
+    ),
+    Mutant(
+        "run_fenced does not fence",
+        DISPATCH,
+        "run.fenced = True",
+        'run.fenced = run.fenced or entry.fact.type == "run_terminal"',
+    ),
     Mutant(
         "a quarantined run gives claims",
         DISPATCH,
@@ -239,8 +249,8 @@ MUTANTS = (
     Mutant(
         "a conflicting listing takes the run off the index",
         UNIT,
-        "unit.indexed = verdict if isinstance(verdict, RunSummary) else unit.indexed",
-        "unit.indexed = verdict if isinstance(verdict, RunSummary) else None",
+        "unit.indexed = _listed(unit, entry, verdict) or unit.indexed",
+        "unit.indexed = _listed(unit, entry, verdict)",
     ),
 )
 

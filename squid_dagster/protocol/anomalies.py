@@ -3,7 +3,8 @@
 from enum import StrEnum
 from typing import NamedTuple
 
-from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
+from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact, run_of
+from squid_dagster.protocol.facts import FACT_TYPES
 
 
 class Reason(StrEnum):
@@ -55,14 +56,25 @@ class Anomaly(NamedTuple):
     position: int
 
 
+# The field that says what a fact is about; only declared ones, never an unknown field of the same name.
+_SUBJECT_FIELD = {
+    name: field
+    for name, model in FACT_TYPES.items()
+    for field in ("runnable_key", "step", "child_run_id")
+    if field in model.model_fields and not (field == "runnable_key" and "kind" in model.model_fields)
+}
+
+
 def anomaly(reason: Reason, entry: Entry, subject: str | None = None) -> Anomaly:
-    """Note what is wrong with `entry`; without a subject, the runnable key that the fact names, if it does."""
+    """Note what is wrong with `entry`; without a subject given, what the fact is about, if it says so."""
     fact = entry.fact
+    if subject is None and unreadable(entry) is None:
+        subject = getattr(fact, _SUBJECT_FIELD.get(fact.type, ""), None)
     return Anomaly(
         reason,
         fact.type,
-        getattr(fact, "run_id", None),
-        subject or getattr(fact, "runnable_key", None),
+        run_of(fact),
+        subject,
         entry.thread,
         entry.seq,
         entry.position,

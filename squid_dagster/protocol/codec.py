@@ -10,11 +10,12 @@ from pydantic_core import PydanticSerializationError
 
 from squid_dagster.protocol.entries import MalformedFact, StoredFact, UnknownFact
 from squid_dagster.protocol.errors import InvalidFact
-from squid_dagster.protocol.facts import FACT_TYPES, Fact, FactBase
+from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact, FactBase
 
 DEFAULT_MAX_FACT_BYTES = 1024 * 1024
 
 _ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
+_QUEUE_ENVELOPE = frozenset({"type", "occurred_at"})
 _OPTIONAL = {
     model: tuple(
         name for name, field in model.model_fields.items() if not field.is_required() and field.default is None
@@ -57,9 +58,9 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
             f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
         )
     empty = {name for name in _OPTIONAL[model] if getattr(fact, name) is None}
-    run_id = getattr(fact, "run_id", None)
+    run_id: str | None = fact.run_id if fact.type in RUN_FACT_TYPES else None  # type: ignore[union-attr]
     try:
-        data = fact.model_dump_json(exclude={*_ENVELOPE, *empty})
+        data = fact.model_dump_json(exclude={*(_ENVELOPE if run_id is not None else _QUEUE_ENVELOPE), *empty})
         decoded = model.model_validate_json(_whole(run_id, fact.occurred_at, data))
     except PydanticSerializationError as error:
         raise InvalidFact(f"{fact.type} cannot be written as JSON: {error}") from None

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly, unreadable
-from squid_dagster.protocol.entries import Entry, digest
+from squid_dagster.protocol.entries import Entry, digest, run_of
 from squid_dagster.protocol.facts import (
     AttemptClaimed,
     AttemptCompleted,
@@ -35,6 +35,7 @@ class AttemptStatus(StrEnum):
     DEAD_LETTERED = "dead_lettered"
 
 
+STOPS = frozenset({"run_fenced", "run_terminal", "entry_quarantined"})
 _DISPATCH_PREFIX = dispatch_thread("")
 OPEN = frozenset({AttemptStatus.AVAILABLE, AttemptStatus.RETRY_SCHEDULED, AttemptStatus.CLAIMED})
 
@@ -132,16 +133,16 @@ class RunDispatch:
 
 def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
     """Fold one entry into `run`, in place: follow it, ignore it, or note an anomaly and change nothing else."""
-    readable = unreadable(entry) is None
-    if readable and entry.fact.type in ("run_fenced", "run_terminal"):
-        run.fenced = True
-        return
-    if readable and entry.fact.type == "entry_quarantined":
-        run.quarantined = True
+    verdict: Attempt | Reason | None = unreadable(entry)
+    if verdict is None and entry.fact.type in STOPS:
+        if entry.fact.type == "entry_quarantined":
+            run.quarantined = True
+        else:
+            run.fenced = True
         return
     if not entry.thread.startswith(_DISPATCH_PREFIX):
         return
-    verdict = _judge(run, entry)
+    verdict = verdict or _judge(run, entry)
     if isinstance(verdict, Reason):
         run.anomalies.append(anomaly(verdict, entry))
     elif verdict is not None:
@@ -150,8 +151,6 @@ def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
 
 def _judge(run: RunDispatch, entry: Entry) -> Attempt | Reason | None:
     """Decide what an entry does: a new attempt state, the reason why it is refused, or nothing."""
-    if (reason := unreadable(entry)) is not None:
-        return reason
     fact: Any = entry.fact
     if run.fenced:
         return Reason.TERMINAL_RUN
@@ -373,29 +372,33 @@ def _dead_letter(attempt: Attempt, fact: AttemptDeadLettered) -> Attempt | Reaso
 
 @dataclass(frozen=True, slots=True)
 class DispatchProjection:
-    """What a queue's thread says. `runs` holds each run's part, `paused` the queues that give no claims."""
+    """What a queue's thread says. `runs` holds each run's part, `queues` says which were ever paused, and still are."""
 
     runs: dict[str, RunDispatch] = field(default_factory=dict)
-    paused: frozenset[str] = frozenset()
+    queues: dict[str, bool] = field(default_factory=dict)
     queue_anomalies: tuple[Anomaly, ...] = ()
 
     @classmethod
     def fold(cls, entries: Iterable[Entry], onto: "DispatchProjection | None" = None) -> Self:
         """Fold entries in order, onto an earlier projection if given; neither is changed. Never raises."""
         base = onto if onto is not None else DispatchProjection()
-        runs, paused, loose = dict(base.runs), set(base.paused), list(base.queue_anomalies)
+        runs, queues, loose = dict(base.runs), dict(base.queues), list(base.queue_anomalies)
         mine: set[str] = set()
         for entry in entries:
-            fact = entry.fact
-            run_id = getattr(fact, "run_id", None)
+            run_id = run_of(entry.fact)
             if run_id is not None:
                 if run_id not in mine:
                     mine.add(run_id)
                     runs[run_id] = runs[run_id].copy() if run_id in runs else RunDispatch()
                 apply_dispatch(runs[run_id], entry)
             else:
-                apply_queue(paused, loose, entry)
-        return cls(runs, frozenset(paused), tuple(loose))
+                apply_queue(queues, loose, entry)
+        return cls(runs, queues, tuple(loose))
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The queues that give no claims."""
+        return frozenset(queue for queue, paused in self.queues.items() if paused)
 
     @property
     def attempts(self) -> dict[str, Attempt]:
@@ -410,7 +413,8 @@ class DispatchProjection:
 
     def claimable(self, at: datetime) -> list[Attempt]:
         """Attempts that a claim may take at that time, in claim order. A paused queue gives none."""
-        due = (a for run in self.runs.values() for a in run.claimable(at) if a.queue not in self.paused)
+        paused = self.paused
+        due = (a for run in self.runs.values() for a in run.claimable(at) if a.queue not in paused)
         return sorted(due, key=claim_order)
 
     def visible(self, at: datetime) -> list[Attempt]:
@@ -425,12 +429,12 @@ class DispatchProjection:
         return sorted((a for run in self.runs.values() for a in run.claimable(at) if wanted(a)), key=claim_order)
 
 
-def apply_queue(paused: set[str], anomalies: list[Anomaly], entry: Entry) -> None:
-    """Fold an entry that belongs to no run, in place."""
+def apply_queue(queues: dict[str, bool], anomalies: list[Anomaly], entry: Entry) -> None:
+    """Fold an entry of a queue's thread that belongs to no run, in place."""
+    if not entry.thread.startswith(_DISPATCH_PREFIX):
+        return
     fact: Any = entry.fact
     if (reason := unreadable(entry)) is not None:
         anomalies.append(anomaly(reason, entry))
-    elif fact.type == "queue_paused":
-        paused.add(fact.queue)
-    elif fact.type == "queue_resumed":
-        paused.discard(fact.queue)
+    elif fact.type == "queue_paused" or fact.type == "queue_resumed":
+        queues[fact.queue] = fact.type == "queue_paused"

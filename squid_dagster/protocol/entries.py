@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.facts import RUN_FACT_TYPES, Fact
 
 
 class UnknownFact(NamedTuple):
@@ -29,6 +29,13 @@ class MalformedFact(NamedTuple):
 
 
 StoredFact = Fact | UnknownFact | MalformedFact
+
+
+def run_of(fact: StoredFact) -> str | None:
+    """Give the run that a fact is about, None for one that is about no run."""
+    if fact.type in RUN_FACT_TYPES or isinstance(fact, UnknownFact | MalformedFact):
+        return fact.run_id  # type: ignore[union-attr]  # facts of these types have one
+    return None
 
 
 class Entry(NamedTuple):
@@ -55,5 +62,5 @@ def by_run(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
     """Group entries by the run they belong to, each group in the order given. Queue facts are under None."""
     groups: dict[str | None, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(getattr(entry.fact, "run_id", None), []).append(entry)
+        groups.setdefault(run_of(entry.fact), []).append(entry)
     return groups

@@ -159,9 +159,7 @@ def apply_run(run: RunProjection, entry: Entry) -> None:
         return
     reason = unreadable(entry) or _judge(run, entry)
     if reason is not None:
-        fact: Any = entry.fact
-        subject = getattr(fact, "step", None) or getattr(fact, "child_run_id", None)
-        run.anomalies.append(anomaly(reason, entry, subject))
+        run.anomalies.append(anomaly(reason, entry))
 
 
 def _judge(run: RunProjection, entry: Entry) -> Reason | None:

@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly
-from squid_dagster.protocol.dispatch import Attempt, AttemptStatus, RunDispatch, apply_dispatch, claim_order
+from squid_dagster.protocol.dispatch import STOPS, Attempt, AttemptStatus, RunDispatch, apply_dispatch, claim_order
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import Runnable
 from squid_dagster.protocol.index import RunSummary, is_catalog_entry, is_index_entry, judge_listing
 from squid_dagster.protocol.run import RunProjection, apply_run
+from squid_dagster.protocol.threads import run_thread
+
+_RUN_PREFIX = run_thread("")
 
 
 @dataclass(slots=True)
@@ -48,18 +51,25 @@ class RunUnit:
 
 def apply_unit(unit: RunUnit, entry: Entry) -> None:
     """Fold one entry of the run into `unit`, in place."""
-    if is_index_entry(entry):
+    if entry.thread.startswith(_RUN_PREFIX):
+        apply_run(unit.run, entry)
+        if entry.fact.type in STOPS:
+            apply_dispatch(unit.dispatch, entry)
+    elif is_index_entry(entry):
         verdict = judge_listing(unit.indexed, entry, Reason.CONFLICTING_RUN_INDEX)
-        unit.indexed = verdict if isinstance(verdict, RunSummary) else unit.indexed
+        unit.indexed = _listed(unit, entry, verdict) or unit.indexed
     elif is_catalog_entry(entry):
         verdict = judge_listing(unit.cataloged, entry, Reason.CONFLICTING_RUN_CATALOG)
-        unit.cataloged = verdict if isinstance(verdict, RunSummary) else unit.cataloged
+        unit.cataloged = _listed(unit, entry, verdict) or unit.cataloged
     else:
-        apply_run(unit.run, entry)
         apply_dispatch(unit.dispatch, entry)
-        return
+
+
+def _listed(unit: RunUnit, entry: Entry, verdict: RunSummary | Reason | None) -> RunSummary | None:
     if isinstance(verdict, Reason):
         unit.listing_anomalies.append(anomaly(verdict, entry))
+        return None
+    return verdict
 
 
 def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:

@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres.reading import ENTRY, read_entry
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 
 SHADOW: LiteralString = "_shadow"
@@ -202,4 +202,4 @@ def _alone(connection: PgConnection, schema: str) -> Iterator[None]:
 
 
 def _run_id(entry: Entry) -> str:
-    return str(getattr(entry.fact, "run_id", ""))
+    return run_of(entry.fact) or ""

@@ -12,7 +12,7 @@ from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.dispatch import apply_queue
-from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.unit import RunUnit
 
 _INSERT: dict[str, LiteralString] = {
@@ -63,11 +63,7 @@ class ViewRows:
         queues: dict[str, bool] = {}
         anomalies: list[Anomaly] = []
         for entry in entries:
-            paused: set[str] = set()
-            apply_queue(paused, anomalies, entry)
-            queue = getattr(entry.fact, "queue", None)
-            if queue is not None:
-                queues[queue] = queue in paused
+            apply_queue(queues, anomalies, entry)
         self.queues += [{"queue": queue, "paused": is_paused} for queue, is_paused in queues.items()]
         self.anomalies += rows.anomaly_rows(anomalies)
 
@@ -83,7 +79,7 @@ def rows_of_runs(entries: Iterable[Entry], run_ids: Iterable[str]) -> ViewRows:
     """Fold entries that are sorted by run and position."""
     found = ViewRows()
     wanted = set(run_ids)
-    for run_id, group in groupby(entries, key=lambda entry: getattr(entry.fact, "run_id", None)):
+    for run_id, group in groupby(entries, key=lambda entry: run_of(entry.fact)):
         if run_id in wanted:
             found.add_run(run_id, list(group))
     return found

@@ -17,11 +17,15 @@ from squid_dagster.journal.storage import Verified
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact
 from squid_dagster.protocol.unit import RunUnit, apply_unit
 
 # Facts whose rules look at, or change, every attempt of their run.
 _WHOLE = frozenset({"run_terminal", "run_fenced", "entry_quarantined", "attempt_claimed"})
+_KEY_FIELDS = {
+    name: tuple(key for key in ("runnable_key", "retry_runnable_key") if key in model.model_fields)
+    for name, model in FACT_TYPES.items()
+}
 
 
 @dataclass(slots=True)
@@ -35,13 +39,14 @@ class Touched:
 
     def add(self, fact: Fact) -> None:
         """Note what one fact touches."""
-        run_id: str | None = getattr(fact, "run_id", None)
-        if run_id is None:
+        if fact.type not in RUN_FACT_TYPES:
             return
+        run_id: str = fact.run_id  # type: ignore[union-attr]  # facts of these types have one
         self.runs.add(run_id)
         if fact.type in _WHOLE:
             self.whole.add(run_id)
-        for key in (getattr(fact, "runnable_key", None), getattr(fact, "retry_runnable_key", None)):
+        for name in _KEY_FIELDS[fact.type]:
+            key = getattr(fact, name)
             if key is not None:
                 self.attempts.add((run_id, key))
         if fact.type == "runnables_planned":
@@ -142,19 +147,12 @@ class Units:
             for seq, fact in enumerate(one.facts, 1):
                 position -= 1
                 entry = Entry(one.thread, seq, position, fact)
-                run_id = getattr(fact, "run_id", None)
-                if run_id is None:
-                    self._fold_queue(entry)
-                else:
+                if fact.type in RUN_FACT_TYPES:
+                    run_id: str = fact.run_id  # type: ignore[union-attr]  # facts of these types have one
                     self.first_position.setdefault(run_id, position)
                     apply_unit(self.units[run_id], entry)
-
-    def _fold_queue(self, entry: Entry) -> None:
-        queue = getattr(entry.fact, "queue", None)
-        paused: set[str] = set()
-        apply_queue(paused, self.queue_anomalies, entry)
-        if queue is not None:
-            self.queues[queue] = queue in paused
+                else:
+                    apply_queue(self.queues, self.queue_anomalies, entry)
 
     def changes(self) -> tuple[Any, ...]:
         """Give the rows that the fold changed, as the last six arguments of `append_entries`."""

@@ -13,7 +13,7 @@ from squid_dagster.journal.postgres.refold import ViewRows, rows_of_runs
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.entries import Entry, MalformedFact
+from squid_dagster.protocol.entries import Entry, MalformedFact, run_of
 
 _PAGE = 5_000
 _RUNS_AT_ONCE = 200
@@ -168,7 +168,7 @@ class _Look:
 
 def _judge(before: Entry, entry: Entry) -> Iterator[Finding]:
     fact = entry.fact
-    place = (entry.thread, entry.seq, getattr(fact, "run_id", None))
+    place = (entry.thread, entry.seq, run_of(fact))
     if isinstance(fact, MalformedFact):
         yield Finding(FindingKind.CORRUPT_ENTRY, f"{fact.type}: {fact.reason}", *place)
     if entry.seq == before.seq:

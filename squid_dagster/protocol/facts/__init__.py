@@ -47,11 +47,15 @@ FACT_TYPES: dict[str, type[FactBase]] = {
     for model in get_args(get_args(union)[0])
 }
 
+# Which types name a run; an unknown field called run_id on another type does not make it one of these.
+RUN_FACT_TYPES = frozenset(name for name, model in FACT_TYPES.items() if "run_id" in model.model_fields)
+
 __all__ = [
     "DEFAULT_MAX_DELIVERIES",
     "FACT_TYPES",
     "MAX_PRIORITY",
     "MIN_PRIORITY",
+    "RUN_FACT_TYPES",
     "AttemptClaimed",
     "AttemptCompleted",
     "AttemptDeadLettered",
