@@ -196,8 +196,8 @@ MUTANTS = (
     Mutant(
         "a resumed queue stays paused",
         DISPATCH,
-        "paused.discard(fact.queue)",
-        "paused.add(fact.queue)",
+        'queues[fact.queue] = fact.type == "queue_paused"',
+        "queues[fact.queue] = True",
     ),
     Mutant("the last start wins", RUN, "if run.start_digest is not None:", "if False:"),
     Mutant(

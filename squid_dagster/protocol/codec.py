@@ -1,6 +1,7 @@
 """Facts to stored columns and back. What every fact has (type, run, time) is a column; the rest is one JSON object."""
 
 import json
+import math
 import re
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -24,6 +25,8 @@ _OPTIONAL = {
 }
 # An escaped NUL after an even number of backslashes is a real one, and Postgres cannot hold it.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+\Z")
+_SUSPICIOUS = re.compile(r"NaN|Infinity|[eE][+]?[0-9]{3}|[0-9]{300}")
 _adapter: TypeAdapter[Fact] = TypeAdapter(Fact)
 
 
@@ -39,11 +42,16 @@ class EncodedFact(NamedTuple):
 def parse_fact(value: object) -> Fact:
     """Build a fact from a mapping with a `type`, or from its JSON text; raise `InvalidFact` that says what is wrong."""
     try:
-        if isinstance(value, str | bytes):
+        if isinstance(value, bytes):
+            value = value.decode()
+        if isinstance(value, str):
+            _check_finite(value)
             return _adapter.validate_json(value)
         return _adapter.validate_python(value)
     except ValidationError as error:
         raise InvalidFact(explain(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidFact(f"not the JSON of a fact: {error}") from None
 
 
 def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
@@ -57,17 +65,13 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
         raise InvalidFact(
             f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
         )
-    empty = {name for name in _OPTIONAL[model] if getattr(fact, name) is None}
-    run_id: str | None = fact.run_id if fact.type in RUN_FACT_TYPES else None  # type: ignore[union-attr]
     try:
-        data = fact.model_dump_json(exclude={*(_ENVELOPE if run_id is not None else _QUEUE_ENVELOPE), *empty})
-        decoded = model.model_validate_json(_whole(run_id, fact.occurred_at, data))
-    except PydanticSerializationError as error:
-        raise InvalidFact(f"{fact.type} cannot be written as JSON: {error}") from None
+        occurred_at, run_id, data = fact.occurred_at, _run_id(fact), _data(fact)
+        decoded = model.model_validate_json(_whole(run_id, occurred_at, data))
     except ValidationError as error:
         raise InvalidFact(f"{fact.type}: {explain(error)}") from None
-    except AttributeError as error:
-        raise InvalidFact(f"{fact.type} has a wrong shape: {error}") from None
+    except (PydanticSerializationError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidFact(f"{fact.type} cannot be written as JSON: {error}") from None
     if _differs(fact, decoded):
         raise InvalidFact(f"{fact.type} does not survive a round trip through JSON: check its values' types")
     if "\\u0000" in data and _NUL.search(data):
@@ -78,13 +82,30 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
             f"{fact.type} takes {size:,} bytes, more than the {max_bytes:,} allowed: "
             "store it elsewhere and record a reference"
         )
-    return EncodedFact(fact.type, run_id, fact.occurred_at, data)
+    return EncodedFact(fact.type, run_id, occurred_at, data)
+
+
+def _run_id(fact: Fact) -> str | None:
+    if fact.type not in RUN_FACT_TYPES:
+        return None
+    run_id: object = fact.run_id  # type: ignore[union-attr]  # facts of these types have one
+    if not isinstance(run_id, str):
+        raise TypeError(f"run_id must be a text, not {run_id!r}")
+    return run_id
+
+
+def _data(fact: Fact) -> str:
+    envelope = _ENVELOPE if fact.type in RUN_FACT_TYPES else _QUEUE_ENVELOPE
+    empty = (name for name in _OPTIONAL[type(fact)] if getattr(fact, name) is None)
+    # What is bent does not come back the same, so pydantic's warnings about it would say it twice.
+    return fact.model_dump_json(exclude={*envelope, *empty}, warnings=False)
 
 
 def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetime, data: str) -> StoredFact:
     """Read a stored fact. Never raises: what cannot be read comes back as `MalformedFact` or `UnknownFact`."""
     model = FACT_TYPES.get(type_name)
     try:
+        _check_finite(data)
         if model is None:
             values = json.loads(data)
             if not isinstance(values, dict):
@@ -93,7 +114,7 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
         fact = cast("Fact", model.model_validate_json(_whole(run_id, occurred_at, data)))
     except ValidationError as error:
         return MalformedFact(type_name, run_id, occurred_at, explain(error), data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return MalformedFact(type_name, run_id, occurred_at, str(error), data)
     if fact.thread != thread:
         return MalformedFact(type_name, run_id, occurred_at, f"belongs on thread {fact.thread!r}", data)
@@ -113,20 +134,44 @@ def explain(error: ValidationError) -> str:
     problems = []
     for problem in error.errors(include_url=False, include_context=False):
         path = ".".join(str(part) for part in problem["loc"]) or "value"
-        shown = repr(problem["input"])
-        shown = shown if len(shown) <= 60 and problem["type"] != "missing" else type(problem["input"]).__name__
-        problems.append(f"{path}: {problem['msg']}" + ("" if problem["type"] == "missing" else f" (got {shown})"))
+        got = "" if problem["type"] == "missing" else f" (got {_shown(problem['input'])})"
+        problems.append(f"{path}: {problem['msg']}{got}")
     return "; ".join(problems)
 
 
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        text = ""
+    return text if 0 < len(text) <= 60 else type(value).__name__
+
+
 def _whole(run_id: str | None, occurred_at: datetime, data: str) -> str:
-    """Put the columns back into the JSON object."""
-    head = f'{{"occurred_at":"{occurred_at.isoformat()}"'
-    if run_id is not None:
-        head += f',"run_id":"{run_id}"' if '"' not in run_id else f',"run_id":{json.dumps(run_id)}'
-    if data[:1] != "{":
+    """Put the columns back into the JSON object, last, so that they win over anything of the same name."""
+    body = data.strip()
+    if body[:1] != "{" or body[-1:] != "}":
         raise ValueError("not a JSON object")
-    return head + ("," if data.strip() != "{}" else "") + data[1:]
+    run = (
+        "" if run_id is None else f',"run_id":"{run_id}"' if _PLAIN.match(run_id) else f',"run_id":{json.dumps(run_id)}'
+    )
+    comma = "" if body[1:-1].isspace() or body == "{}" else ","
+    return f'{body[:-1]}{comma}"occurred_at":"{occurred_at.isoformat()}"{run}}}'
+
+
+def _check_finite(text: str) -> None:
+    """Raise `ValueError` for a number that JSON text can spell and JSON cannot mean; most texts cost one look."""
+    if _SUSPICIOUS.search(text):
+        json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text[:40]} is not a finite number")
 
 
 def _differs(fact: FactBase, decoded: FactBase) -> bool:

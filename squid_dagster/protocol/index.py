@@ -85,9 +85,10 @@ class RunIndexProjection(_Listing):
             if not is_index_entry(entry):
                 continue
             fact: Any = entry.fact
-            verdict = judge_listing(runs.get(fact.run_id), entry, Reason.CONFLICTING_RUN_INDEX)
-            if not isinstance(verdict, Reason) and mine is not None and fact.workflow != mine:
+            verdict: RunSummary | Reason | None = unreadable(entry)
+            if verdict is None and mine is not None and fact.workflow != mine:
                 verdict = Reason.CONFLICTING_WORKFLOW
+            verdict = verdict or judge_listing(runs.get(fact.run_id), entry, Reason.CONFLICTING_RUN_INDEX)
             if isinstance(verdict, Reason):
                 anomalies.append(anomaly(verdict, entry))
             elif verdict is not None:

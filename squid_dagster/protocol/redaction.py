@@ -7,39 +7,29 @@ from pydantic import JsonValue
 
 REDACTED = "[REDACTED]"
 
-_SECRET_PARTS = frozenset(
-    [
-        "apikey",
-        "auth",
-        "authorization",
-        "bearer",
-        "cookie",
-        "credential",
-        "credentials",
-        "jwt",
-        "passphrase",
-        "passwd",
-        "password",
-        "pwd",
-        "secret",
-        "secrets",
-        "token",
-    ]
+_SECRETS = frozenset(
+    """apikey apikeys auth authorization bearer cookie cookies credential credentials jwt passphrase passwd password
+    passwords pwd secret secrets token""".split()  # noqa: SIM905
 )
-_KEY_PREFIXES = frozenset(["access", "api", "encryption", "master", "private", "signing", "ssh"])
+# Parts that make a secret of what follows them: many things are called keys or tokens.
+_BEFORE_KEY = frozenset("access api encryption master private signing ssh".split())  # noqa: SIM905
+_BEFORE_TOKENS = frozenset("access api auth bearer id refresh session".split())  # noqa: SIM905
 # A number of tokens is not a token.
-_HARMLESS_ENDINGS = frozenset(["budget", "count", "hash", "limit", "ttl", "type", "usage"])
+_HARMLESS_ENDINGS = frozenset("budget count limit ttl type usage".split())  # noqa: SIM905
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def is_secret_key(key: str) -> bool:
     """Tell whether a key names a secret, by its parts: `x-api-key`, `clientSecret` and `session_token` all do."""
     parts = [part.lower() for part in _WORD.findall(key)]
-    if not parts or parts[-1] in _HARMLESS_ENDINGS:
+    if not parts or parts[-1] in _HARMLESS_ENDINGS or parts[-2:] == ["token", "hash"]:
         return False
-    if _SECRET_PARTS.intersection(parts):
+    if _SECRETS.intersection(parts):
         return True
-    return any(left in _KEY_PREFIXES and right == "key" for left, right in pairwise(parts))
+    return any(
+        (left in _BEFORE_KEY and right in ("key", "keys")) or (left in _BEFORE_TOKENS and right == "tokens")
+        for left, right in pairwise(parts)
+    )
 
 
 def redact(value: JsonValue) -> JsonValue:

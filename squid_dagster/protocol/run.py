@@ -144,7 +144,7 @@ class RunProjection:
             raise ValueError("written by another version of the fold")
         if found.get("digest") != digest(found.get("run")):
             raise ValueError("damaged: its digest does not fit")
-        return _adapter().validate_python(found["run"])
+        return _adapter().validate_json(json.dumps(found["run"]))
 
 
 @cache

@@ -48,6 +48,9 @@ def test_many_facts_leave_a_checkpoint_at_their_revision(storage: Storage) -> No
 
 def test_a_run_read_from_its_checkpoint_is_the_same(storage: Storage) -> None:
     load_run(storage, RUN)
+    checkpoint = storage.get_checkpoint(THREAD)
+    assert checkpoint is not None
+    assert RunProjection.load(checkpoint.data) == _folded(storage)
     storage.append(THREAD, [applied(at=60, result={"ok": 1}), quarantined(at=61)])
 
     revision, run = load_run(storage, RUN)

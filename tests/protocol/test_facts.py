@@ -334,9 +334,10 @@ def test_a_plan_names_no_runnable_of_another_run() -> None:
 
 
 @pytest.mark.parametrize("build", [queue_paused, queue_resumed])
-def test_a_fact_about_a_queue_names_no_run(build: Any) -> None:
+@pytest.mark.parametrize("run_id", ["run-1", 5, None])
+def test_a_fact_about_a_queue_names_no_run(build: Any, run_id: object) -> None:
     with pytest.raises(ValidationError, match="run_id"):
-        build(run_id="run-1")
+        build(run_id=run_id)
 
 
 def test_defaults_are_those_of_the_design() -> None:

@@ -80,7 +80,6 @@ def test_a_hash_of_a_password_is_no_public_matter(key: str) -> None:
         "token_count",
         "token_type",
         "max_token_limit",
-        "claim_token_hash",
         "runnable_key",
         "idempotency_key",
         "password_ttl",

@@ -113,21 +113,6 @@ def test_another_visit_of_the_step_is_one_more_to_apply() -> None:
     assert fold(*plan, applied(visit=2)).status == "idle"
 
 
-def test_two_applied_attempts_of_one_visit_do_not_count_for_another_visit() -> None:
-    plan = planned(runnable(), runnable(attempt=2), runnable(step="ship"))
-
-    projection = fold(started(), plan, applied(attempt=1), applied(attempt=2))
-
-    assert projection.status == "running"
-
-
-def test_a_visit_whose_first_planned_attempt_is_a_later_one_counts_all_the_same() -> None:
-    plan: list[Fact] = [started(), planned(runnable(attempt=2))]
-
-    assert fold(*plan).status == "running"
-    assert fold(*plan, applied(attempt=2)).status == "idle"
-
-
 def test_planning_the_same_again_changes_nothing() -> None:
     projection = fold(planned(), planned(runnable(), runnable(step="ship"), at=9))
 

@@ -22,7 +22,10 @@ DEFAULT_MAX_DELIVERIES = 5
 
 
 def _to_utc(value: datetime) -> datetime:
-    return value if value.tzinfo is UTC else value.astimezone(UTC)
+    try:
+        return value if value.tzinfo is UTC else value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time that UTC cannot express") from None
 
 
 def _redacted(value: Any) -> Any:

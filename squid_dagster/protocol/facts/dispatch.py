@@ -123,20 +123,21 @@ class RunFenced(RunDispatchFact):
     type: Literal["run_fenced"] = "run_fenced"
 
 
-class QueuePaused(QueueThreadFact):
+class _QueueOnly(QueueThreadFact):
+    actor: Actor | None = None
+    comment: Comment | None = None
+
+
+class QueuePaused(_QueueOnly):
     """No claim from this queue until it is resumed."""
 
     type: Literal["queue_paused"] = "queue_paused"
-    actor: Actor | None = None
-    comment: Comment | None = None
 
 
-class QueueResumed(QueueThreadFact):
+class QueueResumed(_QueueOnly):
     """Claims may go on."""
 
     type: Literal["queue_resumed"] = "queue_resumed"
-    actor: Actor | None = None
-    comment: Comment | None = None
 
 
 DispatchFact = Annotated[

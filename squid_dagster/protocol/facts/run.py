@@ -1,8 +1,8 @@
 """The facts of a run's own thread: what was asked, planned, applied, paused, resolved and ended."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from squid_dagster.protocol.facts.base import (
     DEFAULT_MAX_DELIVERIES,
@@ -72,6 +72,13 @@ class RunnablesPlanned(RunThreadFact):
 
     type: Literal["runnables_planned"] = "runnables_planned"
     runnables: list[Runnable]
+
+    @model_validator(mode="after")
+    def _of_this_run(self) -> Self:
+        for runnable in self.runnables:
+            if runnable.run_id != self.run_id:
+                raise ValueError(f"a plan of run {self.run_id!r} cannot name a runnable of run {runnable.run_id!r}")
+        return self
 
 
 class RunnableApplied(RunThreadFact):
