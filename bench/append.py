@@ -1,4 +1,4 @@
-"""Appending batches of 100 facts, views kept, beside a bare multi-row INSERT of the same rows into a copy of the table."""
+"""Appending batches of 100 facts, views kept, beside a bare multi-row INSERT of the same rows into a copy."""
 
 import time
 from itertools import chain, islice
@@ -29,10 +29,10 @@ def measure() -> list[Measure]:
         found = [
             _race(storage, "append, whole lives of runs", list(islice(lives, ROUNDS)), 0.5),
             _race(storage, "append, starts of runs", list(starts), None),
-            _race(storage, "append, claims", list(claims), None),
-            _race(storage, "append, ends of runs", list(ends), None),
         ]
-    return found
+        for batch in claims:
+            storage.commit(by_thread(batch))
+        return [*found, _race(storage, "append, ends of runs", list(ends), None)]
 
 
 def _batches(facts: Any) -> Any:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from squid_dagster.journal import Append, PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol import (
@@ -30,7 +32,7 @@ from squid_dagster.protocol import (
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-INPUT = {"account_id": "acct-4711", "invoice_id": "inv-0815", "amount": 1299, "currency": "EUR"}
+INPUT: dict[str, JsonValue] = {"account_id": "acct-4711", "invoice_id": "inv-0815", "amount": 1299, "currency": "EUR"}
 FINGERPRINT = hashlib.sha256(b"payment").hexdigest()
 HASH = hashlib.sha256(b"token").hexdigest()
 
@@ -110,7 +112,7 @@ def end_facts(run: str) -> list[Fact]:
     key = runnable_key(run, "charge", 1, 1)
     fence = {"run_id": run, "runnable_key": key, "claim_id": "claim", "claim_token_hash": HASH}
     at = T0 + 3 * SECOND
-    result = {"status": "paid", "reference": "ref-1"}
+    result: dict[str, JsonValue] = {"status": "paid", "reference": "ref-1"}
     return [
         AttemptHeartbeat.model_validate({**fence, "lease_until": T0 + 400 * SECOND, "occurred_at": T0 + 2 * SECOND}),
         AttemptCompleted.model_validate({**fence, "result": result, "occurred_at": at}),

@@ -127,6 +127,12 @@ class _QueueOnly(QueueThreadFact):
     actor: Actor | None = None
     comment: Comment | None = None
 
+    @model_validator(mode="after")
+    def _of_no_run(self) -> Self:
+        if "run_id" in (self.__pydantic_extra__ or ()):
+            raise ValueError("a fact about a queue names no run: remove run_id")
+        return self
+
 
 class QueuePaused(_QueueOnly):
     """No claim from this queue until it is resumed."""
