@@ -22,7 +22,7 @@ def postgres_url() -> Iterator[str]:
     if SERVER_VARIABLE in os.environ:
         yield os.environ[SERVER_VARIABLE]
         return
-    with tempfile.TemporaryDirectory(prefix="squid-tests-", dir="/tmp") as directory:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="squid-tests-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         try:

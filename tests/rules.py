@@ -318,6 +318,11 @@ DISPATCH = [
         {"status": "quarantined", "quarantined": True, "quarantine": ["squid:dispatch:default", 1, "unreadable"]},
         ["quarantined_run"],
     ),
+    Rule(
+        "the first quarantine says why a run stopped",
+        [started(), quarantined(at=5, reason="bad"), quarantined(at=6, reason="worse")],
+        run={"quarantine": ["squid:dispatch:default", 1, "bad"]},
+    ),
     Rule("a paused queue is paused", [queue_paused()], queues={"default": True}),
     Rule("a resumed queue is not", [queue_paused(), queue_resumed()], queues={"default": False}),
 ]

@@ -402,7 +402,7 @@ class DispatchProjection:
 
     @property
     def attempts(self) -> dict[str, Attempt]:
-        """All attempts by runnable key."""
+        """All attempts by runnable key; keys begin with their run's id, so that they differ between runs."""
         return {key: attempt for run in self.runs.values() for key, attempt in run.attempts.items()}
 
     @property

@@ -131,6 +131,11 @@ class RunProjection:
         """Tell whether the run has ended."""
         return self.terminal_status is not None
 
+    @property
+    def stopped(self) -> bool:
+        """Tell whether nothing more is to be scheduled or applied: the run has ended, or is quarantined."""
+        return self.terminal or self.quarantine is not None
+
     def dump(self) -> str:
         """Give the projection as JSON, for a checkpoint."""
         body = _adapter().dump_python(self, mode="json")

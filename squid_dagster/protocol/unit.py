@@ -73,8 +73,8 @@ def _listed(unit: RunUnit, entry: Entry, verdict: RunSummary | Reason | None) ->
 
 
 def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
-    """Completed attempts that the run planned and has not applied yet; none once the run has ended."""
-    if run.terminal:
+    """Completed attempts that the run planned and has not applied yet; none once the run has ended or is quarantined."""
+    if run.stopped:
         return []
     ready = (
         attempt
@@ -85,8 +85,8 @@ def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[At
 
 
 def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[Runnable]:
-    """Planned runnables that no queue knows and no result was applied for; none once the run has ended."""
-    if run.terminal:
+    """Planned runnables that no queue knows and no result was applied for; none once the run has ended or stopped."""
+    if run.stopped:
         return []
     return [
         planned.runnable
@@ -96,5 +96,5 @@ def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[R
 
 
 def unfenced_attempts(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
-    """Attempts that are still open although the run has ended; recovery fences them."""
+    """Attempts that the queue's thread alone still shows as open although the run has ended; recovery fences them."""
     return sorted(dispatch.open_attempts(), key=claim_order) if run.terminal else []

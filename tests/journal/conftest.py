@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
 
 pytest.register_assert_rewrite("tests.journal.contract")
@@ -18,9 +19,18 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore  # noq
 from squid_dagster.journal.postgres.storage import PostgresStorage  # noqa: E402
 from squid_dagster.journal.storage import Storage  # noqa: E402
 from tests.histories import T0  # noqa: E402
-from tests.journal.contract import Desk, Wire  # noqa: E402
+from tests.journal.contract import Desk, Wire, plain_url  # noqa: E402
 
 _shared = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_url: str) -> str:
+    """The same server, told not to wait for the disk: a hundred schemas are made here, and none outlives the tests."""
+    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return postgres_url
 
 
 def _storage(name: str, clock: VirtualClock, request: pytest.FixtureRequest) -> Storage:

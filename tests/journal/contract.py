@@ -19,7 +19,7 @@ from squid_dagster.journal.dispatch import ClaimRef, DispatchStore
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
-from squid_dagster.protocol import AttemptScheduled, Entry, Fact, RunUnit
+from squid_dagster.protocol import AttemptScheduled, Entry, Fact, MalformedFact, RunUnit, to_json
 from tests.histories import scheduled
 
 T = TypeVar("T")
@@ -39,6 +39,12 @@ def all_entries(storage: Storage) -> list[Entry]:
 def facts_of(found: Sequence[Entry]) -> list[Any]:
     """The facts of entries."""
     return [entry.fact for entry in found]
+
+
+def as_json(entry: Entry) -> str:
+    """The entry's fact as one JSON object, to the last sign; one that cannot be read fails the test."""
+    assert not isinstance(entry.fact, MalformedFact)
+    return to_json(entry.fact)
 
 
 def put(storage: Storage, *facts: Fact) -> None:
