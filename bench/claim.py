@@ -9,7 +9,7 @@ from bench.report import Measure, progress
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
 from squid_dagster.journal.postgres.connection import borrow
 
-SHALLOW, DEEP, CLAIMS, SEED_BATCH = 1_000, 1_000_000, 400, 2_000
+SHALLOW, DEEP, CLAIMS, SEED_BATCH = 1_000, 1_000_000, 200, 2_000
 LATER = T0 + timedelta(days=36_500)
 
 

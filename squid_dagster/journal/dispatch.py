@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from squid_dagster.journal.storage import Append
+from pydantic import ValidationError
+
+from squid_dagster.journal.storage import Append, Verified, check_appends
 from squid_dagster.protocol.anomalies import Reason
+from squid_dagster.protocol.codec import explain
 from squid_dagster.protocol.dispatch import (
     Attempt,
     AttemptStatus,
@@ -29,12 +32,14 @@ from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     ExpiredClaim,
     InvalidArgument,
+    InvalidFact,
     NotFound,
     SquidError,
     StaleClaim,
     TerminalRun,
 )
 from squid_dagster.protocol.facts import (
+    FACT_TYPES,
     AttemptCompleted,
     AttemptDeadLettered,
     AttemptFailed,
@@ -196,14 +201,32 @@ def new_claims(count: int) -> list[tuple[str, str]]:
     return [(secrets.token_urlsafe(16), secrets.token_urlsafe(32)) for _ in range(count)]
 
 
-def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta) -> None:
+def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definitions: Collection[str] | None) -> None:
     """Raise `InvalidArgument` or `InvalidThread` for a claim that makes no sense."""
     check_part(queue, "queue")
-    if not isinstance(owner_id, str) or not 1 <= len(owner_id) <= 1000:
-        raise InvalidArgument(f"owner_id must be a text of 1 to 1000 characters, not {owner_id!r}")
+    check_text(owner_id, "owner_id", 1000)
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_CLAIMS:
         raise InvalidArgument(f"limit must be a whole number from 1 to {MAX_CLAIMS}, not {limit!r}")
     check_lease(lease)
+    if definitions is not None:
+        if isinstance(definitions, str):
+            raise InvalidArgument(f"definitions must be a collection of texts, not the text {definitions!r}")
+        for definition in definitions:
+            check_text(definition, "a definition", 2000)
+
+
+def check_reason(reason: str | None) -> None:
+    """Raise `InvalidArgument` unless the reason of a release is None or a text of up to 10,000 characters."""
+    if reason is not None:
+        check_text(reason, "reason", 10_000)
+
+
+def check_text(value: str, what: str, most: int) -> None:
+    """Raise `InvalidArgument` unless `value` is a text of 1 to `most` characters that Postgres can hold."""
+    if not isinstance(value, str) or not 1 <= len(value) <= most:
+        raise InvalidArgument(f"{what} must be a text of 1 to {most} characters, not {value!r:.80}")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidArgument(f"{what} {value!r:.80} holds a character that Postgres cannot store: remove it")
 
 
 def check_lease(lease: timedelta) -> None:
@@ -241,14 +264,14 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
 
     Raises:
         StaleClaim, ExpiredClaim, ConflictingCompletion: the claim may not write this.
+        InvalidFact: the outcome cannot be written down.
     """
     ref, outcome = settlement
     at = max(now, attempt.last_at)
     if isinstance(outcome, Completed):
-        verdict = check_completion(attempt, ref.claim_id, _known_hash(attempt, ref), digest(outcome.result), at)
+        verdict = check_completion(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(outcome.result), at)
     else:
-        error = digest(redact_object(outcome.error))
-        verdict = check_failure(attempt, ref.claim_id, _known_hash(attempt, ref), error, at)
+        verdict = check_failure(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(_redacted(outcome.error)), at)
     if isinstance(verdict, Reason):
         raise refusal(verdict, attempt)
     if not verdict:
@@ -260,6 +283,17 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
         return AttemptFailed(**fence, error=outcome.error)
     key, after = outcome.retry
     return AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after)
+
+
+def _redacted(error: Any) -> Any:
+    return redact_object(error) if isinstance(error, dict) else error
+
+
+def _digest(outcome: Any) -> str:
+    try:
+        return digest(outcome)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidFact(f"an outcome must be JSON: {error}") from None
 
 
 def heartbeat_fact(attempt: Attempt, ref: ClaimRef, lease: timedelta, now: datetime) -> Fact:
@@ -293,10 +327,8 @@ def make_claim(attempt: Attempt, tokens: dict[str, str]) -> Claim:
     return Claim(ClaimRef(attempt.queue, attempt.run_id, attempt.runnable_key, claim_id, tokens[claim_id]), attempt)
 
 
-def judge(
-    refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime
-) -> tuple[dict[int, Fact], dict[int, SquidError]]:
-    """Give the facts that members of a group may write, and the errors of those who may not, by place in the group."""
+def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime) -> "Group":
+    """Give the facts that members of a group may write, and the errors of those who may not."""
     facts: dict[int, Fact] = {}
     errors: dict[int, SquidError] = {}
     for i, ref in enumerate(refs):
@@ -304,10 +336,12 @@ def judge(
             fact = fact_of(i, find(run_of(ref.run_id), ref), now)
         except SquidError as error:
             errors[i] = error
+        except ValidationError as error:
+            errors[i] = InvalidFact(explain(error))
         else:
             if fact is not None:
                 facts[i] = fact
-    return facts, errors
+    return Group(refs, facts, errors)
 
 
 def _checked_time(attempt: Attempt, ref: ClaimRef, now: datetime) -> datetime:
@@ -364,3 +398,59 @@ def settled(run: RunDispatch, facts: Iterable[Fact]) -> RunDispatch:
     for fact in facts:
         apply_dispatch(preview, Entry(fact.thread, 0, 0, fact))
     return preview
+
+
+def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
+    """Ask the planner about one run. Raises what it raises, and `InvalidFact` for anything that is no fact."""
+    planned = list(plan(request))
+    for fact in planned:
+        if type(fact) not in FACT_TYPES.values():
+            raise InvalidFact(f"the planner gave a {type(fact).__name__} for run {request.run_id!r}, not a fact")
+    return planned
+
+
+@dataclass(slots=True)
+class Group:
+    """What the members of a group want to write: their own facts by place, and what was planned for their runs."""
+
+    refs: Sequence[ClaimRef]
+    facts: dict[int, Fact]
+    errors: dict[int, SquidError]
+    planned: dict[str, list[Fact]] = field(default_factory=dict)
+
+    def members(self, places: Iterable[int]) -> dict[str, list[int]]:
+        """Give these places by run."""
+        found: dict[str, list[int]] = {}
+        for i in places:
+            found.setdefault(self.refs[i].run_id, []).append(i)
+        return found
+
+    def refuse(self, places: Iterable[int], error: SquidError) -> None:
+        """Let these members write nothing, and their runs neither."""
+        for i in places:
+            self.facts.pop(i, None)
+            self.planned.pop(self.refs[i].run_id, None)
+            self.errors[i] = error
+
+    def check(self, max_fact_bytes: int) -> list[Verified]:
+        """Check and encode everything; a member whose facts cannot be written is refused, with its run's plan."""
+        everything = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
+        try:
+            return check_appends(arrange(everything), max_fact_bytes) if everything else []
+        except SquidError as error:
+            if not self._refuse_bad(max_fact_bytes):
+                raise AssertionError("facts that are fine one by one were refused together") from error
+        return self.check(max_fact_bytes)
+
+    def _refuse_bad(self, max_fact_bytes: int) -> bool:
+        refused = False
+        for run_id, places in self.members(list(self.facts)).items():
+            together = [places] if run_id in self.planned else [[i] for i in places]
+            for some in together:
+                facts = [*(self.facts[i] for i in some), *self.planned.get(run_id, ())]
+                try:
+                    check_appends(arrange(facts), max_fact_bytes)
+                except SquidError as error:
+                    self.refuse(some, error)
+                    refused = True
+        return refused

@@ -10,12 +10,15 @@ from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
     FactOf,
+    Group,
     Planner,
     PlanRequest,
     Settlement,
     arrange,
+    ask,
     check_claim,
     check_lease,
+    check_reason,
     check_refs,
     dead_letter_fact,
     hash_token,
@@ -53,7 +56,7 @@ class FoldDispatchStore:
         definitions: Collection[str] | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
-        check_claim(queue, owner_id, limit, lease)
+        check_claim(queue, owner_id, limit, lease, definitions)
         while True:
             revision, projection = self._fold(queue)
             tokens = dict(new_claims(limit))
@@ -79,7 +82,7 @@ class FoldDispatchStore:
         now = self._storage.now()
         facts: list[Fact] = []
         unused = list(tokens.items())
-        counted: dict[str, int] = {}
+        counted: dict[tuple[str, str], int] = {}
         for attempt in projection.claimable(now):
             if not unused:
                 break
@@ -96,8 +99,8 @@ class FoldDispatchStore:
                 facts.append(spent)
                 continue
             claim_id, token = unused.pop(0)
-            key = attempt.idempotency_key
-            counted[key] = counted.get(key, run.tokens.get(key, 0)) + 1
+            key = (attempt.run_id, attempt.idempotency_key)
+            counted[key] = counted.get(key, run.tokens.get(attempt.idempotency_key, 0)) + 1
             facts.append(_claim_fact(attempt, owner_id, lease, claim_id, token, counted[key], now))
         return facts
 
@@ -108,6 +111,7 @@ class FoldDispatchStore:
 
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
         """Give attempts back, as the contract says."""
+        check_reason(reason)
         return self._group(refs, lambda i, attempt, now: release_fact(attempt, refs[i], reason, now))
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
@@ -123,13 +127,17 @@ class FoldDispatchStore:
 
     def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
-        _, projection = self._fold(check_part(queue, "queue"))
+        return self._expired(check_part(queue, "queue"))[:limit]
+
+    def _expired(self, queue: str) -> list[Attempt]:
+        _, projection = self._fold(queue)
         found = [a for a in projection.expired(self._storage.now()) if not self._run(projection, a.run_id).stopped]
-        return sorted(found, key=lambda a: (a.lease_until or a.visible_at, a.position))[:limit]
+        return sorted(found, key=lambda a: (a.lease_until or a.visible_at, a.position))
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming."""
-        spent = [a for a in self.expired(queue) if dead_letter_fact(a, self._storage.now())][:limit]
+        now = self._storage.now()
+        spent = [a for a in self._expired(check_part(queue, "queue")) if dead_letter_fact(a, now)][:limit]
         refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
@@ -169,46 +177,43 @@ class FoldDispatchStore:
         revision, projection = self._fold(queue)
         runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
         now = self._storage.now()
-        facts, errors = judge(refs, fact_of, runs.__getitem__, now)
+        group = judge(refs, fact_of, runs.__getitem__, now)
+        revisions: dict[str, int] = {}
+        if plan is not None:
+            revisions = self._plan(group, runs, plan, now)
+        group.check(self._storage.max_fact_bytes)
         after = {
-            run_id: settled(run, (f for i, f in facts.items() if refs[i].run_id == run_id))
+            run_id: settled(run, (fact for i, fact in group.facts.items() if refs[i].run_id == run_id))
             for run_id, run in runs.items()
         }
-        appends: list[Append] = []
-        if plan is not None:
-            appends = self._plan(refs, facts, errors, after, plan, now)
-        self._write(queue, revision, list(facts.values()), appends)
+        planned = arrange(fact for facts in group.planned.values() for fact in facts)
+        appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in planned]
+        self._write(queue, revision, list(group.facts.values()), appends)
         return [
-            Answer(ref, after[ref.run_id].attempts.get(ref.runnable_key), errors.get(i)) for i, ref in enumerate(refs)
+            Answer(
+                ref,
+                None if i in group.errors else after[ref.run_id].attempts.get(ref.runnable_key),
+                group.errors.get(i),
+            )
+            for i, ref in enumerate(refs)
         ]
 
-    def _plan(
-        self,
-        refs: list[ClaimRef],
-        facts: dict[int, Fact],
-        errors: dict[int, SquidError],
-        after: dict[str, RunDispatch],
-        plan: Planner,
-        now: datetime,
-    ) -> list[Append]:
+    def _plan(self, group: Group, runs: dict[str, RunDispatch], plan: Planner, now: datetime) -> dict[str, int]:
+        """Ask the planner about each run; return the revisions of the run threads that it looked at."""
         # Where a commit cannot span threads, an outcome may be on record that nothing followed from: plan for it again.
-        accepted = facts if self._storage.atomic_across_threads else [i for i in range(len(refs)) if i not in errors]
-        members: dict[str, list[int]] = {}
-        for i in accepted:
-            members.setdefault(refs[i].run_id, []).append(i)
-        planned: list[Fact] = []
+        everyone = [i for i in range(len(group.refs)) if i not in group.errors]
+        members = group.members(group.facts if self._storage.atomic_across_threads else everyone)
         revisions: dict[str, int] = {}
-        for run_id, mine in members.items():
+        for run_id, places in members.items():
             entries = self._storage.read(run_thread(run_id))
             revisions[run_thread(run_id)] = len(entries)
-            attempts = tuple(after[run_id].attempts[refs[i].runnable_key] for i in mine)
+            after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
+            attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             try:
-                planned += plan(PlanRequest(run_id, RunProjection.fold(entries), attempts, now))
+                group.planned[run_id] = ask(plan, PlanRequest(run_id, RunProjection.fold(entries), attempts, now))
             except SquidError as error:
-                for i in mine:
-                    facts.pop(i, None)
-                    errors[i] = error
-        return [Append(one.thread, one.facts, revisions.get(one.thread)) for one in arrange(planned)]
+                group.refuse(places, error)
+        return revisions
 
     def _write(self, queue: str, revision: int, facts: list[Fact], planned: list[Append]) -> None:
         """Write a group as one commit where that is possible; else outcomes first, then runs, then new work."""

@@ -3,14 +3,27 @@
 from collections.abc import Sequence
 from datetime import datetime
 from threading import RLock
+from typing import NamedTuple
 from uuid import UUID
 
 from squid_dagster.journal.clock import Clock, SystemClock
 from squid_dagster.journal.storage import Append, Checkpoint, Verified, check_appends, check_revision
-from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, decode
+from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, EncodedFact, decode
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.protocol.facts import Fact
+
+
+class _Stored(NamedTuple):
+    """An entry as text: whoever wrote or read it may change what they hold, and changes no fact."""
+
+    thread: str
+    seq: int
+    position: int
+    encoded: EncodedFact
+
+    def entry(self) -> Entry:
+        return Entry(self.thread, self.seq, self.position, decode(self.thread, *self.encoded))
 
 
 class MemoryStorage:
@@ -26,11 +39,11 @@ class MemoryStorage:
         """Begin with an empty journal."""
         self.atomic_across_threads = atomic_across_threads
         self._clock = clock or SystemClock()
-        self._max_fact_bytes = max_fact_bytes
+        self.max_fact_bytes = max_fact_bytes
         self._lock = RLock()
-        self._threads: dict[str, list[Entry]] = {}
-        self._runs: dict[str, list[Entry]] = {}
-        self._journal: list[Entry] = []
+        self._threads: dict[str, list[_Stored]] = {}
+        self._runs: dict[str, list[_Stored]] = {}
+        self._journal: list[_Stored] = []
         self._position = 0
         self._commits: dict[UUID, dict[str, int]] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -41,7 +54,7 @@ class MemoryStorage:
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads, as the contract says."""
-        verified = check_appends(appends, self._max_fact_bytes)
+        verified = check_appends(appends, self.max_fact_bytes)
         groups = [verified] if self.atomic_across_threads else [[one] for one in verified]
         with self._lock:
             if commit_id is not None and commit_id in self._commits:
@@ -66,8 +79,7 @@ class MemoryStorage:
             rows = self._threads.setdefault(one.thread, [])
             for stored in one.encoded:
                 self._position += 1
-                # Decoding gives every reader its own copy: a caller who keeps and changes a payload changes no fact.
-                entry = Entry(one.thread, len(rows) + 1, self._position, decode(one.thread, *stored))
+                entry = _Stored(one.thread, len(rows) + 1, self._position, stored)
                 rows.append(entry)
                 self._journal.append(entry)
                 if stored.run_id is not None:
@@ -83,7 +95,8 @@ class MemoryStorage:
         """Give a thread's entries after a revision."""
         check_revision(after, "after")
         with self._lock:
-            return self._threads.get(thread, [])[after : None if limit is None else after + limit]
+            found = self._threads.get(thread, [])[after : None if limit is None else after + limit]
+        return [stored.entry() for stored in found]
 
     def revision(self, thread: str) -> int:
         """Give a thread's last sequence number."""
@@ -97,12 +110,14 @@ class MemoryStorage:
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""
         with self._lock:
-            return [entry for entry in self._journal if after < entry.position <= upto][:limit]
+            found = [stored for stored in self._journal if after < stored.position <= upto][:limit]
+        return [stored.entry() for stored in found]
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
         """Give all facts of one run, by position."""
         with self._lock:
-            return [e for e in self._runs.get(run_id, ()) if before is None or e.position < before]
+            found = [stored for stored in self._runs.get(run_id, ()) if before is None or stored.position < before]
+        return [stored.entry() for stored in found]
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
         """Keep a projection, unless a newer valid one is there."""

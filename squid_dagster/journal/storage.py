@@ -51,6 +51,10 @@ class Storage(Protocol):
     def atomic_across_threads(self) -> bool:
         """Whether a commit over several threads is one."""
 
+    @property
+    def max_fact_bytes(self) -> int:
+        """How large a fact's payload may be."""
+
     def now(self) -> datetime:
         """Tell the time that decides: the storage's own, in UTC."""
 

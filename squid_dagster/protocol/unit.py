@@ -73,7 +73,7 @@ def _listed(unit: RunUnit, entry: Entry, verdict: RunSummary | Reason | None) ->
 
 
 def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
-    """Completed attempts that the run planned and has not applied yet; none once the run has ended or is quarantined."""
+    """Completed attempts that the run planned and has not applied yet; none once the run has stopped."""
     if run.stopped:
         return []
     ready = (
@@ -85,7 +85,7 @@ def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[At
 
 
 def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[Runnable]:
-    """Planned runnables that no queue knows and no result was applied for; none once the run has ended or stopped."""
+    """Planned runnables that no queue knows and no result was applied for; none once the run has stopped."""
     if run.stopped:
         return []
     return [

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +20,7 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore  # noq
 from squid_dagster.journal.postgres.storage import PostgresStorage  # noqa: E402
 from squid_dagster.journal.storage import Storage  # noqa: E402
 from tests.histories import T0  # noqa: E402
-from tests.journal.contract import Desk, Wire, plain_url  # noqa: E402
+from tests.journal.contract import Desk, Opener, Wire, plain_url  # noqa: E402
 
 _shared = count(1)
 
@@ -105,3 +106,17 @@ def postgres_shared(postgres_url: str) -> Iterator[PostgresStorage]:
     storage.upgrade()
     yield storage
     storage.close()
+
+
+@pytest.fixture
+def open_storage(postgres_url: str, schema: str) -> Iterator[Opener]:
+    """Open journals that nobody has made yet, by default on the shared server; all are closed in the end."""
+    opened: list[PostgresStorage] = []
+
+    def open_(url: str = postgres_url, name: str = schema, **options: Any) -> PostgresStorage:
+        opened.append(PostgresStorage(url, name, **options))
+        return opened[-1]
+
+    yield open_
+    for storage in opened:
+        storage.close()

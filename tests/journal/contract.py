@@ -27,6 +27,9 @@ T = TypeVar("T")
 EVERYTHING = 2**62
 """A position beyond all others."""
 
+Opener = Callable[..., PostgresStorage]
+"""Opens a storage: `open_storage(url, schema_name, **options)`."""
+
 
 # --- looking at a journal -------------------------------------------------------------------------------------------
 

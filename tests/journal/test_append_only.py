@@ -127,7 +127,8 @@ def test_the_guard_does_not_stand_in_the_way_of_appends(journal: PostgresStorage
 
 
 def test_a_sequence_number_cannot_be_used_twice(journal: PostgresStorage) -> None:
-    again = "INSERT INTO journal_entries SELECT position + 100, thread, seq, type, run_id, occurred_at, data, digest FROM journal_entries"
+    again = """INSERT INTO journal_entries
+        SELECT position + 100, thread, seq, type, run_id, occurred_at, data, digest FROM journal_entries"""
     with raw(journal) as connection, pytest.raises(psycopg.errors.UniqueViolation, match="journal_entries_thread"):
         connection.execute(again)
     assert len(all_entries(journal)) == 4

@@ -59,6 +59,7 @@ from tests.histories import (
 )
 from tests.journal.contract import (
     EVERYTHING,
+    Opener,
     Wire,
     all_entries,
     as_json,
@@ -703,8 +704,10 @@ def test_an_append_that_has_taken_its_positions_and_not_committed_is_read_once_w
     assert [entry.thread for entry in postgres.read_between(b, c)] == [QUEUE_THREAD, OTHER_THREAD]
 
 
-def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(postgres: PostgresStorage, postgres_url: str) -> None:
-    other = PostgresStorage(postgres_url, f"{postgres.schema}_other")
+def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(
+    postgres: PostgresStorage, open_storage: Opener
+) -> None:
+    other = open_storage(name=f"{postgres.schema}_other")
     other.upgrade()
     postgres.append(THREAD, [signal()])
     with raw(other, autocommit=False) as writer:
@@ -713,7 +716,6 @@ def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(postgres: Post
         postgres.append(THREAD, [signal()])
         assert postgres.cut() == all_entries(postgres)[-1].position
         assert other.cut() == 0
-    other.close()
 
 
 # --- Postgres: lost answers and lost servers ------------------------------------------------------------------------
@@ -822,7 +824,7 @@ def test_whatever_is_called_first_after_the_server_cut_all_connections_works(pos
     assert failed == {}
 
 
-def test_a_new_storage_on_the_same_schema_sees_everything(postgres: PostgresStorage, postgres_url: str) -> None:
+def test_a_new_storage_on_the_same_schema_sees_everything(postgres: PostgresStorage, open_storage: Opener) -> None:
     # given a journal with something of everything
     commit_id = uuid4()
     postgres.commit([Append(THREAD, [signal(), started(), planned()]), Append(QUEUE_THREAD, [scheduled()])], commit_id)
@@ -830,7 +832,7 @@ def test_a_new_storage_on_the_same_schema_sees_everything(postgres: PostgresStor
     before, cut = all_entries(postgres), postgres.cut()
     postgres.close()
     # when somebody else opens it
-    other = PostgresStorage(postgres_url, postgres.schema)
+    other = open_storage()
     # then all of it is there
     assert all_entries(other) == before
     assert other.cut() == cut
@@ -838,14 +840,13 @@ def test_a_new_storage_on_the_same_schema_sees_everything(postgres: PostgresStor
     assert other.get_checkpoint(THREAD) == Checkpoint(THREAD, 2, "[2]")
     assert other.append(THREAD, [terminal()], expected_rev=3) == 4
     assert postgres.revision(THREAD) == 4
-    other.close()
 
 
 def test_a_journal_survives_its_server_and_so_does_the_storage_that_was_open_on_it(
-    own_server: EmbeddedPostgres,
+    own_server: EmbeddedPostgres, open_storage: Opener
 ) -> None:
     # given a storage that has written to a server
-    storage = PostgresStorage(own_server.ensure_running(), "survivor")
+    storage = open_storage(own_server.ensure_running())
     storage.upgrade()
     storage.append(THREAD, [signal(), started()])
     before, cut = all_entries(storage), storage.cut()
@@ -865,7 +866,6 @@ def test_a_journal_survives_its_server_and_so_does_the_storage_that_was_open_on_
     assert storage.append(THREAD, [planned()], expected_rev=2) == 3
     assert all_entries(storage)[-1].position > cut
     assert_views_agree_with_the_journal(storage)
-    storage.close()
 
 
 def test_a_failed_transaction_gives_its_connection_back_clean(postgres: PostgresStorage) -> None:

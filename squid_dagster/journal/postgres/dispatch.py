@@ -12,12 +12,14 @@ from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
     FactOf,
+    Group,
     Planner,
     PlanRequest,
     Settlement,
-    arrange,
+    ask,
     check_claim,
     check_lease,
+    check_reason,
     check_refs,
     dead_letter_fact,
     hash_token,
@@ -33,13 +35,10 @@ from squid_dagster.journal.postgres.connection import borrow
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, explained, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
-from squid_dagster.journal.storage import check_appends
 from squid_dagster.protocol.dispatch import Attempt
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
     %b::text[], %b::text[], %b::timestamptz)"""
@@ -70,7 +69,7 @@ class PostgresDispatchStore:
         definitions: Collection[str] | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
-        check_claim(queue, owner_id, limit, lease)
+        check_claim(queue, owner_id, limit, lease, definitions)
         claims: list[Claim] = []
         while len(claims) < limit:
             found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions)
@@ -94,13 +93,13 @@ class PostgresDispatchStore:
             self._now(),
         )
 
-        def ask() -> tuple[list[Row], int]:
+        def call() -> tuple[list[Row], int]:
             with borrow(self._storage.engine) as connection, explained():
                 row = connection.execute(self._storage.sql(_CLAIM), values).fetchone()
                 assert row is not None  # noqa: S101  a function call always answers
                 return row[0]["claimed"] or [], row[0]["dead"]
 
-        rows, dead = persistently(ask)
+        rows, dead = persistently(call)
         attempts = [attempt_from_row(row) for row in rows]
         return [make_claim(attempt, tokens) for attempt in attempts], dead
 
@@ -111,6 +110,7 @@ class PostgresDispatchStore:
 
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
         """Give attempts back, as the contract says."""
+        check_reason(reason)
         return self._group(refs, lambda i, attempt, now: release_fact(attempt, refs[i], reason, now))
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
@@ -142,59 +142,45 @@ class PostgresDispatchStore:
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
         check_refs(refs)
         commit_id = uuid4()
-        return persistently(lambda: self._group_once(refs, fact_of, plan, commit_id)) if refs else []
+        answers: list[Answer] = []
+        if refs:
+            persistently(lambda: self._group_once(refs, fact_of, plan, commit_id, answers))
+        return answers
 
     def _group_once(
-        self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID
-    ) -> list[Answer]:
+        self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID, answers: list[Answer]
+    ) -> None:
         touched = Touched({ref.run_id for ref in refs}, set(), {(ref.run_id, ref.runnable_key) for ref in refs})
         with self._storage.transaction() as transaction:
             units = transaction.lock(touched)
-            if transaction.committed(commit_id):
-                return [self._recall(ref) for ref in refs]  # the first answer was lost on the way
-            facts, errors = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
-            follow_ups = self._plan(transaction, units, refs, facts, errors, plan) if plan else []
-            written = [*facts.values(), *follow_ups]
-            if written:
-                more = Touched()
-                for fact in written:
+            if answers and transaction.committed(commit_id):
+                return  # written the first time; only the word of it was lost on the way
+            group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
+            if plan is not None:
+                self._plan(transaction, units, group, plan)
+            verified = group.check(self._storage.max_fact_bytes)
+            more = Touched()
+            for one in verified:
+                for fact in one.facts:
                     more.add(fact)
-                transaction.lock_more(units, more)
-                verified = check_appends(arrange(written), self._storage.max_fact_bytes)
-                units.fold(verified)
+            transaction.lock_more(units, more)
+            units.fold(verified)
+            answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
+            if verified:
                 transaction.write(verified, units, commit_id)
-        return [_answer(ref, units, errors.get(i)) for i, ref in enumerate(refs)]
 
-    def _plan(
-        self,
-        transaction: Transaction,
-        units: Units,
-        refs: Sequence[ClaimRef],
-        facts: dict[int, Fact],
-        errors: dict[int, SquidError],
-        plan: Planner,
-    ) -> list[Fact]:
+    def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> None:
         """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""
-        members: dict[str, list[int]] = {}
-        for i in facts:
-            members.setdefault(refs[i].run_id, []).append(i)
+        members = group.members(group.facts)
         threads = transaction.read_threads(run_thread(run_id) for run_id in members)
-        planned: list[Fact] = []
-        for run_id, mine in members.items():
-            after = settled(units.units[run_id].dispatch, (facts[i] for i in mine))
-            attempts = tuple(after.attempts[refs[i].runnable_key] for i in mine)
+        for run_id, places in members.items():
+            after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
+            attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             run = RunProjection.fold(threads[run_thread(run_id)])
             try:
-                planned += plan(PlanRequest(run_id, run, attempts, units.now))
+                group.planned[run_id] = ask(plan, PlanRequest(run_id, run, attempts, units.now))
             except SquidError as error:
-                for i in mine:
-                    del facts[i]
-                    errors[i] = error
-        return planned
-
-    def _recall(self, ref: ClaimRef) -> Answer:
-        unit = RunUnit.fold(self._storage.read_run(ref.run_id))
-        return Answer(ref, unit.dispatch.attempts.get(ref.runnable_key))
+                group.refuse(places, error)
 
 
 def _answer(ref: ClaimRef, units: Units, error: SquidError | None) -> Answer:

@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import TupleRow
 from psycopg.sql import Composed
-from sqlalchemy import Engine
+from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.postgres import migrate
-from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine
+from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, unavailable
 from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.reading import ENTRY, read_entry, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name, statement
@@ -50,7 +50,7 @@ _READ_RUN: LiteralString = (
 _REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
 _FIND_COMMIT: LiteralString = "SELECT receipt::text FROM {schema}.journal_commits WHERE id = %s"
 _GET_CHECKPOINT: LiteralString = """SELECT c.rev, c.data::text FROM {schema}.journal_checkpoints c
-    JOIN {schema}.journal_threads t ON t.id = c.thread AND c.rev <= t.rev WHERE c.thread = %s"""
+    WHERE c.thread = %s AND c.rev <= coalesce((SELECT rev FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
 # One that claims more than its thread holds, or less than the new one, is replaced.
 _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS c (thread, rev, data, updated_at)
     VALUES (%s, %s, %s, clock_timestamp()) ON CONFLICT (thread) DO UPDATE
@@ -81,15 +81,21 @@ class PostgresStorage:
 
     def upgrade(self) -> int:
         """Create or upgrade the schema; return its version. Raises as `migrate.upgrade`, or `StorageUnavailable`."""
-        with borrow(self.engine):
-            pass  # so that an unreachable database is told in our words
-        return migrate.upgrade(self.engine, self.schema)
+        return self._schema_work(migrate.upgrade)
 
     def check(self) -> int:
         """Return the schema's version if this code can use it. Raises as `migrate.check`, or `StorageUnavailable`."""
-        with borrow(self.engine):
-            pass
-        return migrate.check(self.engine, self.schema)
+        return self._schema_work(migrate.check)
+
+    def _schema_work(self, work: Callable[[Engine, str], int]) -> int:
+        def attempt() -> int:
+            try:
+                return work(self.engine, self.schema)
+            except exc.OperationalError as error:
+                self.engine.dispose()
+                raise unavailable(self.engine, error) from None
+
+        return persistently(attempt)
 
     def close(self) -> None:
         """Give all connections back to the database."""
@@ -97,8 +103,12 @@ class PostgresStorage:
 
     def delete_thread(self, thread: str) -> None:
         """Remove one thread, its entries, its checkpoint, and what the views know by it. For tests and tools."""
-        with borrow(self.engine) as connection:
-            delete_thread(connection, self.schema, thread)
+
+        def delete() -> None:
+            with borrow(self.engine) as connection:
+                delete_thread(connection, self.schema, thread)
+
+        persistently(delete)
 
     def sql(self, text: LiteralString) -> Composed:
         """Fill the schema's name into a statement."""
@@ -171,8 +181,7 @@ class PostgresStorage:
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
         """Keep a projection, unless a newer valid one is there."""
         check_revision(revision, "revision")
-        with borrow(self.engine) as connection:
-            return connection.execute(self.sql(_PUT_CHECKPOINT), (thread, revision, data)).rowcount > 0
+        return self._change(_PUT_CHECKPOINT, thread, revision, data) > 0
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
         """Give the checkpoint, unless it claims more than the thread holds."""
@@ -181,8 +190,14 @@ class PostgresStorage:
 
     def delete_checkpoint(self, thread: str) -> None:
         """Forget the checkpoint."""
-        with borrow(self.engine) as connection:
-            connection.execute(self.sql(_DELETE_CHECKPOINT), (thread,))
+        self._change(_DELETE_CHECKPOINT, thread)
+
+    def _change(self, text: LiteralString, *values: object) -> int:
+        def change() -> int:
+            with borrow(self.engine) as connection:
+                return connection.execute(self.sql(text), values).rowcount
+
+        return persistently(change)
 
     def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...] | None:
         return next(iter(self.rows(text, *values)), None)
@@ -254,8 +269,8 @@ class Transaction:
         with self._connection.pipeline():
             cursor = self._connection.execute(self._storage.sql(_APPEND), values)
             self._connection.execute("COMMIT")
-        receipt = _answer(cursor)
-        return {one.thread: receipt[one.thread] for one in verified}
+        receipt: dict[str, int] = _answer(cursor)
+        return receipt
 
 
 def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:
@@ -280,6 +295,9 @@ def persistently(attempt: Callable[[], T]) -> T:
                 raise
         except psycopg.errors.DeadlockDetected as error:
             logger.warning("ended a deadlock, trying again: %s", error.diag.message_detail)
+        except psycopg.errors.UniqueViolation as error:
+            if error.diag.constraint_name != "journal_commits_pkey":
+                raise  # else somebody was first with this commit id, and its answer can be had now
 
 
 @contextmanager

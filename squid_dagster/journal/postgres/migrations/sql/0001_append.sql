@@ -62,18 +62,18 @@ DECLARE
     v_bad       integer;
     v_positions bigint[];
 BEGIN
+    INSERT INTO {schema}.journal_threads (id, rev) SELECT id, 0 FROM unnest(p_threads) id ORDER BY id
+        ON CONFLICT DO NOTHING;
+    SELECT array_agg(rev ORDER BY id) INTO v_revs FROM (
+        SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE
+    ) t;
+    -- Whoever repeats a commit waits for the same threads, so that the first answer is here to be seen.
     IF p_commit IS NOT NULL THEN
         SELECT receipt INTO v_receipt FROM {schema}.journal_commits WHERE id = p_commit;
         IF FOUND THEN
             RETURN v_receipt;
         END IF;
     END IF;
-
-    INSERT INTO {schema}.journal_threads (id, rev) SELECT id, 0 FROM unnest(p_threads) id ORDER BY id
-        ON CONFLICT DO NOTHING;
-    SELECT array_agg(rev ORDER BY id) INTO v_revs FROM (
-        SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE
-    ) t;
     SELECT min(i) INTO v_bad FROM generate_subscripts(p_threads, 1) i WHERE p_expected[i] <> v_revs[i];
     IF v_bad IS NOT NULL THEN
         RAISE EXCEPTION 'conflict' USING ERRCODE = 'SQ001',

@@ -27,12 +27,14 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN
         -- The answer was lost: give it again. Claims that were taken over meanwhile are not ours any more.
         -- journal_entries_thread, attempts_pkey
-        SELECT json_agg(a) INTO v_claimed FROM {schema}.attempts a
-         WHERE a.claim_id = ANY (p_claim_ids) AND (a.run_id, a.runnable_key) IN (
-               SELECT e.run_id, e.data->>'runnable_key' FROM {schema}.journal_entries e, {schema}.journal_commits c
-                WHERE c.id = p_commit AND e.thread = v_thread AND e.type = 'attempt_claimed'
-                  AND e.seq <= (c.receipt->>v_thread)::bigint
-                  AND e.seq > (c.receipt->>v_thread)::bigint - 2 * v_wanted - v_most_dead);
+        SELECT json_agg(a ORDER BY e.seq) INTO v_claimed
+          FROM {schema}.journal_commits c
+          JOIN {schema}.journal_entries e ON e.thread = v_thread AND e.type = 'attempt_claimed'
+           AND e.seq <= (c.receipt->>v_thread)::bigint
+           AND e.seq > (c.receipt->>v_thread)::bigint - 2 * v_wanted - v_most_dead
+          JOIN {schema}.attempts a ON a.run_id = e.run_id AND a.runnable_key = e.data->>'runnable_key'
+           AND a.claim_id = e.data->>'claim_id'
+         WHERE c.id = p_commit AND a.claim_id = ANY (p_claim_ids);
         RETURN json_build_object('claimed', v_claimed, 'dead', 0);
     END IF;
     IF EXISTS (SELECT FROM {schema}.queues WHERE queue = p_queue AND paused) THEN

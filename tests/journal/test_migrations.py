@@ -1,0 +1,228 @@
+"""Making and upgrading the schema: by many at once, beside others, with few rights, on every Postgres that we ship."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.embedded import EmbeddedPostgres, cluster, wheel
+from squid_dagster.journal.embedded.account import account_for
+from squid_dagster.journal.embedded.deadline import Deadline
+from squid_dagster.journal.embedded.layout import Layout
+from squid_dagster.journal.embedded.locks import try_lock
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol import run_thread
+from squid_dagster.protocol.errors import SchemaOutdated
+from tests.histories import RUN, planned, queue_paused, queued, scheduled, signal, started
+from tests.journal.contract import Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
+
+THREAD = run_thread(RUN)
+
+# Ten processes, forked once everything is imported: they race for the schema and not for the interpreter.
+_UPGRADE = """
+import os, sys
+from alembic import command
+from squid_dagster.journal.postgres.storage import PostgresStorage
+
+gate, start = os.pipe()
+children = []
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os.close(start)
+        os.read(gate, 1)
+        storage = PostgresStorage(sys.argv[1], sys.argv[2])
+        found = storage.upgrade(), storage.check()
+        storage.close()
+        os.write(1, f"{os.getpid()} {found}\\n".encode())
+        os._exit(0)
+    children.append(child)
+os.close(start)
+sys.exit(max(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def _objects(storage: PostgresStorage) -> list[Any]:
+    """What the schema holds: tables, indexes, sequences, functions, triggers."""
+    with raw(storage) as connection:
+        return connection.execute(
+            """SELECT 'relation', relname::text, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%(s)s)
+               UNION ALL SELECT 'function', proname::text, pg_get_function_identity_arguments(oid)
+                 FROM pg_proc WHERE pronamespace = to_regnamespace(%(s)s)
+               UNION ALL SELECT 'trigger', tgname::text, tgenabled::text FROM pg_trigger t
+                 JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = to_regnamespace(%(s)s) AND NOT tgisinternal
+               ORDER BY 1, 2, 3""",
+            {"s": storage.schema},
+        ).fetchall()
+
+
+def test_ten_processes_that_upgrade_at_once_all_succeed_and_make_one_schema(
+    postgres_url: str, schema: str, open_storage: Opener
+) -> None:
+    # when ten processes make the same schema at the same time
+    command = [sys.executable, "-W", "error", "-c", _UPGRADE, postgres_url, schema]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    answers = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    # then all of them have it, and it was made once
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(answers.values()) == [str((CODE_VERSION, CODE_VERSION))] * 10
+    storage = open_storage()
+    with raw(storage) as connection:
+        assert connection.execute("SELECT version FROM squid_schema").fetchall() == [(CODE_VERSION,)]
+        assert len(connection.execute("SELECT * FROM squid_schema_revision").fetchall()) == 1
+    assert storage.append(THREAD, [signal()]) == 1
+
+
+def test_an_upgrade_of_what_is_up_to_date_changes_nothing(postgres: PostgresStorage) -> None:
+    put(postgres, signal(), started(), planned(), scheduled())
+    before, entries = _objects(postgres), all_entries(postgres)
+    assert [postgres.upgrade() for _ in range(3)] == [CODE_VERSION] * 3
+    assert postgres.check() == CODE_VERSION
+    assert _objects(postgres) == before
+    assert all_entries(postgres) == entries
+
+
+def test_two_schemas_in_one_database_know_nothing_of_each_other(
+    postgres: PostgresStorage, open_storage: Opener
+) -> None:
+    # given two journals side by side
+    other = open_storage(name=f"{postgres.schema}_b")
+    with pytest.raises(SchemaOutdated):
+        other.check()
+    other.upgrade()
+    assert _objects(other) == _objects(postgres)
+    # when one of them is written to
+    put(postgres, signal(), started(), planned(), queued(), scheduled(), queue_paused())
+    # then the other is empty, counts for itself and gives claims although the first is paused
+    assert all_entries(other) == []
+    assert other.cut() == 0
+    put(other, scheduled())
+    assert all_entries(other)[0].position == 1
+    assert PostgresDispatchStore(postgres).claim("default", "w") == []
+    assert len(PostgresDispatchStore(other).claim("default", "w")) == 1
+    # and goes when it is dropped, without a trace in the first
+    before = _objects(postgres), all_entries(postgres)
+    with raw(postgres) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(other.schema)))
+    assert (_objects(postgres), all_entries(postgres)) == before
+    assert postgres.append(THREAD, [signal()]) == 4
+
+
+def test_nothing_is_made_outside_the_schema(open_storage: Opener, schema: str) -> None:
+    storage = open_storage()
+    others = """SELECT relnamespace::regnamespace::text, relname FROM pg_class WHERE relkind IN ('r', 'S', 'v')
+        AND relnamespace <> coalesce(to_regnamespace(%s), 0) AND relnamespace::regnamespace::text NOT LIKE 'pg\\_%%'
+        ORDER BY 1, 2"""
+    with raw(storage) as connection:
+        before = connection.execute(others, (schema,)).fetchall()
+        storage.upgrade()
+        assert connection.execute(others, (schema,)).fetchall() == before
+
+
+def test_an_empty_schema_that_is_there_already_is_used(open_storage: Opener, schema: str) -> None:
+    storage = open_storage()
+    with raw(storage) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    assert storage.upgrade() == CODE_VERSION
+    assert storage.append(THREAD, [signal()]) == 1
+
+
+def test_tables_of_other_names_in_the_schema_are_no_hindrance(open_storage: Opener, schema: str) -> None:
+    storage = open_storage()
+    with raw(storage) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        connection.execute(sql.SQL("CREATE TABLE {}.invoices (id int)").format(sql.Identifier(schema)))
+        assert storage.upgrade() == CODE_VERSION
+        assert connection.execute("SELECT count(*) FROM invoices").fetchone() == (0,)
+
+
+@pytest.fixture
+def lowly(postgres_url: str, schema: str) -> Iterator[str]:
+    """The URL of a role that may not create schemas, and owns one."""
+    names = {
+        "role": sql.Identifier(f"lowly_{schema}"),
+        "schema": sql.Identifier(schema),
+        "database": sql.Identifier(f"of_{schema}"),
+    }
+    url = plain_url(postgres_url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        for text in ("CREATE ROLE {role} LOGIN", "CREATE DATABASE {database}"):
+            connection.execute(sql.SQL(text).format(**names))
+        for text in ("REVOKE ALL ON DATABASE {database} FROM PUBLIC", "GRANT CONNECT ON DATABASE {database} TO {role}"):
+            connection.execute(sql.SQL(text).format(**names))
+        own_url = url.replace("/postgres?", f"/of_{schema}?")
+        with psycopg.connect(own_url, autocommit=True) as inside:
+            inside.execute(sql.SQL("CREATE SCHEMA {schema} AUTHORIZATION {role}").format(**names))
+        yield own_url.replace("postgres@", f"lowly_{schema}@", 1)
+        connection.execute(sql.SQL("DROP DATABASE {database} WITH (FORCE)").format(**names))
+        connection.execute(sql.SQL("DROP ROLE {role}").format(**names))
+
+
+def test_a_role_that_may_not_create_schemas_can_use_one_of_its_own(lowly: str, open_storage: Opener) -> None:
+    # given such a role
+    storage = open_storage(lowly)
+    with raw(storage) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("CREATE SCHEMA another")
+    # when it makes its journal, then everything works
+    assert storage.upgrade() == storage.upgrade() == CODE_VERSION
+    work(storage)
+    storage.delete_thread(THREAD)
+    assert storage.read(THREAD) == []
+
+
+def work(storage: PostgresStorage) -> None:
+    """Do something of everything, and find it right."""
+    put(storage, signal(), started(), planned(), queued(), scheduled())
+    store = PostgresDispatchStore(storage)
+    (held,) = store.claim("default", "worker-1", lease=timedelta(minutes=1))
+    assert store.heartbeat([held.ref])[0].unwrap().status == "claimed"
+    assert store.settle([Settlement(held.ref, Completed({"ok": 1e300}))])[0].unwrap().status == "completed"
+    assert storage.put_checkpoint(THREAD, 2, "{}")
+    assert storage.cut() == all_entries(storage)[-1].position
+    assert_views_agree_with_the_journal(storage)
+
+
+@pytest.fixture(params=[16])
+def older(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+    """A server of an older major version, if the wheel brings one."""
+    shipped = wheel.installed()
+    if request.param not in shipped:
+        pytest.skip(f"the wheel brings Postgres {', '.join(map(str, sorted(shipped)))}, not {request.param}")
+    with tempfile.TemporaryDirectory(prefix="squid-older-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        layout = Layout(Path(directory) / "postgres")
+        account = account_for(layout.pgdata)
+        layout.make_data_dir()
+        lock_fd = try_lock(layout.server_lock)
+        assert lock_fd is not None
+        binaries = wheel.readable_by(account, shipped[request.param], layout.binaries)
+        cluster.create(layout, binaries, account, lock_fd=lock_fd, deadline=Deadline(timedelta(seconds=60)))
+        os.close(lock_fd)
+        server = EmbeddedPostgres(layout.data_dir)
+        server.ensure_running()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def test_the_journal_works_on_an_older_postgres_too(older: EmbeddedPostgres, open_storage: Opener) -> None:
+    storage = open_storage(older.url)
+    assert storage.upgrade() == CODE_VERSION
+    work(storage)
+    with raw(storage) as connection:
+        version = connection.info.server_version // 10000
+        with pytest.raises(psycopg.errors.RestrictViolation):
+            connection.execute("DELETE FROM journal_entries")
+    assert version == older.status().major

@@ -1,0 +1,332 @@
+"""What reading and claiming cost in a journal that holds thousands of other things: the rows they are after."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, LiteralString, NamedTuple
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.dispatch import hash_token, new_claims
+from squid_dagster.journal.postgres import dispatch as dispatch_module
+from squid_dagster.journal.postgres import storage as storage_module
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol import run_thread
+from tests.histories import T0, cataloged, planned, queued, scheduled, signal, started, t
+from tests.journal.contract import put, raw
+
+MINE, OTHERS, DEPTH = "run-mine", 4000, 20_000
+
+# Copies of the facts of one run, as facts of many others.
+_MORE_RUNS: LiteralString = """
+    INSERT INTO journal_entries
+    SELECT nextval('journal_positions'), replace(thread, 'run-0', 'other-' || n),
+           CASE WHEN thread LIKE '%%run-0' THEN seq ELSE 1000 + n * 10 + seq END, type, 'other-' || n,
+           occurred_at, data, digest
+      FROM journal_entries CROSS JOIN generate_series(1, %s) n WHERE run_id = 'run-0' ORDER BY n, position"""
+# Copies of one attempt: half of them urgent and not due, half of them due; of three definitions.
+_MORE_ATTEMPTS: LiteralString = """
+    INSERT INTO attempts
+    SELECT (jsonb_populate_record(a, jsonb_build_object(
+               'run_id', 'deep-' || n, 'runnable_key', 'deep-' || n || ':charge:1:1', 'position', 1000000 + n,
+               'idempotency_key', 'deep-' || n || ':charge:1', 'rank', CASE WHEN n %% 2 = 0 THEN -10 ELSE 0 END,
+               'definition', 'flow' || n %% 3 || '/',
+               'due_at', CASE WHEN n %% 2 = 0 THEN a.due_at + interval '1 day' ELSE a.due_at END))).*
+      FROM attempts a CROSS JOIN generate_series(1, %s) n WHERE a.run_id = 'deep-0'"""
+
+
+class Scan(NamedTuple):
+    """One node of a plan that reads a table."""
+
+    kind: str
+    table: str
+    by: str | None
+    rows: float
+    removed: float
+
+
+class Plan(NamedTuple):
+    """What a statement did."""
+
+    scans: list[Scan]
+    rows: float
+    blocks: int
+
+
+@pytest.fixture(scope="module")
+def loaded(postgres_url: str) -> Iterator[PostgresStorage]:
+    """A journal with one run of ours among thousands of others."""
+    storage = PostgresStorage(postgres_url, "plans", clock=VirtualClock(T0))
+    storage.upgrade()
+    for run in ("run-0", MINE):
+        put(storage, signal(run), started(run), planned(run=run), queued(run), scheduled(run), cataloged(run))
+    with raw(storage) as connection:
+        connection.execute(_MORE_RUNS, (OTHERS,))
+        put(storage, *(signal(MINE, at=n) for n in range(1, 301)))
+        connection.execute("VACUUM ANALYZE journal_entries")
+    yield storage
+    storage.close()
+
+
+@pytest.fixture(scope="module")
+def deep(postgres_url: str) -> Iterator[PostgresStorage]:
+    """A queue of 20,000 attempts, half of which have a higher priority and are not due."""
+    storage = PostgresStorage(postgres_url, "deep", clock=VirtualClock(t(60)))
+    storage.upgrade()
+    put(storage, scheduled("deep-0", queue="deep", workflow="flow0"))
+    with raw(storage) as connection:
+        connection.execute(_MORE_ATTEMPTS, (DEPTH,))
+        connection.execute("VACUUM ANALYZE attempts")
+        found = connection.execute("SELECT count(*) FILTER (WHERE rank < 0), count(*) FROM attempts").fetchone()
+        assert found == (DEPTH // 2, DEPTH + 1)
+    yield storage
+    storage.close()
+
+
+def explain(connection: psycopg.Connection[Any], statement: sql.Composed | bytes, values: Any = ()) -> Plan:
+    """Run a statement and tell what it read."""
+    query = statement if isinstance(statement, bytes) else statement.as_bytes(connection)
+    answer = connection.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query, values).fetchone()
+    assert answer is not None
+    top = answer[0][0]["Plan"]
+    scans: list[Scan] = []
+
+    def walk(node: dict[str, Any]) -> None:
+        if "Relation Name" in node or "Index Name" in node:
+            removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+            rows, loops = node["Actual Rows"], node["Actual Loops"]
+            kind, table = node["Node Type"], node.get("Relation Name", "")
+            scans.append(Scan(kind, table, node.get("Index Name"), rows * loops, removed * loops))
+        for below in node.get("Plans", ()):
+            walk(below)
+
+    walk(top)
+    return Plan(scans, top["Actual Rows"], top.get("Shared Hit Blocks", 0) + top.get("Shared Read Blocks", 0))
+
+
+def reads_only(plan: Plan, index: str) -> None:
+    """The plan reads the journal by that index, and no row that it does not return."""
+    assert {scan.by for scan in plan.scans} - {None} == {index}
+    for scan in plan.scans:
+        assert scan.kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan", "Bitmap Heap Scan")
+        assert (scan.rows, scan.removed) == (plan.rows, 0)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_s_thread_is_read_by_its_index_and_nothing_else_is_touched(loaded: PostgresStorage) -> None:
+    with raw(loaded) as connection:
+        plan = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 0, None))
+    assert plan.rows == 303
+    reads_only(plan, "journal_entries_thread")
+
+
+def test_a_thread_after_a_revision_costs_what_came_after_it(loaded: PostgresStorage) -> None:
+    with raw(loaded) as connection:
+        plan = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 298, None))
+        page = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 100, 7))
+        queue = explain(connection, loaded.sql(storage_module._READ), ("squid:dispatch:default", 1000 + OTHERS * 10, 5))
+    assert (plan.rows, page.rows, queue.rows) == (5, 7, 2)
+    for found in (plan, page, queue):
+        reads_only(found, "journal_entries_thread")
+        assert found.blocks <= 20
+
+
+def test_all_facts_of_one_run_are_read_by_its_index(loaded: PostgresStorage) -> None:
+    with raw(loaded) as connection:
+        whole = explain(connection, loaded.sql(storage_module._READ_RUN), (MINE, None))
+        earlier = loaded.read_run(MINE)[4].position
+        before = explain(connection, loaded.sql(storage_module._READ_RUN), (MINE, earlier))
+    assert (whole.rows, before.rows) == (306, 4)
+    for found in (whole, before):
+        reads_only(found, "journal_entries_run")
+
+
+def test_a_slice_between_cuts_is_read_by_position(loaded: PostgresStorage) -> None:
+    end = loaded.cut()
+    with raw(loaded) as connection:
+        last = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end - 50, end, None))
+        middle = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end // 2, end, 20))
+    assert (last.rows, middle.rows) == (50, 20)
+    for found in (last, middle):
+        reads_only(found, "journal_entries_pkey")
+        assert found.blocks <= 20
+
+
+def test_a_cut_and_a_revision_read_no_entries(loaded: PostgresStorage) -> None:
+    with raw(loaded, autocommit=False) as connection:
+        connection.execute("SELECT cut()")
+        connection.execute(loaded.sql(storage_module._REVISION), (run_thread(MINE),))
+        found = connection.execute(
+            "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'journal_entries'::regclass"
+        ).fetchone()
+    assert found == (0, 0)
+
+
+# --- claiming -------------------------------------------------------------------------------------------------------
+
+
+class Reads(NamedTuple):
+    """What was read of the attempts so far, in this session."""
+
+    seq_scans: int
+    rows: int
+
+
+def attempts_read(connection: psycopg.Connection[Any]) -> Reads:
+    """Ask the session's own counters."""
+    answer = connection.execute(
+        """SELECT seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
+             FROM pg_stat_xact_user_tables WHERE relid = 'attempts'::regclass"""
+    ).fetchone()
+    assert answer is not None
+    return Reads(*answer)
+
+
+def claim(
+    connection: psycopg.Connection[Any], storage: PostgresStorage, limit: int, definitions: list[str] | None = None
+) -> tuple[int, Reads]:
+    """Claim in a transaction of its own; give how many were claimed and what was read of the attempts for it."""
+    tokens = new_claims(limit)
+    lease = timedelta(minutes=1)
+    ids, hashes = [claim_id for claim_id, _ in tokens], [hash_token(token) for _, token in tokens]
+    values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60))
+    with connection.transaction():
+        before = attempts_read(connection)
+        answer = connection.execute(storage.sql(dispatch_module._CLAIM), values).fetchone()
+        after = attempts_read(connection)
+    assert answer is not None
+    read = Reads(after.seq_scans - before.seq_scans, after.rows - before.rows)
+    return len(answer[0]["claimed"] or []), read
+
+
+def test_a_claim_reads_few_rows_however_deep_the_queue_and_whatever_is_not_due(deep: PostgresStorage) -> None:
+    with raw(deep) as connection:
+        # often enough that the statements inside go over to their generic plans
+        for _ in range(12):
+            claimed, read = claim(connection, deep, 10)
+            assert (claimed, read.seq_scans) == (10, 0)
+            # a handful per claim, and a few for each of the six lanes; not 20,000
+            assert read.rows <= 120
+        for _ in range(12):
+            claimed, read = claim(connection, deep, 1, ["flow1/"])
+            assert (claimed, read.seq_scans) == (1, 0)
+            assert read.rows <= 30
+
+
+def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep: PostgresStorage) -> None:
+    with raw(deep) as connection:
+        for definitions in (["nothing/known"], []):
+            claimed, read = claim(connection, deep, 10, definitions)
+            assert (claimed, read.seq_scans) == (0, 0)
+            assert read.rows <= 10
+
+
+def _nested(connection: psycopg.Connection[Any], begin: str, end: str, variables: dict[str, str]) -> bytes:
+    """Take a statement out of the function that claims, with values in the place of its variables."""
+    answer = connection.execute("SELECT prosrc FROM pg_proc WHERE oid = 'claim_attempts'::regproc").fetchone()
+    assert answer is not None
+    source = str(answer[0])
+    start = source.index(begin)
+    text = re.sub(r"\sINTO [\w, ]+", " ", source[start : source.index(end, start)].rstrip().rstrip(";"))
+    for name, value in variables.items():
+        text = re.sub(rf"\b{name}\b", value, text)
+    assert not re.search(r"\b[vp]_\w+", text), "a variable without a value"
+    return text.encode()
+
+
+_AT = "timestamptz '2026-01-01 00:01:00Z'"
+
+
+def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: PostgresStorage) -> None:
+    with raw(deep) as connection:
+        # given the settings under which the function runs
+        settings = connection.execute("SELECT unnest(proconfig) FROM pg_proc WHERE oid = 'claim_attempts'::regproc")
+        for name, value in (row[0].split("=", 1) for row in settings.fetchall()):
+            connection.execute("SELECT set_config(%s, %s, false)", (name, value))
+        # when its statements are executed by hand
+        lanes = explain(
+            connection,
+            _nested(
+                connection,
+                "WITH RECURSIVE lane",
+                "\n    LOOP",
+                {"p_queue": "'deep'", "p_definitions": "NULL::text[]"},
+            ),
+        )
+        candidates = explain(
+            connection,
+            _nested(
+                connection,
+                "SELECT array_agg(c.run_id)",
+                "EXIT WHEN v_runs IS NULL",
+                {
+                    "p_queue": "'deep'",
+                    "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
+                    "v_rank": "0::smallint",
+                    "v_now": _AT,
+                    "v_due": "timestamptz '-infinity'",
+                    "v_position": "0::bigint",
+                    "v_wanted": "10",
+                    "v_live": "0",
+                },
+            ),
+        )
+        not_due = explain(
+            connection,
+            _nested(
+                connection,
+                "SELECT array_agg(c.run_id)",
+                "EXIT WHEN v_runs IS NULL",
+                {
+                    "p_queue": "'deep'",
+                    "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
+                    "v_rank": "(-10)::smallint",
+                    "v_now": _AT,
+                    "v_due": "timestamptz '-infinity'",
+                    "v_position": "0::bigint",
+                    "v_wanted": "10",
+                    "v_live": "0",
+                },
+            ),
+        )
+    # then each goes by attempts_due, reads a few rows and throws none away
+    for plan, most in ((lanes, 7), (candidates, 30), (not_due, 0)):
+        read = [scan for scan in plan.scans if scan.table == "attempts"]
+        assert read
+        assert {scan.by for scan in read} == {"attempts_due"}
+        assert all("Index" in scan.kind and scan.removed == 0 for scan in read)
+        assert sum(scan.rows for scan in read) <= most
+        assert plan.blocks <= 120
+
+
+def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: PostgresStorage) -> None:
+    store = PostgresDispatchStore(deep)
+    (held,) = store.claim("deep", "worker-1")
+    arguments: tuple[list[str], ...] = (
+        [held.ref.run_id],
+        [held.ref.run_id],
+        [held.ref.run_id],
+        [held.ref.runnable_key],
+        [],
+        [],
+    )
+    with raw(deep) as connection:
+        for _ in range(8):
+            before = attempts_read(connection)
+            connection.execute(deep.sql(storage_module._LOCK), arguments)
+            after = attempts_read(connection)
+            assert (after.seq_scans, after.rows - before.rows <= 2) == (0, True)
+
+
+def test_claims_whose_lease_ran_out_are_found_by_their_index(deep: PostgresStorage) -> None:
+    with raw(deep) as connection:
+        plan = explain(connection, deep.sql(dispatch_module._EXPIRED), ("deep", t(60), False, 10))
+    assert {scan.by for scan in plan.scans} == {"attempts_leased"}
+    assert sum(scan.rows + scan.removed for scan in plan.scans) == 0
