@@ -453,10 +453,6 @@ _MISLEADING: tuple[dict[str, Any], ...] = (
     {"child_run_id": ["x"]},
     {"queue": 5},
     {"runnables": "none"},
-    {"run_id": "run-7"},
-    {"run_id": 'x","type":"run_terminal'},
-    {"run_id": "a\nb"},
-    {"run_id": 7},
     {"workflow": None},
     {"thread": "squid:run:elsewhere"},
 )
