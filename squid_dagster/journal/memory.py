@@ -7,7 +7,15 @@ from typing import NamedTuple
 from uuid import UUID
 
 from squid_dagster.journal.clock import Clock, SystemClock
-from squid_dagster.journal.storage import Append, Checkpoint, Verified, check_appends, check_revision
+from squid_dagster.journal.storage import (
+    Append,
+    Checkpoint,
+    Verified,
+    check_appends,
+    check_checkpoint,
+    check_commit_id,
+    check_revision,
+)
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, EncodedFact, decode
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
@@ -54,6 +62,7 @@ class MemoryStorage:
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads, as the contract says."""
+        check_commit_id(commit_id)
         verified = check_appends(appends, self.max_fact_bytes)
         groups = [verified] if self.atomic_across_threads else [[one] for one in verified]
         with self._lock:
@@ -94,6 +103,7 @@ class MemoryStorage:
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
         """Give a thread's entries after a revision."""
         check_revision(after, "after")
+        check_revision(limit, "limit")
         with self._lock:
             found = self._threads.get(thread, [])[after : None if limit is None else after + limit]
         return [stored.entry() for stored in found]
@@ -109,6 +119,7 @@ class MemoryStorage:
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""
+        check_revision(limit, "limit")
         with self._lock:
             found = [stored for stored in self._journal if after < stored.position <= upto][:limit]
         return [stored.entry() for stored in found]
@@ -121,7 +132,7 @@ class MemoryStorage:
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
         """Keep a projection, unless a newer valid one is there."""
-        check_revision(revision, "revision")
+        check_checkpoint(revision, data)
         with self._lock:
             known = self.get_checkpoint(thread)
             if known is not None and known.revision > revision:

@@ -1,5 +1,6 @@
 """The storage contract: what an adapter must promise, and the checks that all adapters share. No adapter lives here."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -104,6 +105,12 @@ class Storage(Protocol):
         """Remove one thread and what derives from it. For tests and tools: a journal in use is never deleted from."""
 
 
+def check_commit_id(commit_id: UUID | None) -> None:
+    """Raise `InvalidArgument` unless `commit_id` is None or a UUID."""
+    if commit_id is not None and not isinstance(commit_id, UUID):
+        raise InvalidArgument(f"commit_id must be a UUID, not {commit_id!r}")
+
+
 def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verified]:
     """Check and encode everything before anything is written.
 
@@ -115,6 +122,8 @@ def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verifi
     seen: set[str] = set()
     verified = []
     for one in appends:
+        if not isinstance(one, Append):
+            raise InvalidArgument(f"a commit takes appends, not a {type(one).__name__}")
         parse_thread(one.thread)
         if one.thread in seen:
             raise InvalidArgument(f"thread {one.thread!r} is named twice in one commit: put its facts into one append")
@@ -128,9 +137,19 @@ def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verifi
 
 
 def check_revision(revision: int | None, what: str) -> None:
-    """Raise `InvalidArgument` unless `revision` is None or a whole number from 0 on."""
-    if revision is not None and (isinstance(revision, bool) or not isinstance(revision, int) or revision < 0):
-        raise InvalidArgument(f"{what} must be a whole number from 0 on, not {revision!r}")
+    """Raise `InvalidArgument` unless `revision` is None or a whole number from 0 on that a database can hold."""
+    whole = isinstance(revision, int) and not isinstance(revision, bool)
+    if revision is not None and not (whole and 0 <= revision < 2**63):
+        raise InvalidArgument(f"{what} must be a whole number from 0 on, not {revision!r:.40}")
+
+
+def check_checkpoint(revision: int, data: str) -> None:
+    """Raise `InvalidArgument` unless a checkpoint has a revision and is JSON."""
+    check_revision(revision, "revision")
+    try:
+        json.loads(data)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"a checkpoint must be JSON: {error}") from None
 
 
 def _encode_for(thread: str, fact: Fact, max_fact_bytes: int) -> EncodedFact:

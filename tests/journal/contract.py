@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -97,16 +97,18 @@ def wait_for_a_lock(storage: PostgresStorage) -> None:
 
 def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Sequence[str] | None = None) -> None:
     """The rows of runs, attempts, children and anomalies equal a fold of what the journal says, column by column."""
+    wanted = None if run_ids is None else list(run_ids)
     with raw(storage) as connection:
-        known = [row for (row,) in connection.execute("SELECT to_json(r) FROM runs r")]
-        attempts = [row for (row,) in connection.execute("SELECT to_json(a) FROM attempts a")]
-        children = [row for (row,) in connection.execute("SELECT to_json(c) FROM children c")]
-        anomalies = [
-            row for (row,) in connection.execute("SELECT to_json(a) FROM anomalies a WHERE run_id IS NOT NULL")
-        ]
-        named = {run for (run,) in connection.execute("SELECT DISTINCT run_id FROM journal_entries")} - {None}
-    assert {row["run_id"] for row in known} == named
-    for run_id in named if run_ids is None else run_ids:
+
+        def look(table: LiteralString) -> list[rows.Row]:
+            text = sql.SQL("SELECT to_json(x) FROM {} x WHERE run_id = ANY (coalesce(%s, ARRAY[run_id]))")
+            return [row for (row,) in connection.execute(text.format(sql.Identifier(table)), (wanted,))]
+
+        known, attempts, children, anomalies = look("runs"), look("attempts"), look("children"), look("anomalies")
+        if wanted is None:
+            wanted = [run for (run,) in connection.execute("SELECT DISTINCT run_id FROM journal_entries") if run]
+    assert {row["run_id"] for row in known} == set(wanted)
+    for run_id in wanted:
         entries = storage.read_run(run_id)
         unit = RunUnit.fold(entries)
         assert [rows.normalise_run(row) for row in known if row["run_id"] == run_id] == [

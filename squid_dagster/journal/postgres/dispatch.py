@@ -31,9 +31,8 @@ from squid_dagster.journal.dispatch import (
     settle_fact,
     settled,
 )
-from squid_dagster.journal.postgres.connection import borrow
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
-from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, explained, persistently
+from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.protocol.dispatch import Attempt
 from squid_dagster.protocol.errors import SquidError
@@ -94,7 +93,7 @@ class PostgresDispatchStore:
         )
 
         def call() -> tuple[list[Row], int]:
-            with borrow(self._storage.engine) as connection, explained():
+            with self._storage.connection() as connection:
                 row = connection.execute(self._storage.sql(_CLAIM), values).fetchone()
                 assert row is not None  # noqa: S101  a function call always answers
                 return row[0]["claimed"] or [], row[0]["dead"]

@@ -43,12 +43,15 @@ def check(engine: Engine, schema: str) -> int:
         return _checked(connection, schema)
 
 
+def missing(schema: str) -> SchemaOutdated:
+    """Say that there is no journal, and how to make one."""
+    return SchemaOutdated(f"schema {schema!r} has no journal yet: run `squid db upgrade`, or set SQUID_AUTO_MIGRATE=1")
+
+
 def _checked(connection: Connection, schema: str) -> int:
     version = _version(connection, schema)
     if version is None:
-        raise SchemaOutdated(
-            f"schema {schema!r} has no journal yet: run `squid db upgrade`, or set SQUID_AUTO_MIGRATE=1"
-        )
+        raise missing(schema)
     if version < CODE_VERSION:
         raise SchemaOutdated(
             f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `squid db upgrade`"
@@ -69,12 +72,21 @@ def _version(connection: Connection, schema: str) -> int | None:
             {"s": schema},
         )
     )
-    if "squid_schema" in names:
-        return int(connection.exec_driver_sql(f'SELECT version FROM "{schema}".squid_schema').scalar_one())  # noqa: S608
     foreign = sorted(names.intersection((*JOURNAL, *VIEWS)))
+    if "squid_schema" in names:
+        foreign = ["squid_schema"]
+        if _columns(connection, schema, "squid_schema") == {"version", "oldest_code"}:
+            row = connection.exec_driver_sql(f'SELECT version FROM "{schema}".squid_schema').one_or_none()  # noqa: S608
+            if row is not None:
+                return int(row[0])
     if foreign:
         raise ForeignSchema(
             f"schema {schema!r} holds {', '.join(foreign)}, but not written by us: "
             "choose another schema name (SQUID_SCHEMA)"
         )
     return None
+
+
+def _columns(connection: Connection, schema: str, table: str) -> set[str]:
+    found = text("SELECT column_name FROM information_schema.columns WHERE table_schema = :s AND table_name = :t")
+    return set(connection.scalars(found, {"s": schema, "t": table}))

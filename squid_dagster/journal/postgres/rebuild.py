@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from squid_dagster.journal.postgres.connection import PgConnection, borrow
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entry
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
@@ -59,7 +59,7 @@ def rebuild_views(storage: PostgresStorage, progress: Progress | None = None) ->
     Raises:
         StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
     """
-    with borrow(storage.engine) as connection, _alone(connection, storage.schema):
+    with storage.connection() as connection, _alone(connection, storage.schema):
         return Rebuild(storage, connection).run(progress or (lambda _: None))
 
 

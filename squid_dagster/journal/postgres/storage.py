@@ -17,10 +17,19 @@ from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.postgres import migrate
 from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, unavailable
 from squid_dagster.journal.postgres.deletion import delete_thread
+from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entry, utc
-from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name, statement
+from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
-from squid_dagster.journal.storage import Append, Checkpoint, Verified, check_appends, check_revision
+from squid_dagster.journal.storage import (
+    Append,
+    Checkpoint,
+    Verified,
+    check_appends,
+    check_checkpoint,
+    check_commit_id,
+    check_revision,
+)
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
@@ -105,7 +114,7 @@ class PostgresStorage:
         """Remove one thread, its entries, its checkpoint, and what the views know by it. For tests and tools."""
 
         def delete() -> None:
-            with borrow(self.engine) as connection:
+            with self.connection() as connection:
                 delete_thread(connection, self.schema, thread)
 
         persistently(delete)
@@ -127,6 +136,7 @@ class PostgresStorage:
             StorageUnavailable: the database cannot be reached. With a `commit_id` of your own, repeat it later.
             ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
         """
+        check_commit_id(commit_id)
         verified = check_appends(appends, self.max_fact_bytes)
         named = commit_id or uuid4()
         return persistently(lambda: self._commit(verified, named))
@@ -144,8 +154,14 @@ class PostgresStorage:
     @contextmanager
     def transaction(self) -> Iterator["Transaction"]:
         """Open a transaction that locks, reads and writes once; it is rolled back unless `write` came to its end."""
-        with borrow(self.engine) as connection, explained():
+        with self.connection() as connection:
             yield Transaction(self, connection)
+
+    @contextmanager
+    def connection(self) -> Iterator[PgConnection]:
+        """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
+        with borrow(self.engine) as connection, _explained(self.schema):
+            yield connection
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
         """Write facts to one thread, as the contract says."""
@@ -159,6 +175,7 @@ class PostgresStorage:
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
         """Give a thread's entries after a revision."""
         check_revision(after, "after")
+        check_revision(limit, "limit")
         return self._entries(_READ, thread, after, limit)
 
     def revision(self, thread: str) -> int:
@@ -172,6 +189,7 @@ class PostgresStorage:
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""
+        check_revision(limit, "limit")
         return self._entries(_READ_BETWEEN, after, upto, limit)
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
@@ -180,7 +198,7 @@ class PostgresStorage:
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
         """Keep a projection, unless a newer valid one is there."""
-        check_revision(revision, "revision")
+        check_checkpoint(revision, data)
         return self._change(_PUT_CHECKPOINT, thread, revision, data) > 0
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
@@ -194,7 +212,7 @@ class PostgresStorage:
 
     def _change(self, text: LiteralString, *values: object) -> int:
         def change() -> int:
-            with borrow(self.engine) as connection:
+            with self.connection() as connection:
                 return connection.execute(self.sql(text), values).rowcount
 
         return persistently(change)
@@ -209,7 +227,7 @@ class PostgresStorage:
         """Run one reading statement on a connection of its own."""
 
         def read() -> list[tuple[Any, ...]]:
-            with borrow(self.engine) as connection:
+            with self.connection() as connection:
                 return connection.execute(self.sql(text), values, binary=True).fetchall()
 
         return persistently(read)
@@ -301,14 +319,17 @@ def persistently(attempt: Callable[[], T]) -> T:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def _explained(schema: str) -> Iterator[None]:
     """Turn what the database refuses into the contract's errors."""
     try:
         yield
     except psycopg.errors.UndefinedTable as error:
-        raise ViewsMissing(
-            f"the live views are incomplete ({error.diag.message_primary}): call rebuild_views()"
-        ) from None
+        said = error.diag.message_primary or ""
+        if any(f"{schema}.{view}" in said for view in VIEWS):
+            raise ViewsMissing(f"the live views are incomplete ({said}): call rebuild_views()") from None
+        raise missing(schema) from None
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
+        raise missing(schema) from None
     except psycopg.Error as error:
         if error.sqlstate == _CONFLICT and error.diag.message_detail:
             raise Conflict(*json.loads(error.diag.message_detail)) from None

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, LiteralString
 
 from squid_dagster.journal.postgres import rows
-from squid_dagster.journal.postgres.connection import PgConnection, borrow
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entry
 from squid_dagster.journal.postgres.refold import ViewRows, rows_of_runs
 from squid_dagster.journal.postgres.rows import Row
@@ -88,7 +88,7 @@ def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[F
 
     Safe while others write: it reads in short transactions. `progress` is told the number of entries read so far.
     """
-    with borrow(storage.engine) as connection:
+    with storage.connection() as connection:
         look = _Look(connection, storage.schema)
         found = [*look.entries(storage.cut(), progress or (lambda _: None)), *look.revisions()]
         # A run with an unreadable entry cannot be folded as it was: its rows prove nothing.
