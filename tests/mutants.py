@@ -71,25 +71,25 @@ class Mutant(NamedTuple):
     replacement: str
 
 
-DISPATCH, RUN, INDEX, UNIT = "dispatch.py", "run.py", "index.py", "unit.py"
+ATTEMPTS, DISPATCH, RUN, INDEX, UNIT = "attempts.py", "dispatch.py", "run.py", "index.py", "unit.py"
 
 MUTANTS = (
-    Mutant("a lease lasts one instant longer", DISPATCH, "self.lease_until <= at", "self.lease_until < at"),
+    Mutant("a lease lasts one instant longer", ATTEMPTS, "self.lease_until <= at", "self.lease_until < at"),
     Mutant(
         "the fence is the claim id alone",
-        DISPATCH,
+        ATTEMPTS,
         "return self.claim_id == claim_id and self.claim_token_hash == claim_token_hash",
         "return self.claim_id == claim_id",
     ),
     Mutant(
         "the fence is not checked",
-        DISPATCH,
+        ATTEMPTS,
         "if attempt.status is not AttemptStatus.CLAIMED or not attempt.held_by(claim_id, claim_token_hash):",
         "if attempt.status is not AttemptStatus.CLAIMED:",
     ),
     Mutant(
         "an expired claim may still act",
-        DISPATCH,
+        ATTEMPTS,
         "return Reason.EXPIRED_CLAIM if attempt.expired(at) else None",
         "return None",
     ),
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant("claims need not wait", DISPATCH, "if attempt.visible_at > fact.occurred_at:", "if False:"),
     Mutant(
         "one delivery too many",
-        DISPATCH,
+        ATTEMPTS,
         "return attempt.deliveries >= attempt.max_deliveries",
         "return attempt.deliveries > attempt.max_deliveries",
     ),
@@ -170,19 +170,19 @@ MUTANTS = (
     ),
     Mutant(
         "a repeated completion is a conflict",
-        DISPATCH,
+        ATTEMPTS,
         "return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION",
         "return Reason.CONFLICTING_COMPLETION",
     ),
     Mutant(
         "another result passes for a repeat",
-        DISPATCH,
+        ATTEMPTS,
         "return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION",
         "return False",
     ),
     Mutant(
         "a repeated failure is a conflict",
-        DISPATCH,
+        ATTEMPTS,
         "return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_FAILURE",
         "return Reason.CONFLICTING_FAILURE",
     ),

@@ -9,29 +9,32 @@ from squid_dagster.journal.dispatch import (
     Answer,
     Claim,
     ClaimRef,
-    FactOf,
-    Group,
     Planner,
     PlanRequest,
     Settlement,
-    arrange,
-    ask,
     check_claim,
     check_lease,
     check_reason,
     check_refs,
-    dead_letter_fact,
     hash_token,
+    new_claims,
+)
+from squid_dagster.journal.settling import (
+    FactOf,
+    Group,
+    arrange,
+    ask,
+    dead_letter_fact,
     heartbeat_fact,
     judge,
     make_claim,
-    new_claims,
     release_fact,
     settle_fact,
     settled,
 )
 from squid_dagster.journal.storage import Append, Storage
-from squid_dagster.protocol.dispatch import Attempt, DispatchProjection, RunDispatch, definition_key
+from squid_dagster.protocol.attempts import Attempt, definition_key
+from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.errors import Conflict, SquidError
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
 from squid_dagster.protocol.run import RunProjection

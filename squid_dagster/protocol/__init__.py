@@ -1,8 +1,9 @@
 """Facts, threads and folds: what is written down, and what it means. Pure: no I/O, no clock, nothing but pydantic."""
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus, definition_key
 from squid_dagster.protocol.codec import decode, encode, parse_fact, to_json
-from squid_dagster.protocol.dispatch import Attempt, AttemptStatus, DispatchProjection, RunDispatch, definition_key
+from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts import (
     DEFAULT_MAX_DELIVERIES,

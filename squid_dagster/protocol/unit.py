@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly
-from squid_dagster.protocol.dispatch import STOPS, Attempt, AttemptStatus, RunDispatch, apply_dispatch, claim_order
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
+from squid_dagster.protocol.dispatch import STOPS, RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import Runnable
 from squid_dagster.protocol.index import RunSummary, is_catalog_entry, is_index_entry, judge_listing

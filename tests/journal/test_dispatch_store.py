@@ -29,7 +29,8 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import AttemptStatus, Fact, RunUnit, definition_key, run_thread, to_json
-from squid_dagster.protocol.dispatch import DispatchProjection, claim_order
+from squid_dagster.protocol.attempts import claim_order
+from squid_dagster.protocol.dispatch import DispatchProjection
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     ExpiredClaim,

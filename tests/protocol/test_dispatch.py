@@ -25,7 +25,7 @@ from squid_dagster.protocol import (
     dispatch_thread,
     run_thread,
 )
-from squid_dagster.protocol.dispatch import check_completion, check_failure, check_fence, claim_order
+from squid_dagster.protocol.attempts import check_completion, check_failure, check_fence, claim_order
 from squid_dagster.protocol.entries import by_run, digest
 from tests.histories import (
     RUNS,

@@ -11,30 +11,32 @@ from squid_dagster.journal.dispatch import (
     Answer,
     Claim,
     ClaimRef,
-    FactOf,
-    Group,
     Planner,
     PlanRequest,
     Settlement,
-    ask,
     check_claim,
     check_lease,
     check_reason,
     check_refs,
-    dead_letter_fact,
     hash_token,
-    heartbeat_fact,
-    judge,
-    make_claim,
     new_claims,
-    release_fact,
-    settle_fact,
-    settled,
 )
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
-from squid_dagster.protocol.dispatch import Attempt
+from squid_dagster.journal.settling import (
+    FactOf,
+    Group,
+    ask,
+    dead_letter_fact,
+    heartbeat_fact,
+    judge,
+    make_claim,
+    release_fact,
+    settle_fact,
+    settled,
+)
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread

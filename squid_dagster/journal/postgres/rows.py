@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.dispatch import OPEN, Attempt, AttemptStatus, RunDispatch, definition_key
+from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.index import RunSummary
 from squid_dagster.protocol.run import Applied, Child, ManualState, Planned, Quarantine, RunProjection
 from squid_dagster.protocol.unit import RunUnit

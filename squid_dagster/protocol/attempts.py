@@ -1,0 +1,113 @@
+"""An attempt at a step: its state, and the questions that folds and commands ask of it alike."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from squid_dagster.protocol.anomalies import Reason
+from squid_dagster.protocol.entries import digest
+
+
+class AttemptStatus(StrEnum):
+    """Where an attempt stands."""
+
+    AVAILABLE = "available"
+    RETRY_SCHEDULED = "retry_scheduled"
+    CLAIMED = "claimed"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEAD_LETTERED = "dead_lettered"
+
+
+OPEN = frozenset({AttemptStatus.AVAILABLE, AttemptStatus.RETRY_SCHEDULED, AttemptStatus.CLAIMED})
+
+
+class Attempt(NamedTuple):
+    """One attempt at one step. Immutable; a rule gives a new one."""
+
+    run_id: str
+    runnable_key: str
+    idempotency_key: str
+    attempt_number: int
+    queue: str
+    step: str
+    input: dict[str, Any] | None  # None only when read from a view's tombstone
+    visible_at: datetime
+    priority: int
+    max_deliveries: int
+    workflow: str | None
+    definition_version: str | None
+    definition_fingerprint: str | None
+    intent_digest: str
+    position: int
+    last_at: datetime
+    status: AttemptStatus = AttemptStatus.AVAILABLE
+    claim_id: str | None = None
+    claim_token_hash: str | None = None
+    owner_id: str | None = None
+    lease_until: datetime | None = None
+    deliveries: int = 0
+    fencing_token: int = 0
+    outcome_digest: str | None = None
+    settled_at: datetime | None = None
+    wakeup_emitted: bool = False
+    result: Any = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When a claim may take it: once visible, or once its lease has run out; None when it is finished."""
+        if self.status is AttemptStatus.CLAIMED:
+            return self.lease_until
+        return self.visible_at if self.status in OPEN else None
+
+    def expired(self, at: datetime) -> bool:
+        """Tell whether the claim's lease has run out; at the very instant counts."""
+        return self.lease_until is not None and self.lease_until <= at
+
+    def held_by(self, claim_id: str, claim_token_hash: str) -> bool:
+        """Tell whether this fence is the attempt's latest one."""
+        return self.claim_id == claim_id and self.claim_token_hash == claim_token_hash
+
+
+def definition_key(workflow: str | None, fingerprint: str | None) -> str:
+    """Give the one string by which a worker says what it can execute."""
+    return f"{workflow or ''}/{fingerprint or ''}"
+
+
+def claim_order(attempt: Attempt) -> tuple[int, datetime, int]:
+    """Sort key of claims: priority first, then the time it became due, then its place in the journal."""
+    return (-attempt.priority, attempt.due_at or attempt.visible_at, attempt.position)
+
+
+def intent_digest(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> str:
+    """Give the digest of what a scheduled attempt is meant to do; two intents are the same when these are."""
+    return digest([key, number, step, input_, visible_at.isoformat()])
+
+
+def out_of_deliveries(attempt: Attempt) -> bool:
+    """Tell whether the attempt was claimed as often as it may be."""
+    return attempt.deliveries >= attempt.max_deliveries
+
+
+def check_fence(attempt: Attempt, claim_id: str, claim_token_hash: str, at: datetime) -> Reason | None:
+    """Say why this fence may not act on the attempt at that time; None when it may. Commands ask before they write."""
+    if attempt.status is not AttemptStatus.CLAIMED or not attempt.held_by(claim_id, claim_token_hash):
+        return Reason.STALE_CLAIM
+    return Reason.EXPIRED_CLAIM if attempt.expired(at) else None
+
+
+def check_completion(
+    attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime
+) -> Reason | bool:
+    """Say whether a completion is new (True), a repeat of the one on record (False), or why it is refused."""
+    if attempt.status is AttemptStatus.COMPLETED and attempt.held_by(claim_id, claim_token_hash):
+        return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION
+    return check_fence(attempt, claim_id, claim_token_hash, at) or True
+
+
+def check_failure(attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime) -> Reason | bool:
+    """Say whether a failure is new (True), a repeat of the one on record (False), or why it is refused."""
+    if attempt.status is AttemptStatus.FAILED and attempt.held_by(claim_id, claim_token_hash):
+        return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_FAILURE
+    return check_fence(attempt, claim_id, claim_token_hash, at) or True
