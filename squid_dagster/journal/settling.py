@@ -22,7 +22,6 @@ from squid_dagster.protocol.attempts import (
     check_fence,
     out_of_deliveries,
 )
-from squid_dagster.protocol.codec import explain
 from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.errors import (
@@ -33,6 +32,7 @@ from squid_dagster.protocol.errors import (
     SquidError,
     StaleClaim,
     TerminalRun,
+    explain,
 )
 from squid_dagster.protocol.facts import (
     FACT_TYPES,

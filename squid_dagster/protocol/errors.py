@@ -3,6 +3,8 @@
 No message ever carries a credential: whoever builds one from a URL passes it through `journal.tiers.display_url`.
 """
 
+from pydantic import ValidationError
+
 
 class SquidError(Exception):
     """The root of all errors of this library."""
@@ -75,3 +77,21 @@ class EmbeddedUnavailable(SquidError):
 
 class ViewsMissing(SquidError):
     """The live views were dropped. Facts are safe, but nothing is appended until the views are back."""
+
+
+def explain(error: ValidationError) -> str:
+    """Say in one line what pydantic found, with the path of each problem and never a long value."""
+    problems = []
+    for problem in error.errors(include_url=False, include_context=False):
+        path = ".".join(str(part) for part in problem["loc"]) or "value"
+        got = "" if problem["type"] == "missing" else f" (got {_shown(problem['input'])})"
+        problems.append(f"{path}: {problem['msg']}{got}")
+    return "; ".join(problems)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        text = ""
+    return text if 0 < len(text) <= 60 else type(value).__name__

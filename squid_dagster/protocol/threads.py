@@ -2,6 +2,7 @@
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from squid_dagster.protocol.errors import InvalidThread
@@ -65,7 +66,14 @@ def check_part(value: str, what: str) -> str:
 
 def parse_thread(thread_id: str) -> Thread:
     """Take a thread id apart; raise `InvalidThread` if it is none of ours."""
-    prefix, _, rest = thread_id.partition(":") if isinstance(thread_id, str) else ("", "", "")
+    if not isinstance(thread_id, str):
+        raise InvalidThread(f"{thread_id!r:.80} is not a thread id: expected a text such as 'squid:run:...'")
+    return _parse(thread_id)
+
+
+@lru_cache(maxsize=4096)
+def _parse(thread_id: str) -> Thread:
+    prefix, _, rest = thread_id.partition(":")
     kind_name, _, part = rest.partition(":")
     if prefix != "squid" or kind_name not in {kind.value for kind in ThreadKind}:
         kinds = ", ".join(f"squid:{kind.value}:..." for kind in ThreadKind)

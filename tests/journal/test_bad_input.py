@@ -83,7 +83,6 @@ def unchecked(kind: Any, **fields: Any) -> Fact:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 _NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
-_LONE_SURROGATE = "\ud800"
 
 
 def _deep(levels: int) -> Any:
@@ -93,60 +92,75 @@ def _deep(levels: int) -> Any:
     return value
 
 
-_WRONG_FACTS: dict[str, Fact] = {
-    "naive time": bent(signal(), occurred_at=_NAIVE),
-    "time as text": bent(signal(), occurred_at="2026-01-01T00:00:00Z"),
-    "no time": bent(signal(), occurred_at=None),
-    "naive lease": bent(claimed(), lease_until=_NAIVE),
-    "lease that ends before it begins": bent(claimed(), lease_until=T0),
-    "run id of a number": bent(signal(), run_id=7),
-    "run id None": bent(signal(), run_id=None),
-    "payload that is no object": bent(signal(), payload=[1]),
-    "payload with NaN": bent(signal(), payload={"x": float("nan")}),
-    "payload with infinity": bent(signal(), payload={"x": float("inf")}),
-    "payload with minus infinity deep down": bent(signal(), payload={"x": [{"y": float("-inf")}]}),
-    "payload with a time": bent(signal(), payload={"x": T0}),
-    "payload with bytes": bent(signal(), payload={"x": b"abc"}),
-    "payload with a tuple": bent(signal(), payload={"x": (1, 2)}),
-    "payload with a set": bent(signal(), payload={"x": {1, 2}}),
-    "payload with an object": bent(signal(), payload={"x": object()}),
-    "payload with a key that is no text": bent(signal(), payload={1: "x"}),
-    "payload with a NUL": bent(signal(), payload={"x": "a\0b"}),
-    "payload with a key that holds a NUL": bent(signal(), payload={"a\0b": 1}),
-    "payload with half a character": bent(signal(), payload={"x": _LONE_SURROGATE}),
-    "payload of a thousand levels": bent(signal(), payload={"x": _deep(1000)}),
-    "unknown field with NaN": bent(signal(), note=float("nan")),
-    "result with NaN": bent(completed(), result=float("nan")),
-    "too large": signal(payload={"x": "y" * (1024 * 1024)}),
-    "too large in bytes though not in characters": signal(payload={"x": "🦑" * 300_000}),
-    "priority out of range": bent(scheduled(), priority=11),
-    "attempt number zero": bent(scheduled(), attempt_number=0),
-    "token hash that is none": bent(claimed(), claim_token_hash="secret"),
-    "step without a name": bent(scheduled(), step=""),
-    "fencing token zero": bent(claimed(), fencing_token=0),
-    "queue fact that names a run": bent(queue_paused(), run_id=RUN),
-    "queue fact that names half a JSON object as its run": bent(queue_paused(), run_id='x","type":"run_terminal'),
-    "queue fact that names a number as its run": bent(queue_paused(), run_id=7),
-    "missing field": unchecked(RunStarted, run_id=RUN, occurred_at=T0),
-    "missing time": unchecked(RunSignalReceived, run_id=RUN, signal_type="x", payload={}, metadata={}),
-    "missing everything": unchecked(AttemptCompleted),
+_WRONG_VALUES: dict[str, Any] = {
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+    "minus infinity deep down": [{"y": float("-inf")}],
+    "a time": T0,
+    "bytes": b"abc",
+    "a tuple": (1, 2),
+    "a set": {1, 2},
+    "an object": object(),
+    "a key that is no text": {1: "x"},
+    "a NUL": "a\0b",
+    "a key that holds a NUL": {"a\0b": 1},
+    "half a character": "\ud800",
+    "a thousand levels": _deep(1000),
+    "more than fits": "y" * (1024 * 1024),
+    "more bytes than fit, though not more characters": "🦑" * 300_000,
 }
+# Made when they are asked for: whether a wrong fact is refused when it is made or when it is written is all the same.
+_WRONG_FACTS: dict[str, Callable[[], Fact]] = {
+    "naive time": lambda: bent(signal(), occurred_at=_NAIVE),
+    "time as text": lambda: bent(signal(), occurred_at="2026-01-01T00:00:00Z"),
+    "no time": lambda: bent(signal(), occurred_at=None),
+    "naive lease": lambda: bent(claimed(), lease_until=_NAIVE),
+    "lease that ends before it begins": lambda: bent(claimed(), lease_until=T0),
+    "run id of a number": lambda: bent(signal(), run_id=7),
+    "run id None": lambda: bent(signal(), run_id=None),
+    "payload that is no object": lambda: bent(signal(), payload=[1]),
+    "unknown field with NaN": lambda: bent(signal(), note=float("nan")),
+    "result with NaN": lambda: bent(completed(), result=float("nan")),
+    "priority out of range": lambda: bent(scheduled(), priority=11),
+    "attempt number zero": lambda: bent(scheduled(), attempt_number=0),
+    "token hash that is none": lambda: bent(claimed(), claim_token_hash="secret"),
+    "step without a name": lambda: bent(scheduled(), step=""),
+    "fencing token zero": lambda: bent(claimed(), fencing_token=0),
+    "queue fact that names a run": lambda: bent(queue_paused(), run_id=RUN),
+    "queue fact that names half an object": lambda: bent(queue_paused(), run_id='x","type":"run_terminal'),
+    "queue fact that names a number as its run": lambda: bent(queue_paused(), run_id=7),
+    "missing field": lambda: unchecked(RunStarted, run_id=RUN, occurred_at=T0),
+    "missing time": lambda: unchecked(RunSignalReceived, run_id=RUN, signal_type="x", payload={}, metadata={}),
+    "missing everything": lambda: unchecked(AttemptCompleted),
+}
+
+
+def _write(storage: Storage, make: Callable[[], Fact]) -> int:
+    fact = make()
+    return storage.append(QUEUE_THREAD if "queue" in type(fact).model_fields else THREAD, [fact])
 
 
 def test_a_fact_of_a_wrong_shape_is_refused_however_it_was_made(storage: Storage) -> None:
     put(storage, signal())
-    refusals(
-        storage,
-        {
-            name: partial(storage.append, QUEUE_THREAD if "queue" in type(fact).model_fields else THREAD, [fact])
-            for name, fact in _WRONG_FACTS.items()
-        },
-        InvalidFact,
-    )
+    refusals(storage, {name: partial(_write, storage, make) for name, make in _WRONG_FACTS.items()}, InvalidFact)
+
+
+def test_a_payload_that_cannot_be_kept_is_refused_whenever_it_came_in(storage: Storage) -> None:
+    def changed_afterwards(value: Any) -> Fact:
+        fact = signal(payload={})
+        fact.payload["x"] = value
+        return fact
+
+    calls: dict[str, Callable[[], object]] = {}
+    for name, value in _WRONG_VALUES.items():
+        calls[f"{name}, from the start"] = partial(_write, storage, partial(bent, signal(), payload={"x": value}))
+        calls[f"{name}, afterwards"] = partial(_write, storage, partial(changed_afterwards, value))
+    refusals(storage, calls, InvalidFact)
 
 
 def test_one_wrong_fact_among_many_keeps_all_of_them_out(storage: Storage) -> None:
-    wrong = bent(signal(), occurred_at=_NAIVE)
+    wrong = signal(payload={})
+    wrong.payload["x"] = float("nan")
     refusals(
         storage,
         {

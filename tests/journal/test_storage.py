@@ -1,6 +1,7 @@
 """The storage contract: one suite for every adapter, then what only a database can be asked."""
 
 import random
+import signal as os_signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -317,8 +318,6 @@ def test_of_many_who_expect_the_same_revision_one_wins(storage: Storage) -> None
             return f"conflict at {conflict.actual}"
         return "won"
 
-    if not storage.atomic_across_threads:
-        pytest.skip("a commit over two threads is not one here")
     answers = at_once([partial(attempt, n) for n in range(8)])
     assert sorted(answers) == ["conflict at 1"] * 7 + ["won"]
     assert len(all_entries(storage)) == 2
@@ -784,6 +783,41 @@ def test_an_append_whose_connection_breaks_in_the_middle_leaves_nothing_and_is_d
         assert waiting.result(30) == 2
     assert facts_of(all_entries(postgres)) == [signal(), started()]
     assert_views_agree_with_the_journal(postgres)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_an_append_that_is_interrupted_tells_so_writes_nothing_and_leaves_the_storage_usable(
+    postgres: PostgresStorage, interrupt: type[BaseException]
+) -> None:
+    # given an append that waits for another one's lock
+    postgres.append(THREAD, [signal()])
+
+    def stop(*_: object) -> None:
+        raise interrupt
+
+    told: set[str] = set()
+    usual = os_signal.signal(os_signal.SIGUSR1, stop)
+    try:
+        for _ in range(11):  # more often than the pool has connections
+            with raw(postgres, autocommit=False) as other, ThreadPoolExecutor(1) as pool:
+                other.execute("SELECT FROM journal_threads WHERE id = %s FOR UPDATE", (THREAD,))
+                pool.submit(_interrupt_once_it_waits, postgres)
+                # when its thread is interrupted, as Ctrl-C, an order to end or a timeout by signal does
+                try:
+                    postgres.append(THREAD, [started()])
+                except BaseException as error:  # noqa: BLE001  whatever it is, it is the finding
+                    told.add(type(error).__name__)
+    finally:
+        os_signal.signal(os_signal.SIGUSR1, usual)
+    # then that is what its caller hears, nothing was written, and the storage has all of its connections
+    assert told == {interrupt.__name__}
+    assert facts_of(all_entries(postgres)) == [signal()]
+    assert postgres.append(THREAD, [started()], expected_rev=1) == 2
+
+
+def _interrupt_once_it_waits(storage: PostgresStorage) -> None:
+    wait_for_a_lock(storage)
+    os_signal.pthread_kill(threading.main_thread().ident or 0, os_signal.SIGUSR1)
 
 
 _FIRST_CALLS: dict[str, Callable[[PostgresStorage], object]] = {

@@ -21,8 +21,12 @@ def make_engine(url: str, pool_size: int = 5) -> Engine:
 
     Statements are never prepared by name, so that it works behind a transaction pooler.
     """
+    parsed = make_url(normalized_url(url))
+    if isinstance(password := parsed.query.get("password"), str):
+        # Where SQLAlchemy knows it for one, and hides it.
+        parsed = parsed.difference_update_query(["password"]).set(password=password)
     return create_engine(
-        make_url(normalized_url(url)),
+        parsed,
         pool_size=pool_size,
         max_overflow=pool_size,
         hide_parameters=True,
@@ -48,17 +52,36 @@ def borrow(engine: Engine) -> Iterator[PgConnection]:
         connection.prepare_threshold = None
         yield connection
     except psycopg.OperationalError as error:
+        interruption = _interruption(error)
+        if interruption is not None:
+            raise interruption from None
         if connection.broken or connection.closed:
             raise unavailable(engine, error) from error
         raise
     finally:
+        _give_back(engine, lent, connection, usual)
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """Give what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own."""
+    context = error.__context__
+    while context is not None and isinstance(context, psycopg.Error):
+        context = context.__context__
+    return context
+
+
+def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> None:
+    try:
         if connection.broken or connection.closed:
             # The server restarted, most likely: none of the pooled connections is worth trying.
             lent.invalidate()
             engine.dispose()
-        else:
-            connection.rollback()
-            connection.autocommit = usual
+            return
+        connection.rollback()
+        connection.autocommit = autocommit
+    except psycopg.Error:  # left in the middle of something by a signal
+        lent.invalidate()
+    finally:
         lent.close()
 
 

@@ -36,6 +36,7 @@ from squid_dagster.journal.settling import (
     settle_fact,
     settled,
 )
+from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.run import RunProjection
@@ -43,14 +44,27 @@ from squid_dagster.protocol.threads import check_part, run_thread
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
     %b::text[], %b::text[], %b::timestamptz)"""
-# attempts_due, lane by lane: the same order as claim_attempts
-_VISIBLE: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
-    WHERE queue = %s AND due_at <= coalesce(%s, clock_timestamp()) AND status <> 'claimed'
-    ORDER BY rank, due_at, position LIMIT %s"""
+# attempts_due, lane by lane, as claim_attempts goes
+_VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
+        (SELECT a.definition, a.rank FROM {schema}.attempts a
+          WHERE a.queue = %(queue)s AND a.due_at IS NOT NULL ORDER BY a.definition, a.rank LIMIT 1)
+        UNION ALL
+        SELECT n.definition, n.rank FROM lane l CROSS JOIN LATERAL (
+            SELECT a.definition, a.rank FROM {schema}.attempts a
+             WHERE a.queue = %(queue)s AND a.due_at IS NOT NULL AND (a.definition, a.rank) > (l.definition, l.rank)
+             ORDER BY a.definition, a.rank LIMIT 1) n
+    )
+    SELECT to_json(d) FROM lane CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.attempts a
+         WHERE a.queue = %(queue)s AND a.definition = lane.definition AND a.rank = lane.rank AND a.due_at IS NOT NULL
+           AND a.due_at <= coalesce(%(now)s, clock_timestamp()) AND a.status <> 'claimed'
+         ORDER BY a.due_at, a.position LIMIT %(limit)s) d
+     ORDER BY d.rank, d.due_at, d.position LIMIT %(limit)s"""
 # attempts_leased
 _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
-    WHERE queue = %s AND status = 'claimed' AND lease_until <= coalesce(%s, clock_timestamp()) AND due_at IS NOT NULL
-      AND (deliveries >= max_deliveries OR NOT %s) ORDER BY lease_until, position LIMIT %s"""
+    WHERE queue = %(queue)s AND status = 'claimed' AND lease_until <= coalesce(%(now)s, clock_timestamp())
+      AND due_at IS NOT NULL AND (deliveries >= max_deliveries OR NOT %(spent)s)
+    ORDER BY lease_until, position LIMIT %(limit)s"""
 
 
 class PostgresDispatchStore:
@@ -121,15 +135,15 @@ class PostgresDispatchStore:
 
     def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
-        return self._attempts(_VISIBLE, check_part(queue, "queue"), self._now(), limit)
+        return self._attempts(_VISIBLE, queue, limit)
 
     def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
-        return self._attempts(_EXPIRED, check_part(queue, "queue"), self._now(), False, limit)
+        return self._attempts(_EXPIRED, queue, limit, spent=False)
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming."""
-        spent = self._attempts(_EXPIRED, check_part(queue, "queue"), self._now(), True, limit)
+        spent = self._attempts(_EXPIRED, queue, limit, spent=True)
         refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
@@ -137,8 +151,11 @@ class PostgresDispatchStore:
     def _now(self) -> object:
         return self._storage.clock.now() if self._storage.clock is not None else None
 
-    def _attempts(self, text: LiteralString, *values: object) -> list[Attempt]:
-        return [attempt_from_row(row[0]) for row in self._storage.rows(text, *values)]
+    def _attempts(self, text: LiteralString, queue: str, limit: int, **more: object) -> list[Attempt]:
+        check_part(queue, "queue")
+        check_revision(limit, "limit")
+        values = {"queue": queue, "now": self._now(), "limit": limit, **more}
+        return [attempt_from_row(row[0]) for row in self._storage.rows(text, values)]
 
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
         check_refs(refs)

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CONFLICT = "SQ001"
+_CONFLICT, _BEGIN_AGAIN = "SQ001", "SQ002"
+_TRIES = 20
 
 _LOCK: LiteralString = (
     "SELECT {schema}.lock_units(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])"
@@ -224,11 +225,12 @@ class PostgresStorage:
         return [read_entry(row) for row in self.rows(text, *values)]
 
     def rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        """Run one reading statement on a connection of its own."""
+        """Run one reading statement on a connection of its own, with values in order or one mapping of them."""
+        given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
 
         def read() -> list[tuple[Any, ...]]:
             with self.connection() as connection:
-                return connection.execute(self.sql(text), values, binary=True).fetchall()
+                return connection.execute(self.sql(text), given, binary=True).fetchall()
 
         return persistently(read)
 
@@ -303,19 +305,22 @@ def persistently(attempt: Callable[[], T]) -> T:
 
     Our own statements keep one lock order; somebody who drops a view by hand does not. Only for what is safe to repeat.
     """
-    lost = 0
-    while True:
+    for tries_left in range(_TRIES, -1, -1):
         try:
             return attempt()
         except StorageUnavailable:
-            lost += 1
-            if lost > 1:
+            if tries_left < _TRIES:
                 raise
         except psycopg.errors.DeadlockDetected as error:
+            if not tries_left:
+                raise
             logger.warning("ended a deadlock, trying again: %s", error.diag.message_detail)
-        except psycopg.errors.UniqueViolation as error:
-            if error.diag.constraint_name != "journal_commits_pkey":
-                raise  # else somebody was first with this commit id, and its answer can be had now
+        except psycopg.Error as error:
+            # Somebody was first with this thread, or with this commit id, whose answer can be had now.
+            again = error.sqlstate == _BEGIN_AGAIN or error.diag.constraint_name == "journal_commits_pkey"
+            if not again or not tries_left:
+                raise
+    raise AssertionError  # the last try returns or raises
 
 
 @contextmanager

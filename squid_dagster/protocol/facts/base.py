@@ -1,7 +1,8 @@
 """What all facts have in common: they are frozen, strict, timestamped in UTC, and keep fields they do not know."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -12,8 +13,10 @@ from pydantic import (
     Field,
     JsonValue,
     StringConstraints,
+    ValidationError,
 )
 
+from squid_dagster.protocol.errors import InvalidFact, explain
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import PART_MAX_LENGTH, PART_PATTERN, dispatch_thread, run_thread
 
@@ -45,10 +48,28 @@ TokenHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Frozen(BaseModel):
-    """A strict, immutable model that keeps the fields it does not know."""
+    """A strict, immutable model that keeps the fields it does not know, and is valid however it was made."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="allow", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
     __pydantic_extra__: dict[str, JsonValue]
+
+    @classmethod
+    def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:  # type: ignore[override]
+        """Make one from values, validated like any other; raises `InvalidFact`."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            named = cls.model_fields.get("type")
+            raise InvalidFact(f"{named.default if named else cls.__name__}: {explain(error)}") from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy it, with other values if given, validated like any other; raises `InvalidFact`."""
+        if not update:
+            return super().model_copy(deep=deep)
+        changed = type(self).model_construct(**{**dict(self), **(self.__pydantic_extra__ or {}), **update})
+        return cast("Self", changed)
 
 
 class FactBase(Frozen):

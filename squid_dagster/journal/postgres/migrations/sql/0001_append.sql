@@ -7,7 +7,8 @@ CREATE FUNCTION {schema}.lock_units(
     p_whole text[],                       -- those of which all attempts are needed
     p_key_runs text[], p_keys text[],     -- single attempts, by run and runnable key
     p_child_runs text[], p_children text[]
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_runs     json;
     v_attempts json;
@@ -55,18 +56,21 @@ CREATE FUNCTION {schema}.append_entries(
     p_counts integer[],                     -- how many entries each thread gets
     p_entries json,                         -- t (place in p_threads), k (1.. in its thread), type, run_id, at, data
     p_runs json, p_attempts json, p_ended text[], p_children json, p_queues json, p_anomalies json
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_receipt   json;
     v_revs      bigint[];
+    v_new       boolean[];
+    v_made      integer;
     v_bad       integer;
     v_positions bigint[];
 BEGIN
-    INSERT INTO {schema}.journal_threads (id, rev) SELECT id, 0 FROM unnest(p_threads) id ORDER BY id
-        ON CONFLICT DO NOTHING;
-    SELECT array_agg(rev ORDER BY id) INTO v_revs FROM (
-        SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE
-    ) t;
+    -- journal_threads_pkey
+    SELECT array_agg(coalesce(t.rev, 0) ORDER BY n.i), array_agg(t.id IS NULL ORDER BY n.i) INTO v_revs, v_new
+      FROM unnest(p_threads) WITH ORDINALITY n (id, i)
+      LEFT JOIN (SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE) t
+        ON t.id = n.id;
     -- Whoever repeats a commit waits for the same threads, so that the first answer is here to be seen.
     IF p_commit IS NOT NULL THEN
         SELECT receipt INTO v_receipt FROM {schema}.journal_commits WHERE id = p_commit;
@@ -78,6 +82,16 @@ BEGIN
     IF v_bad IS NOT NULL THEN
         RAISE EXCEPTION 'conflict' USING ERRCODE = 'SQ001',
             DETAIL = json_build_array(p_threads[v_bad], p_expected[v_bad], v_revs[v_bad]);
+    END IF;
+    IF true = ANY (v_new) THEN
+        INSERT INTO {schema}.journal_threads (id, rev)
+        SELECT p_threads[i], p_counts[i] FROM generate_subscripts(p_threads, 1) i WHERE v_new[i] ORDER BY 1
+            ON CONFLICT DO NOTHING;
+        GET DIAGNOSTICS v_made = ROW_COUNT;
+        IF v_made < cardinality(array_positions(v_new, true)) THEN
+            -- Somebody made one of them first. Locking it now would be out of order: begin again.
+            RAISE EXCEPTION 'a thread appeared meanwhile' USING ERRCODE = 'SQ002';
+        END IF;
     END IF;
 
     PERFORM {schema}.announce_positions();
@@ -151,7 +165,7 @@ BEGIN
     END IF;
 
     UPDATE {schema}.journal_threads t SET rev = v_revs[i] + p_counts[i]
-      FROM generate_subscripts(p_threads, 1) i WHERE t.id = p_threads[i];
+      FROM generate_subscripts(p_threads, 1) i WHERE t.id = p_threads[i] AND NOT v_new[i];
     SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt FROM generate_subscripts(p_threads, 1) i;
     IF p_commit IS NOT NULL THEN
         INSERT INTO {schema}.journal_commits (id, receipt, committed_at) VALUES (p_commit, v_receipt, clock_timestamp());

@@ -5,7 +5,8 @@ CREATE FUNCTION {schema}.claim_attempts(
     p_claim_ids text[], p_token_hashes text[],
     p_definitions text[],                   -- what the worker can execute; null: anything
     p_now timestamptz                       -- null: the database's clock
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_thread    text := 'squid:dispatch:' || p_queue;
     v_wanted    integer := cardinality(p_claim_ids);

@@ -55,8 +55,8 @@ ALTER TABLE {schema}.journal_entries ENABLE ALWAYS TRIGGER journal_entries_appen
 CREATE FUNCTION {schema}.entry_digest(
     thread text, seq bigint, type text, run_id text, occurred_at timestamptz, data json
 ) RETURNS bytea LANGUAGE sql STABLE PARALLEL SAFE AS $$
-    SELECT substring(sha256(convert_to(concat_ws(chr(31), thread, seq, type, coalesce(run_id, ''),
-        extract(epoch FROM occurred_at), data), 'UTF8')) FOR 16)
+    SELECT substring(sha256(int8send(seq) || timestamptz_send(occurred_at)
+        || convert_to(concat_ws(chr(31), thread, type, coalesce(run_id, ''), data), 'UTF8')) FOR 16)
 $$;
 
 -- A position under which no commit can appear any more. Never waits, never blocks a writer: whoever is about to take
