@@ -327,6 +327,8 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
 
 def test_claims_whose_lease_ran_out_are_found_by_their_index(deep: PostgresStorage) -> None:
     with raw(deep) as connection:
-        plan = explain(connection, deep.sql(dispatch_module._EXPIRED), ("deep", t(60), False, 10))
+        plan = explain(
+            connection, deep.sql(dispatch_module._EXPIRED), {"queue": "deep", "now": t(60), "spent": False, "limit": 10}
+        )
     assert {scan.by for scan in plan.scans} == {"attempts_leased"}
     assert sum(scan.rows + scan.removed for scan in plan.scans) == 0

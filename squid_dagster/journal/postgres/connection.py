@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from sqlalchemy import Engine, create_engine, exc
 from sqlalchemy.engine import make_url
@@ -76,6 +77,11 @@ def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> 
             # The server restarted, most likely: none of the pooled connections is worth trying.
             lent.invalidate()
             engine.dispose()
+            return
+        if connection.info.transaction_status == TransactionStatus.ACTIVE:
+            # A signal took us away from a statement that is still running: it must not commit behind our back.
+            connection.cancel_safe(timeout=5)
+            lent.invalidate()
             return
         connection.rollback()
         connection.autocommit = autocommit
