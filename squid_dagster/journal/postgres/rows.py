@@ -25,11 +25,12 @@ def iso(value: datetime | None) -> str | None:
 
 def time(value: str | None) -> datetime | None:
     """Read a time from a row."""
-    return datetime.fromisoformat(value).astimezone(UTC) if value is not None else None
+    return _required(value) if value is not None else None
 
 
 def _required(value: str) -> datetime:
-    return datetime.fromisoformat(value).astimezone(UTC)
+    read = datetime.fromisoformat(value)
+    return read if read.tzinfo is UTC else read.astimezone(UTC)
 
 
 def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -> Row:

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.storage import Verified
 from squid_dagster.protocol.anomalies import Anomaly
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact
+from squid_dagster.protocol.run import Applied, Child, Planned
 from squid_dagster.protocol.unit import RunUnit, apply_unit
 
 # Facts whose rules look at, or change, every attempt of their run.
@@ -86,9 +88,8 @@ class Units:
     now: datetime
     touched: Touched
     run_rows: dict[str, Row] = field(default_factory=dict)
-    attempt_rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     units: dict[str, RunUnit] = field(default_factory=dict)
-    children_known: dict[str, set[str]] = field(default_factory=dict)
+    loaded: dict[str, "_Loaded"] = field(default_factory=dict)
     first_position: dict[str, int] = field(default_factory=dict)
     queues: dict[str, bool] = field(default_factory=dict)
     queue_anomalies: list[Anomaly] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Units:
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
         for row in chain(answer["attempts"] or (), answer["whole"] or ()):
-            attempts.setdefault(row["run_id"], []).append(rows.normalise_attempt(row))
+            attempts.setdefault(row["run_id"], []).append(row)
         for row in answer["children"] or ():
             children.setdefault(row["run_id"], []).append(row)
         known = {row["run_id"]: rows.normalise_run(row) for row in answer["runs"] or ()}
@@ -109,14 +110,7 @@ class Units:
             else RunUnit()
             for run_id in touched.runs
         }
-        return cls(
-            now,
-            touched,
-            known,
-            {(run_id, row["runnable_key"]): row for run_id, found in attempts.items() for row in found},
-            units,
-            {run_id: {row["child_run_id"] for row in found} for run_id, found in children.items()},
-        )
+        return cls(now, touched, known, units, {run_id: _Loaded.of(unit) for run_id, unit in units.items()})
 
     def merge(self, more: "Units") -> None:
         """Take in what was loaded later, before anything was folded."""
@@ -128,10 +122,8 @@ class Units:
                 mine.dispatch.tokens[key] = max(token, mine.dispatch.tokens.get(key, 0))
             for name in ("planned", "applied", "children"):
                 getattr(mine.run, name).update(getattr(unit.run, name))
+            self.loaded[run_id] = _Loaded.of(mine)
         self.run_rows = {**more.run_rows, **self.run_rows}
-        self.attempt_rows = {**more.attempt_rows, **self.attempt_rows}
-        for run_id, known in more.children_known.items():
-            self.children_known.setdefault(run_id, set()).update(known)
         mine_touched, theirs = self.touched, more.touched
         self.touched = Touched(
             mine_touched.runs | theirs.runs,
@@ -171,7 +163,7 @@ class Units:
                     ended.append(run_id)
             else:
                 attempts += self._changed_attempts(run_id, unit)
-            known = self.children_known.get(run_id, set())
+            known = self.loaded[run_id].children
             children += [
                 rows.child_row(run_id, child_id, child)
                 for child_id, child in unit.run.children.items()
@@ -183,10 +175,33 @@ class Units:
         return (_json(runs), _json(attempts), ended or None, _json(children), _json(queues), _json(found))
 
     def _changed_attempts(self, run_id: str, unit: RunUnit) -> Iterable[Row]:
-        for key in {*unit.dispatch.attempts, *unit.run.planned}:
-            row = rows.attempt_row(run_id, key, unit)
-            if row != self.attempt_rows.get((run_id, key)):
-                yield row
+        before, run, dispatch = self.loaded[run_id], unit.run, unit.dispatch
+        for key in {*dispatch.attempts, *run.planned}:
+            # Rules give new values and never change old ones, so the same object is the same state.
+            same = (
+                dispatch.attempts.get(key) is before.attempts.get(key)
+                and run.planned.get(key) is before.planned.get(key)
+                and run.applied.get(key) is before.applied.get(key)
+                and dispatch.stopped == before.stopped
+            )
+            if not same:
+                yield rows.attempt_row(run_id, key, unit)
+
+
+class _Loaded(NamedTuple):
+    """What was loaded of a run, to tell what the fold changed."""
+
+    attempts: dict[str, Attempt]
+    planned: dict[str, Planned]
+    applied: dict[str, Applied]
+    children: dict[str, Child]
+    stopped: bool
+
+    @classmethod
+    def of(cls, unit: RunUnit) -> "_Loaded":
+        """Note the state of a unit before the fold."""
+        run, dispatch = unit.run, unit.dispatch
+        return cls(dict(dispatch.attempts), dict(run.planned), dict(run.applied), dict(run.children), dispatch.stopped)
 
 
 def _json(found: list[Row]) -> str | None:
