@@ -24,6 +24,7 @@ SHADOW: LiteralString = "_shadow"
 _PAGE = 5_000  # entries in one read, and so in one short transaction
 _SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
 _ROUNDS = 8
+_SWAPS = 6  # each lets writers wait for two seconds at most
 
 # journal_entries_run
 _PAGE_OF_RUNS: LiteralString = (
@@ -143,19 +144,19 @@ class Rebuild:
 
         Returns the last position that the views now cover, and how many runs the tail touched.
         """
-        for last_try in (False, False, True):
+        for tries_left in reversed(range(_SWAPS)):
             try:
                 with self._connection.transaction():
                     return self._swap(covered)
             except psycopg.errors.LockNotAvailable as error:
-                if last_try:
+                if not tries_left:
                     raise StorageUnavailable(
                         "the views could not be swapped in: somebody holds a lock on them (an idle transaction?)"
                     ) from error
         raise AssertionError  # the loop returns or raises
 
     def _swap(self, covered: int) -> tuple[int, int]:
-        self._connection.execute("SET LOCAL lock_timeout = '5s'")
+        self._connection.execute("SET LOCAL lock_timeout = '2s'")
         self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self._schema, "gate"),))
         end = self._cut()
         touched = self.catch_up(covered, end)

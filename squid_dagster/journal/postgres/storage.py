@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
 
@@ -42,9 +42,9 @@ T = TypeVar("T")
 _CONFLICT, _BEGIN_AGAIN = "SQ001", "SQ002"
 _TRIES = 20
 
-_LOCK: LiteralString = (
-    "SELECT {schema}.lock_units(%b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[])"
-)
+_LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[])"""
+_BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
 _APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::int[],
     %b::text::json, %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
 
@@ -82,12 +82,17 @@ class PostgresStorage:
         *,
         clock: Clock | None = None,
         max_fact_bytes: int = DEFAULT_MAX_FACT_BYTES,
+        hold: timedelta = timedelta(seconds=30),
     ) -> None:
-        """Bind to a database, without connecting. A `clock` replaces the database's own, for tests."""
+        """Bind to a database, without connecting. A `clock` replaces the database's own, for tests.
+
+        A process that goes quiet for `hold` in the middle of an append loses its locks, and tries again when it wakes.
+        """
         self.engine = make_engine(engine) if isinstance(engine, str) else engine
         self.schema = check_schema_name(schema)
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
+        self.hold = hold
 
     def upgrade(self) -> int:
         """Create or upgrade the schema; return its version. Raises as `migrate.upgrade`, or `StorageUnavailable`."""
@@ -245,17 +250,22 @@ class Transaction:
 
     def lock(self, touched: Touched) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
-        with self._connection.pipeline():
-            self._connection.execute("BEGIN")
-            cursor = self._connection.execute(self._storage.sql(_LOCK), touched.arguments())
+        # Two statements in one message of the simple protocol: after a pipeline, Postgres forgets the timeout that ends
+        # a session which goes quiet in the middle of a transaction.
+        cursor = psycopg.ClientCursor(self._connection)
+        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), self._arguments(touched))
+        cursor.nextset()
         return self._units(cursor, touched)
 
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
         missing = touched.without(units)
         if missing:
-            cursor = self._connection.execute(self._storage.sql(_LOCK), missing.arguments())
+            cursor = self._connection.execute(self._storage.sql(_LOCK), self._arguments(missing))
             units.merge(self._units(cursor, missing))
+
+    def _arguments(self, touched: Touched) -> tuple[object, ...]:
+        return (int(self._storage.hold / timedelta(milliseconds=1)), *touched.arguments())
 
     def _units(self, cursor: psycopg.Cursor[TupleRow], touched: Touched) -> Units:
         answer = _answer(cursor)

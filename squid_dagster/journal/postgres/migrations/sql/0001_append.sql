@@ -1,8 +1,10 @@
 -- The two halves of every append: lock and load what the facts touch, then write facts and rows together.
--- Lock order, here and everywhere: the gate, new runs by bucket, run rows by id, attempt rows by key, thread rows by id,
--- positions.
+-- Lock order, here and everywhere: the gate, new runs by bucket, run rows by id, attempt rows by key, thread rows by
+-- id, positions. Plans are made once per session, for the named indexes: planning anew for every call would cost more
+-- than the call.
 
 CREATE FUNCTION {schema}.lock_units(
+    p_hold_ms integer,                    -- how long the caller may go quiet while it holds these locks
     p_runs text[],                        -- every run that a fact names
     p_whole text[],                       -- those of which all attempts are needed
     p_key_runs text[], p_keys text[],     -- single attempts, by run and runnable key
@@ -15,6 +17,8 @@ DECLARE
     v_whole    json;
     v_children json;
 BEGIN
+    -- A client that stops between lock and write (suspended, swapped out, cut off) must not hold others up for ever.
+    PERFORM set_config('idle_in_transaction_session_timeout', p_hold_ms::text, true);
     PERFORM pg_advisory_xact_lock_shared({gate});
     -- A run without a row cannot be locked by it: its first writers queue up for one of 512 buckets instead.
     PERFORM pg_advisory_xact_lock({buckets}, bucket) FROM (
@@ -110,8 +114,8 @@ BEGIN
     END IF;
     IF p_runs IS NOT NULL THEN
         INSERT INTO {schema}.runs
-        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_positions[-r.position] ELSE r.position END, r.status, r.workflow,
-               r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
+        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_positions[-r.position] ELSE r.position END, r.status,
+               r.workflow, r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
                r.replayed_from_run_id, r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state,
                r.terminal_status, r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed,
                r.cataloged
@@ -166,9 +170,11 @@ BEGIN
 
     UPDATE {schema}.journal_threads t SET rev = v_revs[i] + p_counts[i]
       FROM generate_subscripts(p_threads, 1) i WHERE t.id = p_threads[i] AND NOT v_new[i];
-    SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt FROM generate_subscripts(p_threads, 1) i;
+    SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt
+      FROM generate_subscripts(p_threads, 1) i;
     IF p_commit IS NOT NULL THEN
-        INSERT INTO {schema}.journal_commits (id, receipt, committed_at) VALUES (p_commit, v_receipt, clock_timestamp());
+        INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
+        VALUES (p_commit, v_receipt, clock_timestamp());
     END IF;
     RETURN v_receipt;
 END $$;

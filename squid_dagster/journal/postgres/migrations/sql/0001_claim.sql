@@ -1,5 +1,7 @@
 -- Claim up to as many attempts as there are claim ids, in claim order: priority, due time, position. One call, one
--- transaction. Gives the claimed rows and how many attempts were dead-lettered on the way. Enforces in SQL what the fold demands of attempt_claimed and attempt_dead_lettered.
+-- transaction. Gives the claimed rows, and how many attempts were dead-lettered on the way. Enforces in SQL what the
+-- fold demands of attempt_claimed and attempt_dead_lettered. Plans are made once per session, for the named indexes:
+-- planning anew for every call would cost more than the call.
 CREATE FUNCTION {schema}.claim_attempts(
     p_commit uuid, p_queue text, p_owner text, p_lease interval,
     p_claim_ids text[], p_token_hashes text[],
@@ -68,7 +70,8 @@ BEGIN
               FROM (SELECT d.* FROM unnest(v_lanes) lane CROSS JOIN LATERAL (
                         SELECT a.run_id, a.runnable_key, a.due_at, a.position FROM {schema}.attempts a
                          WHERE a.queue = p_queue AND a.definition = lane AND a.rank = v_rank
-                           AND a.due_at IS NOT NULL AND a.due_at <= v_now AND (a.due_at, a.position) > (v_due, v_position)
+                           AND a.due_at IS NOT NULL AND a.due_at <= v_now
+                           AND (a.due_at, a.position) > (v_due, v_position)
                          ORDER BY a.due_at, a.position LIMIT v_wanted - v_live) d
                      ORDER BY d.due_at, d.position LIMIT v_wanted - v_live) c;
             EXIT WHEN v_runs IS NULL;
@@ -110,7 +113,8 @@ BEGIN
         SELECT g.*, a.deliveries, greatest(v_now, a.last_at) AS at,
                (SELECT coalesce(max(s.fencing_token), 0) FROM {schema}.attempts s
                  WHERE s.run_id = a.run_id AND s.idempotency_key = a.idempotency_key)
-               + count(*) FILTER (WHERE NOT g.dead) OVER (PARTITION BY a.run_id, a.idempotency_key ORDER BY g.ord) AS token
+               + count(*) FILTER (WHERE NOT g.dead)
+                     OVER (PARTITION BY a.run_id, a.idempotency_key ORDER BY g.ord) AS token
           FROM got g JOIN {schema}.attempts a USING (run_id, runnable_key)
     ), facts AS (
         SELECT t.*, CASE WHEN t.dead THEN 'attempt_dead_lettered' ELSE 'attempt_claimed' END AS type,
