@@ -1,0 +1,28 @@
+"""The package as its users import it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import squid_dagster
+from squid_dagster import journal, protocol
+
+
+@pytest.mark.parametrize("package", [squid_dagster, journal, protocol], ids=lambda package: package.__name__)
+def test_every_exported_name_is_there(package: object) -> None:
+    for name in package.__all__:  # type: ignore[attr-defined]
+        assert getattr(package, name) is not None
+
+
+def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
+    for package in (squid_dagster, journal):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            package.no_such_name  # noqa: B018
+
+
+def test_importing_the_package_loads_no_database_no_dagster_and_no_spark() -> None:
+    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'alembic', 'dagster', 'pyspark'}"
+    code = f"import sys, squid_dagster, squid_dagster.journal; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
