@@ -1,4 +1,7 @@
-"""Real things, started once and shared: one embedded Postgres for the whole session, one schema per test."""
+"""Real things, started once and shared: one embedded Postgres for the whole session, one schema per test.
+
+Also what all tests go by: the profile of property tests, and helpers whose assertions explain themselves.
+"""
 
 import os
 import tempfile
@@ -7,13 +10,28 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from tests.histories import T0
+from tests.facts import T0
+
+pytest.register_assert_rewrite("tests.journal.contract", "tests.journal.desk", "tests.protocol.folding", "tests.rules")
 
 SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of our own
+
+# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is.
+_MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
+settings.register_profile(
+    "squid",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize=_MUTANTS,
+    database=None if _MUTANTS else settings.get_profile("default").database,
+    phases=(Phase.explicit, Phase.generate) if _MUTANTS else tuple(Phase),
+)
+settings.load_profile("squid")
 
 
 @pytest.fixture(scope="session")

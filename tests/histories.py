@@ -1,400 +1,70 @@
-"""Facts for tests: builders with sensible defaults, their places in a journal, and strategies of whole histories.
+"""Strategies of whole histories, from the values in them to journals of any kind.
 
-Builders count time in seconds after `T0`. `plausible_histories` walk through what careful writers do,
-`hostile_histories` hold any fact at any time, `histories` are either or a mixture. No fold is used here: what facts
-mean is for tests to say.
+`plausible_histories` walk through what careful writers do, `hostile_histories` hold any fact at any time, `histories`
+are either or a mixture. No fold is used here: what facts mean is for tests to say.
 """
 
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from squid_dagster.protocol import (
     CATALOG_THREAD,
     FACT_TYPES,
-    AttemptClaimed,
-    AttemptCompleted,
-    AttemptDeadLettered,
-    AttemptFailed,
-    AttemptHeartbeat,
-    AttemptReleased,
-    AttemptScheduled,
-    ChildRunStarted,
     Entry,
-    EntryQuarantined,
     Fact,
-    LiveWakeupEmitted,
-    MalformedFact,
-    ManualStepPaused,
-    ManualStepResolved,
-    Origin,
-    QueuePaused,
-    QueueResumed,
-    RunCataloged,
-    RunFenced,
-    RunIndexed,
-    Runnable,
-    RunnableApplied,
-    RunnablesPlanned,
-    RunQueued,
-    RunSignalReceived,
-    RunStarted,
-    RunTerminal,
-    UnknownFact,
     dispatch_thread,
-    idempotency_key,
     run_index_thread,
     run_thread,
-    runnable_key,
 )
-from squid_dagster.protocol.entries import StoredFact
-
-# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is.
-_MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
-settings.register_profile(
-    "squid",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    derandomize=_MUTANTS,
-    database=None if _MUTANTS else settings.get_profile("default").database,
-    phases=(Phase.explicit, Phase.generate) if _MUTANTS else tuple(Phase),
+from tests.facts import (
+    CLAIMS,
+    QUEUE,
+    QUEUES,
+    RUN,
+    RUNS,
+    STEP,
+    STEPS,
+    WORKFLOW,
+    OnThread,
+    applied,
+    cataloged,
+    child,
+    claimed,
+    completed,
+    dead_lettered,
+    entries,
+    failed,
+    failed_with_retry,
+    fenced,
+    heartbeat,
+    indexed,
+    key,
+    malformed,
+    planned,
+    quarantined,
+    queue_paused,
+    queue_resumed,
+    queued,
+    released,
+    runnable,
+    scheduled,
+    signal,
+    started,
+    step_paused,
+    step_resolved,
+    t,
+    terminal,
+    unknown,
+    wakeup,
+    with_fields,
 )
-settings.load_profile("squid")
+from tests.walk import MOVES, Walk
 
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
-RUN, STEP, QUEUE, WORKFLOW = "run-1", "charge", "default", "billing"
-RUNS, STEPS, QUEUES, CLAIMS = ("run-1", "run-2", "run-3"), ("charge", "ship"), ("default", "slow"), ("a", "b", "c")
-
-
-# --- builders -------------------------------------------------------------------------------------------------------
-
-
-def t(seconds: float) -> datetime:
-    """Give the time so many seconds after `T0`."""
-    return T0 + timedelta(seconds=seconds)
-
-
-def token_hash(claim: str) -> str:
-    """Give the hash of the token that belongs to a claim id."""
-    return hashlib.sha256(claim.encode()).hexdigest()
-
-
-def key(run: str = RUN, step: str = STEP, attempt: int = 1, visit: int = 1) -> str:
-    """Give a runnable key."""
-    return runnable_key(run, step, visit, attempt)
-
-
-def _about(run: str, step: str, attempt: int, visit: int, at: float) -> dict[str, Any]:
-    return {"run_id": run, "runnable_key": runnable_key(run, step, visit, attempt), "occurred_at": t(at)}
-
-
-def _fence(claim: str) -> dict[str, Any]:
-    return {"claim_id": claim, "claim_token_hash": token_hash(claim)}
-
-
-def signal(run: str = RUN, *, at: float = 0, **fields: Any) -> RunSignalReceived:
-    """A command reached the run."""
-    base = {"run_id": run, "occurred_at": t(at), "signal_type": "start_run", "payload": {}, "metadata": {}}
-    return RunSignalReceived(**{**base, **fields})
-
-
-def started(run: str = RUN, *, at: float = 0, **fields: Any) -> RunStarted:
-    """The run exists."""
-    return RunStarted(**{"run_id": run, "occurred_at": t(at), "workflow": WORKFLOW, "queue": QUEUE, **fields})
-
-
-def runnable(run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, **fields: Any) -> Runnable:
-    """One planned attempt; `scheduled` with the same arguments has the same intent."""
-    base = {
-        "run_id": run,
-        "runnable_key": runnable_key(run, step, visit, attempt),
-        "idempotency_key": idempotency_key(run, step, visit),
-        "attempt_number": attempt,
-        "step": step,
-        "input": {"amount": 5},
-        "visible_at": t(0),
-    }
-    return Runnable(**{**base, **fields})
-
-
-def planned(*runnables: Runnable, run: str = RUN, at: float = 0, **fields: Any) -> RunnablesPlanned:
-    """Work was decided on: the first attempt at `charge`, unless told otherwise."""
-    base = {"run_id": run, "occurred_at": t(at), "runnables": list(runnables) or [runnable(run)]}
-    return RunnablesPlanned(**{**base, **fields})
-
-
-def applied(
-    run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, at: float = 40, **fields: Any
-) -> RunnableApplied:
-    """An outcome became part of the run."""
-    return RunnableApplied(**{**_about(run, step, attempt, visit, at), "result": {"ok": True}, **fields})
-
-
-def child(run: str = RUN, *, at: float = 20, child_run_id: str = "child-1", **fields: Any) -> ChildRunStarted:
-    """The run links a child."""
-    base = {
-        "run_id": run,
-        "occurred_at": t(at),
-        "child_run_id": child_run_id,
-        "child_workflow": "refund",
-        "child_trigger": "api",
-        "child_key": "refund-1",
-        "origin": Origin(runnable_key=key(run), step=STEP, attempt=1),
-    }
-    return ChildRunStarted(**{**base, **fields})
-
-
-def step_paused(run: str = RUN, step: str = "review", *, at: float = 20, **fields: Any) -> ManualStepPaused:
-    """The run waits for an approval, unless `kind` says otherwise."""
-    return ManualStepPaused(**{"run_id": run, "step": step, "occurred_at": t(at), "kind": "approval", **fields})
-
-
-def step_resolved(run: str = RUN, step: str = "review", *, at: float = 30, **fields: Any) -> ManualStepResolved:
-    """A person approved, unless `action` says otherwise."""
-    return ManualStepResolved(**{"run_id": run, "step": step, "occurred_at": t(at), "action": "approved", **fields})
-
-
-def terminal(run: str = RUN, *, at: float = 50, **fields: Any) -> RunTerminal:
-    """The run completed, unless `status` says otherwise."""
-    return RunTerminal(**{"run_id": run, "occurred_at": t(at), "status": "completed", **fields})
-
-
-def quarantined(run: str = RUN, *, at: float = 20, **fields: Any) -> EntryQuarantined:
-    """An entry of the run cannot be read."""
-    base = {"run_id": run, "occurred_at": t(at), "entry_thread": dispatch_thread(QUEUE), "entry_seq": 1}
-    return EntryQuarantined(**{**base, "reason": "unreadable", **fields})
-
-
-def queued(run: str = RUN, *, at: float = 0, **fields: Any) -> RunQueued:
-    """The run's work goes through the queue."""
-    return RunQueued(**{"run_id": run, "occurred_at": t(at), **fields})
-
-
-def scheduled(
-    run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, at: float = 0, **fields: Any
-) -> AttemptScheduled:
-    """An attempt may be claimed from `T0` on."""
-    base = {
-        **_about(run, step, attempt, visit, at),
-        "idempotency_key": idempotency_key(run, step, visit),
-        "attempt_number": attempt,
-        "step": step,
-        "input": {"amount": 5},
-        "visible_at": t(0),
-        "workflow": WORKFLOW,
-    }
-    return AttemptScheduled(**{**base, **fields})
-
-
-def claimed(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 10,
-    claim: str = "a",
-    lease: float = 60,
-    **fields: Any,
-) -> AttemptClaimed:
-    """A worker holds the attempt for `lease` seconds."""
-    base = {**_about(run, step, attempt, visit, at), **_fence(claim), "lease_until": t(at + lease)}
-    return AttemptClaimed(**{**base, "owner_id": f"worker-{claim}", **fields})
-
-
-def heartbeat(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 20,
-    claim: str = "a",
-    lease: float = 60,
-    **fields: Any,
-) -> AttemptHeartbeat:
-    """The holder extends its lease to `lease` seconds from now."""
-    base = {**_about(run, step, attempt, visit, at), **_fence(claim), "lease_until": t(at + lease)}
-    return AttemptHeartbeat(**{**base, **fields})
-
-
-def released(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 30,
-    claim: str = "a",
-    **fields: Any,
-) -> AttemptReleased:
-    """The holder gives the attempt back."""
-    return AttemptReleased(**{**_about(run, step, attempt, visit, at), **_fence(claim), **fields})
-
-
-def completed(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 30,
-    claim: str = "a",
-    **fields: Any,
-) -> AttemptCompleted:
-    """The holder succeeded."""
-    base = {**_about(run, step, attempt, visit, at), **_fence(claim), "result": {"ok": True}}
-    return AttemptCompleted(**{**base, **fields})
-
-
-def failed(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 30,
-    claim: str = "a",
-    **fields: Any,
-) -> AttemptFailed:
-    """The holder failed, for good."""
-    base = {**_about(run, step, attempt, visit, at), **_fence(claim), "error": {"message": "declined"}}
-    return AttemptFailed(**{**base, **fields})
-
-
-def failed_with_retry(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 30,
-    claim: str = "a",
-    delay: float = 10,
-    **fields: Any,
-) -> AttemptFailed:
-    """The holder failed, and the next attempt is due `delay` seconds later."""
-    retry = {"retry_runnable_key": runnable_key(run, step, visit, attempt + 1), "retry_visible_at": t(at + delay)}
-    return failed(run, step, attempt=attempt, visit=visit, at=at, claim=claim, **{**retry, **fields})
-
-
-def dead_lettered(
-    run: str = RUN,
-    step: str = STEP,
-    *,
-    attempt: int = 1,
-    visit: int = 1,
-    at: float = 100,
-    deliveries: int = 1,
-    **fields: Any,
-) -> AttemptDeadLettered:
-    """Somebody found the attempt out of deliveries."""
-    return AttemptDeadLettered(**{**_about(run, step, attempt, visit, at), "deliveries": deliveries, **fields})
-
-
-def wakeup(
-    run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, at: float = 5, **fields: Any
-) -> LiveWakeupEmitted:
-    """Somebody was told about the attempt."""
-    return LiveWakeupEmitted(**{**_about(run, step, attempt, visit, at), **fields})
-
-
-def fenced(run: str = RUN, *, at: float = 50, **fields: Any) -> RunFenced:
-    """The run has ended while attempts were open."""
-    return RunFenced(**{"run_id": run, "occurred_at": t(at), **fields})
-
-
-def queue_paused(queue: str = QUEUE, *, at: float = 5, **fields: Any) -> QueuePaused:
-    """No claim from the queue."""
-    return QueuePaused(**{"queue": queue, "occurred_at": t(at), **fields})
-
-
-def queue_resumed(queue: str = QUEUE, *, at: float = 6, **fields: Any) -> QueueResumed:
-    """Claims may go on."""
-    return QueueResumed(**{"queue": queue, "occurred_at": t(at), **fields})
-
-
-def indexed(run: str = RUN, *, at: float = 0, workflow: str = WORKFLOW, **fields: Any) -> RunIndexed:
-    """The run can be found under its workflow."""
-    return RunIndexed(**{"run_id": run, "occurred_at": t(at), "workflow": workflow, "queue": QUEUE, **fields})
-
-
-def cataloged(run: str = RUN, *, at: float = 0, workflow: str = WORKFLOW, **fields: Any) -> RunCataloged:
-    """The run can be found among all."""
-    return RunCataloged(**{"run_id": run, "occurred_at": t(at), "workflow": workflow, "queue": QUEUE, **fields})
-
-
-EXAMPLES: tuple[Fact, ...] = (
-    signal(),
-    started(),
-    planned(),
-    applied(),
-    child(),
-    step_paused(),
-    step_resolved(),
-    terminal(),
-    quarantined(),
-    queued(),
-    scheduled(),
-    claimed(),
-    heartbeat(),
-    released(),
-    completed(),
-    failed_with_retry(),
-    dead_lettered(),
-    wakeup(),
-    fenced(),
-    queue_paused(),
-    queue_resumed(),
-    indexed(),
-    cataloged(),
-)
-"""One fact of every type."""
-
-
-# --- places in the journal ------------------------------------------------------------------------------------------
-
-
-class OnThread(NamedTuple):
-    """A stored fact with the thread it was found on; unreadable ones do not say it themselves."""
-
-    thread: str
-    fact: StoredFact
-
-
-def unknown(thread: str = dispatch_thread(QUEUE), run: str | None = RUN, at: float = 20) -> OnThread:
-    """A fact of a type that a later version may have written."""
-    return OnThread(thread, UnknownFact("attempt_teleported", run, t(at), {"to": "mars"}))
-
-
-def malformed(
-    thread: str = dispatch_thread(QUEUE), run: str | None = RUN, at: float = 20, type_name: str = "attempt_claimed"
-) -> OnThread:
-    """A fact that cannot be decoded."""
-    return OnThread(thread, MalformedFact(type_name, run, t(at), "runnable_key: Field required", "{}"))
-
-
-def entries(items: Iterable[Fact | OnThread], after: Sequence[Entry] = ()) -> list[Entry]:
-    """Place facts on their threads: contiguous there, growing with gaps over the journal, behind `after` if given."""
-    revisions = {entry.thread: entry.seq for entry in after}
-    position = after[-1].position if after else 0
-    placed = []
-    for item in items:
-        thread, fact = (item.thread, item.fact) if isinstance(item, OnThread) else (item.thread, item)
-        revisions[thread] = revisions.get(thread, 0) + 1
-        position += 2
-        placed.append(Entry(thread, revisions[thread], position, fact))
-    return placed
-
-
-# --- strategies: values ---------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------------------------
 
 texts = st.one_of(
     st.sampled_from(["", "a", "\\u0000", "\\\\u0000", "\\", '"', "ü", "🦑", "\u2028", "null", "NaN"]),
@@ -430,7 +100,7 @@ def json_objects() -> st.SearchStrategy[dict[str, JsonValue]]:
     return st.dictionaries(texts, json_values(), max_size=3)
 
 
-# --- strategies: hostile histories ----------------------------------------------------------------------------------
+# --- hostile histories ----------------------------------------------------------------------------------------------
 
 _GRID = tuple(range(0, 130, 10))
 _STRANGE_FIELDS: tuple[dict[str, Any], ...] = (
@@ -441,12 +111,6 @@ _STRANGE_FIELDS: tuple[dict[str, Any], ...] = (
 )
 # Names that other facts use, with values of other types: a fold must not mistake them for its own.
 _MISLEADING_FIELDS: tuple[dict[str, Any], ...] = ({"runnable_key": 7}, {"step": {"a": 1}}, {"child_run_id": ["x"]})
-
-
-def with_fields(fact: Fact, **fields: Any) -> Fact:
-    """Give the fact with some fields replaced or added, validated anew."""
-    changed: Fact = type(fact).model_validate({**dict(fact), **(fact.__pydantic_extra__ or {}), **fields})
-    return changed
 
 
 @st.composite
@@ -569,187 +233,17 @@ def hostile_histories(max_size: int = 30) -> st.SearchStrategy[list[Fact]]:
     return shuffled | begun | begun.map(lambda history: sorted(history, key=lambda fact: fact.occurred_at))
 
 
-# --- strategies: plausible histories --------------------------------------------------------------------------------
-
-
-@dataclass
-class _Work:
-    """What careful writers know about one attempt."""
-
-    run: str
-    step: str
-    visit: int
-    attempt: int
-    visible: float
-    cap: int
-    state: str = "open"
-    claim: str | None = None
-    lease: float = 0
-    deliveries: int = 0
-    applied: bool = False
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return {"run": self.run, "step": self.step, "visit": self.visit, "attempt": self.attempt}
-
-
-@dataclass
-class _Walk:
-    """A small world of writers that follow the rules, whose workers crash, sleep and come back too late."""
-
-    draw: st.DrawFn
-    now: float = 0
-    facts: list[Fact] = field(default_factory=list)
-    works: list[_Work] = field(default_factory=list)
-    visits: dict[tuple[str, str], int] = field(default_factory=dict)
-    tokens: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    waiting: dict[str, str] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)
-    claims: int = 0
-
-    def pick(self, works: list[_Work]) -> _Work | None:
-        alive = [work for work in works if work.run not in self.ended]
-        return self.draw(st.sampled_from(alive)) if alive else None
-
-    def held(self) -> _Work | None:
-        return self.pick([w for w in self.works if w.state == "open" and w.claim and w.lease > self.now])
-
-    def start(self, run: str) -> None:
-        now = self.now
-        self.facts += [signal(run, at=now), started(run, at=now), queued(run, at=now)]
-        self.facts += [indexed(run, at=now), cataloged(run, at=now)]
-
-    def plan(self) -> None:
-        run, step = self.draw(st.sampled_from(RUNS[:2])), self.draw(st.sampled_from(STEPS))
-        if run in self.ended:
-            return
-        visit = self.visits[run, step] = self.visits.get((run, step), 0) + 1
-        visible, cap = self.now + self.draw(st.sampled_from((0, 0, 30))), self.draw(st.sampled_from((1, 2, 5)))
-        intent: dict[str, Any] = {"visible_at": t(visible), "max_deliveries": cap}
-        intent["priority"] = self.draw(st.sampled_from((0, 0, 5, -5)))
-        self.facts.append(planned(runnable(run, step, visit=visit, **intent), run=run, at=self.now))
-        self.facts.append(scheduled(run, step, visit=visit, at=self.now, **intent))
-        self.works.append(_Work(run, step, visit, 1, visible, cap))
-
-    def claim(self) -> None:
-        due = [w for w in self.works if w.state == "open" and max(w.visible, w.lease) <= self.now]
-        work = self.pick([w for w in due if w.deliveries < w.cap])
-        if work is None:
-            return
-        self.claims += 1
-        work.claim, work.deliveries = f"claim-{self.claims}", work.deliveries + 1
-        lease = self.draw(st.sampled_from((20, 60)))
-        work.lease = self.now + lease
-        visit = (work.run, work.step, work.visit)
-        token = self.tokens[visit] = self.tokens.get(visit, 0) + 1
-        self.facts.append(claimed(**work.about, at=self.now, claim=work.claim, lease=lease, fencing_token=token))
-
-    def heartbeat(self) -> None:
-        if (work := self.held()) is not None and work.claim:
-            lease = self.draw(st.sampled_from((10, 60)))
-            work.lease = max(work.lease, self.now + lease)
-            self.facts.append(heartbeat(**work.about, at=self.now, claim=work.claim, lease=lease))
-
-    def complete(self) -> None:
-        if (work := self.held()) is not None and work.claim:
-            work.state = "completed"
-            self.facts.append(completed(**work.about, at=self.now, claim=work.claim))
-
-    def fail(self) -> None:
-        if (work := self.held()) is not None and work.claim:
-            work.state = "failed"
-            if work.attempt == 3:
-                self.facts.append(failed(**work.about, at=self.now, claim=work.claim))
-                return
-            delay = self.draw(st.sampled_from((0, 20)))
-            self.facts.append(failed_with_retry(**work.about, at=self.now, claim=work.claim, delay=delay))
-            retry = _Work(work.run, work.step, work.visit, work.attempt + 1, self.now + delay, work.cap)
-            self.works.append(retry)
-            again = runnable(**retry.about, visible_at=t(retry.visible), max_deliveries=work.cap)
-            self.facts.append(planned(again, run=work.run, at=self.now))
-
-    def release(self) -> None:
-        if (work := self.held()) is not None and work.claim:
-            self.facts.append(released(**work.about, at=self.now, claim=work.claim))
-            work.claim, work.lease, work.deliveries = None, 0, work.deliveries - 1
-
-    def dead_letter(self) -> None:
-        lost = [w for w in self.works if w.state == "open" and w.claim and w.lease <= self.now]
-        work = self.pick([w for w in lost if w.deliveries >= w.cap])
-        if work is not None:
-            work.state = "dead"
-            self.facts.append(dead_lettered(**work.about, at=self.now, deliveries=work.deliveries))
-
-    def come_back_too_late(self) -> None:
-        """A worker that lost its claim settles it all the same."""
-        lost = [fact for fact in self.facts if isinstance(fact, AttemptClaimed)]
-        if lost:
-            fence = self.draw(st.sampled_from(lost))
-            settle = self.draw(st.sampled_from((completed, failed, released, heartbeat)))
-            self.facts.append(settle(fence.run_id, runnable_key=fence.runnable_key, at=self.now, claim=fence.claim_id))
-
-    def apply(self) -> None:
-        work = self.pick([w for w in self.works if w.state == "completed" and not w.applied])
-        if work is not None:
-            work.applied = True
-            self.facts.append(applied(**work.about, at=self.now))
-
-    def ask(self) -> None:
-        """Wait for a person, or answer as one."""
-        run = self.draw(st.sampled_from(RUNS[:2]))
-        if run in self.ended:
-            return
-        if run in self.waiting:
-            self.facts.append(step_resolved(run, self.waiting.pop(run), at=self.now))
-        else:
-            self.waiting[run] = "review"
-            self.facts.append(step_paused(run, at=self.now))
-
-    def end(self) -> None:
-        run = self.draw(st.sampled_from(RUNS[:2]))
-        if run not in self.ended:
-            self.ended.add(run)
-            self.facts.append(terminal(run, at=self.now))
-            if any(work.run == run and work.state == "open" for work in self.works):
-                self.facts.append(fenced(run, at=self.now))
-
-    def notice(self) -> None:
-        """Something that changes no attempt."""
-        run = self.draw(st.sampled_from(RUNS[:2]))
-        choices: list[Fact] = [queue_paused(at=self.now), queue_resumed(at=self.now), signal(run, at=self.now)]
-        choices += [] if run in self.ended else [child(run, at=self.now), quarantined(run, at=self.now)]
-        choices += [wakeup(**w.about, at=self.now) for w in self.works if w.run == run and run not in self.ended]
-        self.facts.append(self.draw(st.sampled_from(choices)))
-
-    def wait(self) -> None:
-        self.now += self.draw(st.sampled_from((10, 10, 20, 60)))
-
-
-_MOVES: tuple[Callable[[_Walk], None], ...] = (
-    *(_Walk.plan,) * 3,
-    *(_Walk.claim,) * 6,
-    *(_Walk.heartbeat,) * 2,
-    *(_Walk.complete,) * 3,
-    *(_Walk.fail,) * 2,
-    _Walk.release,
-    *(_Walk.dead_letter,) * 2,
-    _Walk.come_back_too_late,
-    *(_Walk.apply,) * 2,
-    _Walk.ask,
-    _Walk.end,
-    _Walk.notice,
-    *(_Walk.wait,) * 5,
-)
+# --- plausible histories --------------------------------------------------------------------------------------------
 
 
 @st.composite
 def plausible_histories(draw: st.DrawFn, max_size: int = 30) -> list[Fact]:
     """What careful writers do to two runs; only their late workers break a rule."""
-    walk = _Walk(draw)
+    walk = Walk(draw)
     for run in RUNS[:2]:
         walk.start(run)
     walk.plan()
-    for move in draw(_lists(st.sampled_from(_MOVES), max_size)):
+    for move in draw(_lists(st.sampled_from(MOVES), max_size)):
         move(walk)
     return walk.facts
 
@@ -771,7 +265,7 @@ def histories(max_size: int = 30) -> st.SearchStrategy[list[Fact]]:
     return st.one_of(plausible_histories(max_size), hostile_histories(max_size), mixed_histories(max_size))
 
 
-# --- strategies: journals -------------------------------------------------------------------------------------------
+# --- journals -------------------------------------------------------------------------------------------------------
 
 _THREADS = (
     *(run_thread(run) for run in RUNS),

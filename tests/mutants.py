@@ -23,7 +23,12 @@ CAUGHT, GREEN = 1, 0
 
 SUITES: dict[str, tuple[str, ...]] = {
     "memory": (
-        "tests/protocol/test_dispatch.py",
+        "tests/protocol/test_dispatch_scheduling.py",
+        "tests/protocol/test_dispatch_claims.py",
+        "tests/protocol/test_dispatch_settling.py",
+        "tests/protocol/test_dispatch_fences.py",
+        "tests/protocol/test_dispatch_projection.py",
+        "tests/protocol/test_dispatch_properties.py",
         "tests/protocol/test_run.py",
         "tests/protocol/test_index.py",
         "tests/protocol/test_unit.py",
@@ -282,8 +287,8 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
 
 def files(suite: str, mutant: Mutant | None) -> list[str]:
     """Give a suite's files, those about the mutated module first: they fail early."""
-    about = f"test_{mutant.module}" if mutant is not None else ""
-    return sorted(SUITES[suite], key=lambda file: Path(file).name != about)
+    about = f"test_{Path(mutant.module).stem}" if mutant is not None else ""
+    return sorted(SUITES[suite], key=lambda file: not Path(file).stem.startswith(about))
 
 
 def exit_code(here: Path, suite: str, mutant: Mutant | None, environment: dict[str, str]) -> int:

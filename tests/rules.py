@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from squid_dagster.protocol import Fact
-from tests.histories import (
+from tests.facts import (
+    RUN,
     applied,
     cataloged,
     child,
@@ -52,6 +53,25 @@ class Rule:
     run: Columns = field(default_factory=dict)
     anomalies: Sequence[str] = ()
     queues: dict[str, bool] = field(default_factory=dict)
+
+    def assert_holds(
+        self,
+        attempts: Sequence[Columns],
+        runs: Sequence[Columns],
+        anomalies: Sequence[Columns],
+        queues: Sequence[Columns],
+    ) -> None:
+        """These rows say what the rule says, in each column that it names."""
+        by_key = {row["runnable_key"]: row for row in attempts}
+        for attempt, columns in self.attempts.items():
+            if columns is None:
+                assert attempt not in by_key
+            else:
+                assert {name: by_key[attempt][name] for name in columns} == columns
+        by_id = {row["run_id"]: row for row in runs}
+        assert {name: by_id[RUN][name] for name in self.run} == self.run
+        assert [row["reason"] for row in anomalies] == list(self.anomalies)
+        assert {row["queue"]: row["paused"] for row in queues} == self.queues
 
 
 def at(seconds: float) -> str:

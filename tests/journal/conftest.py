@@ -9,18 +9,17 @@ from typing import Any
 import psycopg
 import pytest
 
-pytest.register_assert_rewrite("tests.journal.contract")
-
-from squid_dagster.journal.clock import VirtualClock  # noqa: E402
-from squid_dagster.journal.dispatch import DispatchStore  # noqa: E402
-from squid_dagster.journal.embedded import EmbeddedPostgres  # noqa: E402
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore  # noqa: E402
-from squid_dagster.journal.memory import MemoryStorage  # noqa: E402
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore  # noqa: E402
-from squid_dagster.journal.postgres.storage import PostgresStorage  # noqa: E402
-from squid_dagster.journal.storage import Storage  # noqa: E402
-from tests.histories import T0  # noqa: E402
-from tests.journal.contract import Desk, Opener, Wire, plain_url  # noqa: E402
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.dispatch import DispatchStore
+from squid_dagster.journal.embedded import EmbeddedPostgres
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Storage
+from tests.facts import T0
+from tests.journal.contract import Opener, Wire, plain_url
+from tests.journal.desk import Desk
 
 _shared = count(1)
 
@@ -103,6 +102,15 @@ def own_server() -> Iterator[EmbeddedPostgres]:
 def postgres_shared(postgres_url: str) -> Iterator[PostgresStorage]:
     """A journal on Postgres that the tests of a module share, for what needs no empty one."""
     storage = PostgresStorage(postgres_url, f"shared{next(_shared)}", clock=VirtualClock(T0))
+    storage.upgrade()
+    yield storage
+    storage.close()
+
+
+@pytest.fixture(scope="module")
+def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
+    """A journal by the database's own clock for all examples of a module: each one takes it back to nothing."""
+    storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
     yield storage
     storage.close()

@@ -6,23 +6,41 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
+from hypothesis import Phase
 from psycopg import sql
+from pydantic import JsonValue
 from sqlalchemy import make_url
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import ClaimRef, DispatchStore
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
-from squid_dagster.protocol import AttemptScheduled, Entry, Fact, MalformedFact, RunUnit, to_json
-from tests.histories import scheduled
+from squid_dagster.protocol import Entry, Fact, MalformedFact, RunUnit, dispatch_thread, run_thread, to_json
+from tests.facts import QUEUE, RUN
 
 T = TypeVar("T")
+
+THREAD, QUEUE_THREAD = run_thread(RUN), dispatch_thread(QUEUE)
+OTHER, OTHER_THREAD = "run-2", run_thread("run-2")
+
+AWKWARD: dict[str, JsonValue] = {
+    "big": 10**30,
+    "negative": -(2**63) - 1,
+    "huge": 1e300,
+    "tiny": 5e-324,
+    "whole": 1.0,
+    "minus zero": -0.0,
+    "text": "ü 🦑 \u2028 \\u0000 \\ \" ' \t\n %s {schema} $1",
+    "nothing": None,
+    "nested": [{"": [[], {}, [None, True, False]]}],
+    "Schlüssel 🦑": "ключ",
+}
+"""Values that a careless storage changes on the way."""
+
+# A failing example on a shared journal is told as it was found: another try would meet what the first one left.
+WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
 
 EVERYTHING = 2**62
 """A position beyond all others."""
@@ -213,47 +231,3 @@ class Wire:
                     break
             for one in (client, server):
                 one.shutdown(socket.SHUT_RDWR)
-
-
-# --- dispatch -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Desk:
-    """A dispatch store, the storage under it and the clock of both."""
-
-    storage: Storage
-    store: DispatchStore
-    clock: VirtualClock
-
-    def put(self, *facts: Fact) -> None:
-        """Write facts as others would."""
-        put(self.storage, *facts)
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.clock.advance(timedelta(seconds=seconds))
-
-    def entries(self) -> int:
-        """How many entries the journal has."""
-        return len(all_entries(self.storage))
-
-
-def work(run: str, *, step: str = "charge", **fields: Any) -> AttemptScheduled:
-    """An attempt of a run of its own, due at once."""
-    return scheduled(run, step, **fields)
-
-
-def seconds(number: float) -> timedelta:
-    """That many seconds."""
-    return timedelta(seconds=number)
-
-
-def other_token(ref: ClaimRef) -> ClaimRef:
-    """The same claim, shown by somebody who does not know its token."""
-    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, ref.claim_id, "guessed")
-
-
-def other_claim(ref: ClaimRef) -> ClaimRef:
-    """The same token with the id of another claim."""
-    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, "another", ref.token)

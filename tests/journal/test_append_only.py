@@ -9,7 +9,7 @@ from psycopg import sql
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
-from tests.histories import RUN, cataloged, queued, signal, started
+from tests.facts import RUN, cataloged, queued, signal, started
 from tests.journal.contract import all_entries, put, raw
 
 CHANGES: dict[str, LiteralString] = {

@@ -4,21 +4,9 @@ import pytest
 
 from squid_dagster.journal import MemoryStorage, Storage, load_run
 from squid_dagster.journal.checkpoints import CHECKPOINT_EVERY
-from squid_dagster.protocol import RunProjection, run_thread
-from tests.histories import (
-    RUN,
-    applied,
-    child,
-    planned,
-    quarantined,
-    runnable,
-    signal,
-    started,
-    step_paused,
-    step_resolved,
-)
-
-THREAD = run_thread(RUN)
+from squid_dagster.protocol import RunProjection
+from tests.facts import RUN, applied, child, planned, quarantined, runnable, signal, started, step_paused, step_resolved
+from tests.journal.contract import THREAD
 
 
 @pytest.fixture(params=["memory", "postgres"])

@@ -22,12 +22,9 @@ from squid_dagster.journal.embedded.locks import try_lock
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.schema import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import SchemaOutdated
-from tests.histories import RUN, planned, queue_paused, queued, scheduled, signal, started
-from tests.journal.contract import Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
-
-THREAD = run_thread(RUN)
+from tests.facts import planned, queue_paused, queued, scheduled, signal, started
+from tests.journal.contract import THREAD, Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
 
 # Ten processes, forked once everything is imported: they race for the schema and not for the interpreter.
 _UPGRADE = """

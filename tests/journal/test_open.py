@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.journal import open_journal
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated, StorageUnavailable
-from tests.histories import started
+from tests.facts import started
 
 
 def test_a_server_is_not_migrated_unless_asked(postgres_url: str, schema: str) -> None:

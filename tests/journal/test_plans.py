@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
-from tests.histories import T0, cataloged, planned, queued, scheduled, signal, started, t
+from tests.facts import T0, cataloged, planned, queued, scheduled, signal, started, t
 from tests.journal.contract import put, raw
 
 MINE, OTHERS, DEPTH = "run-mine", 4000, 20_000
@@ -241,7 +241,23 @@ def _nested(connection: psycopg.Connection[Any], begin: str, end: str, variables
     return text.encode()
 
 
-_AT = "timestamptz '2026-01-01 00:01:00Z'"
+def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
+    """The statement inside a claim that looks for due attempts of a rank."""
+    return _nested(
+        connection,
+        "SELECT array_agg(c.run_id)",
+        "EXIT WHEN v_runs IS NULL",
+        {
+            "p_queue": "'deep'",
+            "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
+            "v_rank": f"({rank})::smallint",
+            "v_now": "timestamptz '2026-01-01 00:01:00Z'",
+            "v_due": "timestamptz '-infinity'",
+            "v_position": "0::bigint",
+            "v_wanted": "10",
+            "v_live": "0",
+        },
+    )
 
 
 def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: PostgresStorage) -> None:
@@ -260,42 +276,8 @@ def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: Pos
                 {"p_queue": "'deep'", "p_definitions": "NULL::text[]"},
             ),
         )
-        candidates = explain(
-            connection,
-            _nested(
-                connection,
-                "SELECT array_agg(c.run_id)",
-                "EXIT WHEN v_runs IS NULL",
-                {
-                    "p_queue": "'deep'",
-                    "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
-                    "v_rank": "0::smallint",
-                    "v_now": _AT,
-                    "v_due": "timestamptz '-infinity'",
-                    "v_position": "0::bigint",
-                    "v_wanted": "10",
-                    "v_live": "0",
-                },
-            ),
-        )
-        not_due = explain(
-            connection,
-            _nested(
-                connection,
-                "SELECT array_agg(c.run_id)",
-                "EXIT WHEN v_runs IS NULL",
-                {
-                    "p_queue": "'deep'",
-                    "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
-                    "v_rank": "(-10)::smallint",
-                    "v_now": _AT,
-                    "v_due": "timestamptz '-infinity'",
-                    "v_position": "0::bigint",
-                    "v_wanted": "10",
-                    "v_live": "0",
-                },
-            ),
-        )
+        candidates = explain(connection, _candidates(connection, rank=0))
+        not_due = explain(connection, _candidates(connection, rank=-10))
     # then each goes by attempts_due, reads a few rows and throws none away
     for plan, most in ((lanes, 7), (candidates, 30), (not_due, 0)):
         read = [scan for scan in plan.scans if scan.table == "attempts"]
@@ -309,7 +291,8 @@ def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: Pos
 def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: PostgresStorage) -> None:
     store = PostgresDispatchStore(deep)
     (held,) = store.claim("deep", "worker-1")
-    arguments: tuple[list[str], ...] = (
+    arguments: tuple[object, ...] = (
+        30_000,  # milliseconds that the locks may be held in silence
         [held.ref.run_id],
         [held.ref.run_id],
         [held.ref.run_id],

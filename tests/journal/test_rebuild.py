@@ -1,6 +1,8 @@
 """The live views can be dropped at any time: they come back equal in every column, while others write."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, LiteralString
 
 import pytest
@@ -10,7 +12,7 @@ from squid_dagster.journal.postgres.connection import borrow
 from squid_dagster.journal.postgres.rebuild import Rebuild
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
-from tests.histories import queue_paused, scheduled, started
+from tests.facts import queue_paused, scheduled, started
 from tests.journal.writers import start
 from tests.processes import Child, children
 
@@ -35,6 +37,17 @@ def _drop_views(storage: PostgresStorage) -> None:
     with borrow(storage.engine) as connection:
         for view in VIEWS:
             connection.execute(f'DROP TABLE "{storage.schema}"."{view}"'.encode())
+
+
+@contextmanager
+def _filled(storage: PostgresStorage) -> Iterator[tuple[Rebuild, int]]:
+    """A rebuild that has filled its shadows up to a cut, and has yet to swap them in."""
+    with borrow(storage.engine) as connection:
+        rebuild = Rebuild(storage, connection)
+        rebuild.create_shadows()
+        covered = storage.cut()
+        rebuild.fill(covered, lambda _: None)
+        yield rebuild, covered
 
 
 def test_views_that_were_dropped_come_back_equal(postgres: PostgresStorage) -> None:
@@ -93,10 +106,8 @@ def test_writers_lose_nothing_while_views_are_rebuilt_and_dropped_under_them(
 def test_a_rebuild_that_crashed_is_cleaned_up_by_the_next(postgres: PostgresStorage) -> None:
     start(postgres, ["run-1", "run-2"])
     before = _dump(postgres)
-    with borrow(postgres.engine) as connection:
-        crashed = Rebuild(postgres, connection)
-        crashed.create_shadows()
-        crashed.fill(postgres.cut(), lambda _: None)
+    with _filled(postgres):
+        pass  # and no further
 
     rebuild_views(postgres)
 
@@ -108,11 +119,7 @@ def test_a_rebuild_that_crashed_is_cleaned_up_by_the_next(postgres: PostgresStor
 
 def test_facts_that_come_in_after_the_fill_are_in_the_swapped_views(postgres: PostgresStorage) -> None:
     start(postgres, ["run-1"])
-    with borrow(postgres.engine) as connection:
-        rebuild = Rebuild(postgres, connection)
-        rebuild.create_shadows()
-        covered = postgres.cut()
-        rebuild.fill(covered, lambda _: None)
+    with _filled(postgres) as (rebuild, covered):
         start(postgres, ["run-2"])
         postgres.append("squid:dispatch:default", [scheduled("run-1", step="late", at=1), queue_paused()])
         before = _dump(postgres)
@@ -151,11 +158,7 @@ def test_many_pages_of_runs_are_folded_as_one_journal(
 
 def test_a_claim_cannot_slip_past_the_swap(postgres: PostgresStorage) -> None:
     start(postgres, ["run-1"])
-    with borrow(postgres.engine) as connection:
-        rebuild = Rebuild(postgres, connection)
-        rebuild.create_shadows()
-        covered = postgres.cut()
-        rebuild.fill(covered, lambda _: None)
+    with _filled(postgres) as (rebuild, covered):
         (claim,) = PostgresDispatchStore(postgres).claim("default", "worker")
         rebuild.swap(covered)
 

@@ -8,7 +8,7 @@ import pytest
 from squid_dagster.journal import FindingKind, PostgresDispatchStore, PostgresStorage, quarantine, verify
 from squid_dagster.journal.postgres.connection import borrow
 from squid_dagster.protocol import MalformedFact, RunProjection
-from tests.histories import QUEUE, queue_paused
+from tests.facts import QUEUE, queue_paused
 from tests.journal.writers import start
 
 ENTRIES = '"{schema}".journal_entries'

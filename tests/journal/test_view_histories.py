@@ -1,35 +1,27 @@
 """Whatever is appended, in whichever commits: the views kept on the way equal those folded from the journal."""
 
 from collections.abc import Iterator
+from itertools import count
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squid_dagster.journal import Append, PostgresStorage, rebuild_views, verify
-from squid_dagster.protocol import Fact
+from squid_dagster.journal import PostgresStorage, rebuild_views, verify
+from squid_dagster.protocol import Fact, to_json
+from tests.facts import queue_paused, queue_resumed
 from tests.histories import histories
+from tests.journal.contract import WITHOUT_SHRINKING, assert_views_agree_with_the_journal, put, raw
+
+_numbers = count(1)
 
 
-@pytest.fixture(scope="module")
-def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
-    """One journal for all examples: each one takes it back to nothing."""
-    storage = PostgresStorage(postgres_url, next(schema_names))
-    storage.upgrade()
-    yield storage
-    storage.close()
-
-
-def commits(facts: list[Fact], sizes: list[int]) -> Iterator[list[Append]]:
-    """Cut a history into commits of these sizes; within a commit, facts are grouped by thread."""
+def pieces(facts: list[Fact], sizes: list[int]) -> Iterator[list[Fact]]:
+    """Cut a history into pieces of these sizes."""
     rest = list(facts)
     while rest:
         size = sizes.pop() if sizes else 1
-        group: dict[str, list[Fact]] = {}
-        for fact in rest[:size]:
-            group.setdefault(fact.thread, []).append(fact)
+        yield rest[:size]
         rest = rest[size:]
-        yield [Append(thread, members) for thread, members in group.items()]
 
 
 @settings(max_examples=60)
@@ -38,8 +30,8 @@ def test_kept_views_equal_folded_ones(journal: PostgresStorage, facts: list[Fact
     for thread in [row[0] for row in journal.rows("SELECT id FROM {schema}.journal_threads")]:
         journal.delete_thread(thread)
 
-    for appends in commits(facts, sizes):
-        journal.commit(appends)
+    for piece in pieces(facts, sizes):
+        put(journal, *piece)
 
     assert verify(journal) == []
 
@@ -48,3 +40,39 @@ def test_the_last_example_is_rebuilt_to_the_same(journal: PostgresStorage) -> No
     rebuild_views(journal)
 
     assert verify(journal) == []
+
+
+@given(history=histories(), size=st.integers(1, 6))
+@settings(max_examples=50, phases=WITHOUT_SHRINKING)
+def test_views_equal_the_fold_of_the_journal_after_any_history(
+    postgres_shared: PostgresStorage, history: list[Fact], size: int
+) -> None:
+    # given any history, about runs and queues of its own
+    prefix = f"history{next(_numbers)}"
+    mine = [_renamed(fact, prefix) for fact in history]
+    # when it is committed in pieces of any size
+    for start in range(0, len(mine), size):
+        put(postgres_shared, *mine[start : start + size])
+    # then the rows are what a fold of the journal gives
+    runs = {run for fact in mine if (run := getattr(fact, "run_id", None)) is not None}
+    assert_views_agree_with_the_journal(postgres_shared, sorted(runs))
+
+
+def _renamed(fact: Fact, prefix: str) -> Fact:
+    """The same fact about another run and another queue."""
+    text = to_json(fact)
+    for name in ("run-1", "run-2", "run-3"):
+        text = text.replace(name, f"{prefix}-{name[-1]}")
+    for queue in ("default", "slow"):
+        text = text.replace(f'"queue":"{queue}"', f'"queue":"{prefix}-{queue}"')
+    renamed: Fact = type(fact).model_validate_json(text)
+    return renamed
+
+
+def test_a_resumed_queue_is_no_longer_paused_in_the_views(postgres: PostgresStorage) -> None:
+    put(postgres, queue_paused())
+    put(postgres, queue_resumed())
+    put(postgres, queue_resumed("slow"), queue_paused("slow"))
+    with raw(postgres) as connection:
+        found = connection.execute("SELECT queue, paused FROM queues ORDER BY queue").fetchall()
+    assert found == [("default", False), ("slow", True)]

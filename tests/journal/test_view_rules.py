@@ -1,6 +1,5 @@
 """The live views in Postgres are held to the table of rules, fact by fact and in one commit."""
 
-from collections.abc import Iterator
 from typing import Any, LiteralString
 
 import pytest
@@ -9,17 +8,7 @@ from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import Fact
-from tests.histories import RUN
 from tests.rules import RULES, Rule
-
-
-@pytest.fixture(scope="module")
-def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
-    """One journal for all rules: each test takes the views back to nothing."""
-    storage = PostgresStorage(postgres_url, next(schema_names))
-    storage.upgrade()
-    yield storage
-    storage.close()
 
 
 def _one_by_one(facts: list[Fact]) -> list[list[Append]]:
@@ -51,19 +40,12 @@ def test_the_views_follow(journal: PostgresStorage, rule: Rule, split: Any) -> N
     for appends in split(list(rule.facts)):
         journal.commit(appends)
 
-    found = _rows(journal, "SELECT to_json(v) FROM {schema}.attempts v")
-    attempts = {row["runnable_key"]: rows.normalise_attempt(row) for row in found}
-    for key, columns in rule.attempts.items():
-        if columns is None:
-            assert key not in attempts
-        else:
-            assert {name: attempts[key][name] for name in columns} == columns
-    runs = {row["run_id"]: rows.normalise_run(row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.runs v")}
-    assert {name: runs[RUN][name] for name in rule.run} == rule.run
-    anomalies = _rows(journal, "SELECT to_json(v) FROM {schema}.anomalies v ORDER BY position, ordinal")
-    assert [row["reason"] for row in anomalies] == list(rule.anomalies)
-    queues = _rows(journal, "SELECT to_json(v) FROM {schema}.queues v")
-    assert {row["queue"]: row["paused"] for row in queues} == rule.queues
+    rule.assert_holds(
+        [rows.normalise_attempt(row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.attempts v")],
+        [rows.normalise_run(row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.runs v")],
+        _rows(journal, "SELECT to_json(v) FROM {schema}.anomalies v ORDER BY position, ordinal"),
+        _rows(journal, "SELECT to_json(v) FROM {schema}.queues v"),
+    )
 
     for thread in {fact.thread for fact in rule.facts}:
         journal.delete_thread(thread)

@@ -10,7 +10,7 @@ import pytest
 
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
 from squid_dagster.protocol import AttemptFailed
-from tests.histories import scheduled
+from tests.facts import scheduled
 from tests.journal.writers import start
 from tests.processes import REPOSITORY
 

@@ -126,34 +126,21 @@ def start(storage: PostgresStorage, run_ids: list[str], commit_id: UUID | None =
     appends = []
     scheduled: list[Fact] = []
     for run_id in run_ids:
-        key, idempotency = runnable_key(run_id, "step", 1, 1), idempotency_key(run_id, "step", 1)
-        runnable = Runnable(
-            run_id=run_id,
-            runnable_key=key,
-            idempotency_key=idempotency,
-            attempt_number=1,
-            step="step",
-            input={},
-            visible_at=now,
-        )
+        intent: dict[str, Any] = {
+            "run_id": run_id,
+            "runnable_key": runnable_key(run_id, "step", 1, 1),
+            "idempotency_key": idempotency_key(run_id, "step", 1),
+            "attempt_number": 1,
+            "step": "step",
+            "input": {},
+            "visible_at": now,
+        }
         facts: list[Fact] = [
             RunStarted(run_id=run_id, workflow="writers", occurred_at=now),
-            RunnablesPlanned(run_id=run_id, runnables=[runnable], occurred_at=now),
+            RunnablesPlanned(run_id=run_id, runnables=[Runnable(**intent)], occurred_at=now),
         ]
         appends.append(Append(run_thread(run_id), facts))
-        scheduled += [
-            RunQueued(run_id=run_id, occurred_at=now),
-            AttemptScheduled(
-                run_id=run_id,
-                runnable_key=key,
-                idempotency_key=idempotency,
-                attempt_number=1,
-                step="step",
-                input={},
-                visible_at=now,
-                occurred_at=now,
-            ),
-        ]
+        scheduled += [RunQueued(run_id=run_id, occurred_at=now), AttemptScheduled(**intent, occurred_at=now)]
     storage.commit([*appends, Append("squid:dispatch:default", scheduled)], commit_id)
 
 

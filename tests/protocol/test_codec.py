@@ -24,13 +24,10 @@ from squid_dagster.protocol import (
 from squid_dagster.protocol.codec import EncodedFact
 from squid_dagster.protocol.entries import StoredFact
 from squid_dagster.protocol.errors import InvalidFact
-from tests.histories import (
+from tests.facts import (
     EXAMPLES,
     T0,
     completed,
-    facts,
-    json_objects,
-    json_values,
     planned,
     queue_paused,
     queued,
@@ -39,9 +36,9 @@ from tests.histories import (
     signal,
     started,
     t,
-    texts,
     with_fields,
 )
+from tests.histories import facts, json_objects, json_values, texts
 
 QUEUE_THREAD = dispatch_thread("default")
 NAIVE = T0.replace(tzinfo=None)

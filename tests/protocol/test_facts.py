@@ -18,7 +18,7 @@ from squid_dagster.protocol import (
     run_thread,
 )
 from squid_dagster.protocol.errors import InvalidFact
-from tests.histories import (
+from tests.facts import (
     EXAMPLES,
     child,
     claimed,

@@ -16,7 +16,9 @@ from squid_dagster.protocol import (
     RunSummary,
     run_index_thread,
 )
-from tests.histories import OnThread, cataloged, entries, indexed, journals, malformed, scheduled, started, t, unknown
+from tests.facts import OnThread, cataloged, entries, indexed, malformed, scheduled, started, t, unknown
+from tests.histories import journals
+from tests.protocol.folding import assert_parts_make_the_whole, reasons
 
 INDEX_THREAD = run_index_thread("billing")
 
@@ -27,10 +29,6 @@ def fold_index(*items: Fact | OnThread, workflow: str | None = None) -> RunIndex
 
 def fold_catalog(*items: Fact | OnThread) -> RunCatalogProjection:
     return RunCatalogProjection.fold(entries(items))
-
-
-def reasons(projection: RunIndexProjection | RunCatalogProjection) -> list[Reason]:
-    return [anomaly.reason for anomaly in projection.anomalies]
 
 
 def test_an_indexed_run_can_be_found() -> None:
@@ -126,12 +124,8 @@ def test_folding_in_two_parts_equals_folding_at_once_and_leaves_the_first_part_a
     journal: list[Entry], data: st.DataObject
 ) -> None:
     split = data.draw(st.integers(0, len(journal)))
-    index, catalog = RunIndexProjection.fold(journal[:split]), RunCatalogProjection.fold(journal[:split])
-
-    assert RunIndexProjection.fold(journal[split:], onto=index) == RunIndexProjection.fold(journal)
-    assert RunCatalogProjection.fold(journal[split:], onto=catalog) == RunCatalogProjection.fold(journal)
-    assert index == RunIndexProjection.fold(journal[:split])
-    assert catalog == RunCatalogProjection.fold(journal[:split])
+    for kind in (RunIndexProjection, RunCatalogProjection):
+        assert_parts_make_the_whole(kind, journal, split)
 
 
 @settings(max_examples=60)

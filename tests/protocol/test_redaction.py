@@ -7,11 +7,10 @@ from hypothesis import given
 
 from squid_dagster.protocol import redact
 from squid_dagster.protocol.redaction import REDACTED, is_secret_key
-from tests.histories import (
+from tests.facts import (
     child,
     dead_lettered,
     failed,
-    json_objects,
     queue_paused,
     signal,
     started,
@@ -19,6 +18,7 @@ from tests.histories import (
     step_resolved,
     terminal,
 )
+from tests.histories import json_objects
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 
 from squid_dagster.protocol import Entry, Fact, Reason, RunProjection, run_thread
 from squid_dagster.protocol.run import ManualState, Quarantine
-from tests.histories import (
+from tests.facts import (
     RUNS,
     OnThread,
     applied,
     child,
     claimed,
     entries,
-    histories,
-    journals,
     key,
     malformed,
     planned,
@@ -31,14 +29,12 @@ from tests.histories import (
     terminal,
     unknown,
 )
+from tests.histories import histories, journals
+from tests.protocol.folding import assert_parts_make_the_whole, reasons
 
 
 def fold(*items: Fact | OnThread) -> RunProjection:
     return RunProjection.fold(entries(items))
-
-
-def reasons(projection: RunProjection) -> list[Reason]:
-    return [anomaly.reason for anomaly in projection.anomalies]
 
 
 def on_thread(journal: list[Entry], run: str) -> list[Entry]:
@@ -372,12 +368,7 @@ def test_folding_in_two_parts_equals_folding_at_once_and_leaves_the_first_part_a
     journal: list[Entry], run: str, data: st.DataObject
 ) -> None:
     thread = on_thread(journal, run)
-    split = data.draw(st.integers(0, len(thread)))
-    first = RunProjection.fold(thread[:split])
-    whole = RunProjection.fold(thread[split:], onto=first)
-
-    assert whole == RunProjection.fold(thread)
-    assert first == RunProjection.fold(thread[:split])
+    assert_parts_make_the_whole(RunProjection, thread, data.draw(st.integers(0, len(thread))))
 
 
 @settings(max_examples=60)

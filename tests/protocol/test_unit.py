@@ -19,7 +19,7 @@ from squid_dagster.protocol import (
     unfenced_attempts,
 )
 from squid_dagster.protocol.entries import by_run
-from tests.histories import (
+from tests.facts import (
     OnThread,
     applied,
     cataloged,
@@ -30,7 +30,6 @@ from tests.histories import (
     failed_with_retry,
     fenced,
     indexed,
-    journals,
     key,
     malformed,
     planned,
@@ -41,6 +40,8 @@ from tests.histories import (
     terminal,
     unknown,
 )
+from tests.histories import journals
+from tests.protocol.folding import assert_parts_make_the_whole
 
 
 def fold(*items: Fact | OnThread) -> RunUnit:
@@ -209,12 +210,7 @@ def test_folding_in_two_parts_equals_folding_at_once_and_leaves_the_first_part_a
     groups = by_run(journal)
     groups.pop(None, None)
     for own in groups.values():
-        split = data.draw(st.integers(0, len(own)))
-        first = RunUnit.fold(own[:split])
-        whole = RunUnit.fold(own[split:], onto=first)
-
-        assert whole == RunUnit.fold(own)
-        assert first == RunUnit.fold(own[:split])
+        assert_parts_make_the_whole(RunUnit, own, data.draw(st.integers(0, len(own))))
 
 
 @settings(max_examples=60)

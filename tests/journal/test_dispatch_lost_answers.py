@@ -1,0 +1,53 @@
+"""Dispatch over a wire that breaks: an answer that was lost is told again, and nothing is done twice."""
+
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.errors import StaleClaim
+from tests.facts import QUEUE, key
+from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
+from tests.journal.desk import Desk, Planner, done, keys, one, refused, start, statuses, work
+
+
+def test_a_claim_whose_answer_was_lost_is_given_again_in_claim_order(
+    wire: Wire, behind_wire: PostgresStorage, postgres_desk: Desk
+) -> None:
+    # given a connection that breaks after the database has claimed, before it says so
+    postgres_desk.put(*(work(f"run-{n}", priority=n) for n in range(6)))
+    store = PostgresDispatchStore(behind_wire)
+    behind_wire.now()
+    store.visible(QUEUE)
+    wire.lose_answer_to("claim_attempts")
+    # when attempts are claimed
+    claims = store.claim(QUEUE, "worker-1", limit=4)
+    # then they were claimed once, and come with tokens that fit
+    assert wire.lost == 1
+    assert keys(claims) == ["run-5", "run-4", "run-3", "run-2"]
+    assert [c.attempt.deliveries for c in claims] == [1] * 4
+    assert all(a.unwrap().status == "completed" for a in store.settle([done(c) for c in claims]))
+    assert keys(store.claim(QUEUE, "worker-1", limit=9)) == ["run-1", "run-0"]
+
+
+def test_an_outcome_whose_answer_was_lost_is_recorded_once_and_every_member_hears_the_truth(
+    wire: Wire, behind_wire: PostgresStorage, postgres_desk: Desk
+) -> None:
+    # given a group with a stale member, and a connection that breaks after the commit
+    start(postgres_desk, "run-1", "run-2", "run-3")
+    store = PostgresDispatchStore(behind_wire)
+    good, stale, ending = store.claim(QUEUE, "worker-1", limit=3)
+    postgres_desk.store.release([stale.ref])
+    taken = one(postgres_desk)
+    assert taken.ref.run_id == "run-2"
+    wire.lose_answer_to("COMMIT")
+    plan = Planner()
+    # when the group is settled
+    answers = store.settle([done(good), done(stale), done(ending)], plan)
+    # then what was written is told as written, and the stale one as refused
+    assert wire.lost == 1
+    assert [answers[0].unwrap().status, answers[2].unwrap().status] == ["completed"] * 2
+    refused(answers[1], StaleClaim)
+    # and nothing is there twice
+    for run in ("run-1", "run-3"):
+        assert statuses(postgres_desk, run) == {key(run): "completed", key(run, visit=2): "available"}
+    types = [f.type for f in facts_of(all_entries(postgres_desk.storage))]
+    assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
+    assert_views_agree_with_the_journal(behind_wire)

@@ -1,0 +1,139 @@
+"""Dispatch, in every version on every storage: outcomes are recorded once, each member by itself."""
+
+from datetime import datetime
+
+from squid_dagster.journal.dispatch import Completed, Failed, Retry, Settlement
+from squid_dagster.protocol import to_json
+from squid_dagster.protocol.errors import ConflictingCompletion, InvalidArgument, InvalidFact, StaleClaim, TerminalRun
+from tests.facts import QUEUE, T0, fenced, key, scheduled, t, terminal
+from tests.journal.contract import all_entries, facts_of
+from tests.journal.desk import Desk, broke, claim, done, one, refused, seconds, statuses, work
+
+
+def test_a_completion_is_recorded_with_its_result(desk: Desk) -> None:
+    desk.put(scheduled())
+    held = one(desk)
+    desk.wait(5)
+    settled = desk.store.settle([done(held, {"big": 10**30, "text": "ü🦑"})])[0].unwrap()
+    assert (settled.status, settled.settled_at) == ("completed", t(5))
+    assert facts_of(all_entries(desk.storage))[-1].result == {"big": 10**30, "text": "ü🦑"}
+    desk.wait(9999)
+    assert claim(desk) == []
+    assert desk.store.visible(QUEUE) == desk.store.expired(QUEUE) == []
+
+
+def test_a_failure_with_a_retry_makes_the_next_attempt(desk: Desk) -> None:
+    # given a step that failed
+    desk.put(scheduled(input={"n": 1}, priority=3, max_deliveries=2, definition_fingerprint="f1"))
+    held = one(desk)
+    desk.wait(5)
+    # when its worker asks for a retry ten seconds later
+    retry = Retry(key(attempt=2), seconds(10))
+    assert desk.store.settle([broke(held, retry)])[0].unwrap().status == "failed"
+    assert statuses(desk) == {key(): "failed", key(attempt=2): "retry_scheduled"}
+    # then the next attempt is due by then, as the first was but for its number
+    desk.wait(9)
+    assert claim(desk) == []
+    desk.wait(1)
+    again = one(desk).attempt
+    assert (again.runnable_key, again.attempt_number, again.idempotency_key) == (
+        key(attempt=2),
+        2,
+        held.attempt.idempotency_key,
+    )
+    assert (again.input, again.priority, again.max_deliveries, again.step) == ({"n": 1}, 3, 2, "charge")
+    assert (again.deliveries, again.fencing_token, again.definition_fingerprint) == (1, 2, "f1")
+
+
+def test_repeating_an_outcome_is_no_error_and_writes_nothing(desk: Desk) -> None:
+    desk.put(work("run-1"), work("run-2"))
+    first, second = claim(desk, limit=2)
+    group = [done(first), broke(second, Retry(key("run-2", attempt=2), seconds(5)))]
+    desk.store.settle(group)
+    before = desk.entries()
+    desk.wait(500)
+    again = [answer.unwrap() for answer in desk.store.settle(group)]
+    assert [(a.status, a.settled_at) for a in again] == [("completed", T0), ("failed", T0)]
+    assert desk.entries() == before
+
+
+def test_another_outcome_by_the_same_claim_is_a_conflict_and_the_first_one_stands(desk: Desk) -> None:
+    desk.put(work("run-1"), work("run-2"))
+    first, second = claim(desk, limit=2)
+    desk.store.settle([done(first, {"n": 1}), broke(second)])
+    before = desk.entries()
+    refused(desk.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
+    refused(desk.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
+    # what is settled one way cannot be settled the other way
+    assert isinstance(desk.store.settle([broke(first)])[0].error, ConflictingCompletion | StaleClaim)
+    assert isinstance(desk.store.settle([done(second)])[0].error, ConflictingCompletion | StaleClaim)
+    assert desk.entries() == before
+
+
+def test_a_secret_in_an_error_is_redacted_and_its_repeat_is_still_a_repeat(desk: Desk) -> None:
+    desk.put(scheduled())
+    held = one(desk)
+    outcome = Settlement(held.ref, Failed({"message": "401", "api_key": "hunter2"}))
+    desk.store.settle([outcome])
+    assert "hunter2" not in "".join(to_json(fact) for fact in facts_of(all_entries(desk.storage)))
+    before = desk.entries()
+    assert desk.store.settle([outcome])[0].unwrap().status == "failed"
+    assert desk.entries() == before
+
+
+def test_a_stale_member_does_not_fail_its_group(desk: Desk) -> None:
+    # given four claims, one of which was lost and one of which belongs to a run that ended
+    desk.put(*(work(f"run-{n}") for n in range(4)))
+    good, lost, ended, late = claim(desk, limit=4)
+    desk.store.release([lost.ref])
+    desk.put(terminal("run-2"), fenced("run-2"))
+    # when all four are settled together
+    answers = desk.store.settle([done(good), done(lost), done(ended), broke(late)])
+    # then each gets its own answer
+    assert [answer.ref for answer in answers] == [c.ref for c in (good, lost, ended, late)]
+    assert answers[0].unwrap().status == "completed"
+    refused(answers[1], StaleClaim)
+    refused(answers[2], TerminalRun)
+    assert answers[3].unwrap().status == "failed"
+    assert statuses(desk, "run-1") == {key("run-1"): "available"}
+
+
+def test_members_of_several_queues_are_settled_in_one_call(desk: Desk) -> None:
+    desk.put(work("run-1"), work("run-2", queue="slow"))
+    (first,) = claim(desk)
+    (second,) = desk.store.claim("slow", "worker-1")
+    answers = desk.store.settle([done(second), done(first)])
+    assert [a.unwrap().run_id for a in answers] == ["run-2", "run-1"]
+    assert [a.unwrap().status for a in answers] == ["completed"] * 2
+
+
+_UNRECORDABLE: dict[str, Completed | Failed] = {
+    "no JSON": Completed(object()),
+    "NaN": Completed(float("nan")),
+    "NUL": Completed({"text": "\0"}),
+    "too large": Completed("x" * 1_100_000),
+    "error too large": Failed({"message": "x" * 1_100_000}),
+    "error no JSON": Failed({"when": datetime(2026, 1, 1)}),  # noqa: DTZ001
+    "retry without a key": Failed({"message": "no"}, Retry("", seconds(1))),
+    "retry with the key of the attempt": Failed({"message": "no"}, Retry(key("bad"), seconds(1))),
+}
+
+
+def test_an_outcome_that_cannot_be_recorded_is_refused_and_does_not_fail_its_group(desk: Desk) -> None:
+    # given a claim with a result that the journal cannot hold, and others beside it
+    desk.put(work("bad", priority=1), *(work(f"run-{n}") for n in range(len(_UNRECORDABLE))))
+    bad, *good = claim(desk, limit=9)
+    wrong: dict[str, str] = {}
+    for (name, outcome), other in zip(_UNRECORDABLE.items(), good, strict=True):
+        # when both are settled together
+        try:
+            answers = desk.store.settle([Settlement(bad.ref, outcome), done(other)])
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
+            wrong[name] = f"the whole group failed with {type(error).__name__}"
+            continue
+        # then that one is told so, and the other is settled
+        if not isinstance(answers[0].error, InvalidFact | InvalidArgument) or answers[1].error is not None:
+            wrong[name] = f"{answers[0].error!r}, {answers[1].error!r}"
+    assert wrong == {}
+    # and it may still be settled with something better
+    assert desk.store.settle([done(bad)])[0].unwrap().status == "completed"

@@ -1,0 +1,149 @@
+"""Every storage: between consecutive cuts a reader finds each entry once, whoever is writing."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from uuid import uuid4
+
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.protocol import Entry
+from tests.facts import queued, signal
+from tests.journal.contract import (
+    EVERYTHING,
+    OTHER,
+    OTHER_THREAD,
+    QUEUE_THREAD,
+    THREAD,
+    Opener,
+    all_entries,
+    facts_of,
+    put,
+    raw,
+    wait_for_a_lock,
+)
+
+
+def test_consecutive_cuts_give_each_entry_once(storage: Storage) -> None:
+    # given commits of any size on any thread, with cuts taken at any time
+    chance = random.Random(7)
+    cuts = [0, storage.cut()]
+    for at in range(40):
+        runs = chance.sample(["run-1", "run-2", "run-3"], chance.randint(1, 3))
+        put(storage, *[signal(run, at=at) for run in runs for _ in range(chance.randint(1, 3))])
+        if chance.random() < 0.5:
+            cuts.append(storage.cut())
+    cuts.append(storage.cut())
+    # when everything between consecutive cuts is read
+    slices = [storage.read_between(after, upto) for after, upto in pairwise(cuts)]
+    # then that is every entry, once, in order
+    assert [entry for part in slices for entry in part] == all_entries(storage)
+    assert cuts == sorted(cuts)
+    assert cuts[-1] == all_entries(storage)[-1].position
+
+
+def test_a_slice_can_be_read_in_pages(storage: Storage) -> None:
+    facts = [signal(at=at) for at in range(7)]
+    storage.append(THREAD, facts)
+    cut, after, pages = storage.cut(), 0, []
+    while page := storage.read_between(after, cut, limit=3):
+        pages.append(facts_of(page))
+        after = page[-1].position
+    assert pages == [facts[:3], facts[3:6], facts[6:]]
+    assert storage.read_between(cut, cut) == []
+    assert storage.read_between(cut, 0) == []
+
+
+def test_a_reader_between_cuts_misses_nothing_while_many_write(storage: Storage) -> None:
+    # given four writers at work
+    writers, commits = 4, 25
+    done = threading.Event()
+
+    def write(run: str) -> None:
+        for at in range(commits):
+            put(storage, signal(run, at=at), queued(run, at=at), signal("shared", at=at))
+
+    def read() -> list[Entry]:
+        seen: list[Entry] = []
+        after = 0
+        while True:
+            last_time = done.is_set()
+            upto = storage.cut()
+            assert upto >= after
+            seen += storage.read_between(after, upto)
+            after = upto
+            if last_time:
+                return seen
+
+    with ThreadPoolExecutor(writers + 1) as pool:
+        reader = pool.submit(read)
+        # when a reader follows them from cut to cut
+        for writer in [pool.submit(write, f"run-{n}") for n in range(writers)]:
+            writer.result(60)
+        done.set()
+        seen = reader.result(60)
+    # then it saw every entry once, in order
+    assert seen == all_entries(storage)
+    assert len(seen) == writers * commits * 3
+
+
+# --- Postgres: open transactions ------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgres: PostgresStorage) -> None:
+    # given a writer that has announced itself, taken a position, and stands still
+    postgres.append(THREAD, [signal()])
+    first = postgres.cut()
+    with raw(postgres, autocommit=False) as writer:
+        writer.execute("SELECT announce_positions()")
+        (taken,) = writer.execute("SELECT nextval('journal_positions')").fetchone() or (0,)
+        assert taken > first
+        # when others go on
+        postgres.append(OTHER_THREAD, [signal(OTHER)])
+        # then the cut stays below, and waits for nobody
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(postgres.cut).result(10) == first
+        assert len(postgres.read_between(first, EVERYTHING)) == 1
+        writer.rollback()
+    # and moves on when the writer has gone
+    assert postgres.cut() == all_entries(postgres)[-1].position
+
+
+def test_an_append_that_has_taken_its_positions_and_not_committed_is_read_once_when_it_does(
+    postgres: PostgresStorage,
+) -> None:
+    # given an append that comes to its very last step and has to wait there
+    postgres.append(THREAD, [signal()])
+    a, commit_id = postgres.cut(), uuid4()
+    with raw(postgres, autocommit=False) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(
+            "INSERT INTO journal_commits (id, receipt, committed_at) VALUES (%s, '{}', clock_timestamp())", (commit_id,)
+        )
+        waiting = pool.submit(postgres.commit, [Append(QUEUE_THREAD, [queued("run-3")])], commit_id)
+        wait_for_a_lock(postgres)
+        # when others commit behind it
+        postgres.append(OTHER_THREAD, [signal(OTHER)])
+        b = postgres.cut()
+        # then no cut comes past it
+        assert a == b
+        assert postgres.read_between(a, b) == []
+        other.rollback()
+        assert waiting.result(30) == {QUEUE_THREAD: 1}
+    # and once it is done, everything is found between the next two
+    c = postgres.cut()
+    assert [entry.thread for entry in postgres.read_between(b, c)] == [QUEUE_THREAD, OTHER_THREAD]
+
+
+def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(
+    postgres: PostgresStorage, open_storage: Opener
+) -> None:
+    other = open_storage(name=f"{postgres.schema}_other")
+    other.upgrade()
+    postgres.append(THREAD, [signal()])
+    with raw(other, autocommit=False) as writer:
+        writer.execute("SELECT announce_positions()")
+        writer.execute("SELECT nextval('journal_positions')")
+        postgres.append(THREAD, [signal()])
+        assert postgres.cut() == all_entries(postgres)[-1].position
+        assert other.cut() == 0

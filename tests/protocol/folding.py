@@ -1,0 +1,38 @@
+"""What the suites of the folds share."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from squid_dagster.protocol import Anomaly, Attempt, DispatchProjection, Entry, Fact, Reason
+from tests.facts import OnThread, entries, key
+
+
+class Folded(Protocol):
+    """What every fold gives."""
+
+    @property
+    def anomalies(self) -> Sequence[Anomaly]:
+        """What was wrong with the entries."""
+
+
+def fold(*items: Fact | OnThread) -> DispatchProjection:
+    """Fold facts as a queue does."""
+    return DispatchProjection.fold(entries(items))
+
+
+def the_attempt(projection: DispatchProjection, attempt: int = 1) -> Attempt:
+    """The attempt that facts are about unless told otherwise, or another one at the same visit."""
+    return projection.attempts[key(attempt=attempt)]
+
+
+def reasons(projection: Folded) -> list[Reason]:
+    """Why facts were refused, in order."""
+    return [anomaly.reason for anomaly in projection.anomalies]
+
+
+def assert_parts_make_the_whole(kind: Any, journal: Sequence[Entry], split: int) -> None:
+    """Folding in two parts equals folding at once, and leaves the first part alone."""
+    first = kind.fold(journal[:split])
+    whole = kind.fold(journal[split:], onto=first)
+    assert whole == kind.fold(journal)
+    assert first == kind.fold(journal[:split])
