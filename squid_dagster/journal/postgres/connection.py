@@ -52,7 +52,7 @@ def borrow(engine: Engine) -> Iterator[PgConnection]:
         connection.autocommit = True
         connection.prepare_threshold = None
         yield connection
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
         interruption = _interruption(error)
         if interruption is not None:
             raise interruption from None

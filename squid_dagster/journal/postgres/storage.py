@@ -45,8 +45,8 @@ _TRIES = 20
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
 _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
-_APPEND: LiteralString = """SELECT {schema}.append_entries(%b::uuid, %b::text[], %b::bigint[], %b::int[],
-    %b::text::json, %b::text::json, %b::text::json, %b::text[], %b::text::json, %b::text::json, %b::text::json)"""
+_APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
+    %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
 
 # journal_entries_thread
 _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
@@ -241,7 +241,11 @@ class PostgresStorage:
 
 
 class Transaction:
-    """One append in the making: `lock` first, then read what planning needs, then `write`, once."""
+    """One append in the making: `lock` first, then read what planning needs, then `write`, once.
+
+    Each half is one message of the simple protocol. A pipeline would take as few round trips, but after one Postgres
+    forgets the timeout that ends a session gone quiet, and psycopg waits for its end whatever signal comes in.
+    """
 
     def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
         """Begin when the first statement goes out."""
@@ -250,8 +254,6 @@ class Transaction:
 
     def lock(self, touched: Touched) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
-        # Two statements in one message of the simple protocol: after a pipeline, Postgres forgets the timeout that ends
-        # a session which goes quiet in the middle of a transaction.
         cursor = psycopg.ClientCursor(self._connection)
         cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), self._arguments(touched))
         cursor.nextset()
@@ -296,9 +298,8 @@ class Transaction:
             entries_json(verified, place),
             *units.changes(),
         )
-        with self._connection.pipeline():
-            cursor = self._connection.execute(self._storage.sql(_APPEND), values)
-            self._connection.execute("COMMIT")
+        cursor = psycopg.ClientCursor(self._connection)
+        cursor.execute(self._storage.sql(_APPEND_AND_COMMIT), values)
         receipt: dict[str, int] = _answer(cursor)
         return receipt
 
