@@ -58,7 +58,7 @@ class _Sleeper(PostgresStorage):
                     assert self.other.append(THREAD, [signal(payload={"from": "other"})]) == 2
                 return usual(*arguments)
 
-            transaction.write = write  # type: ignore[method-assign]
+            transaction.write = write  # type: ignore[method-assign, assignment]
             yield transaction
 
 
