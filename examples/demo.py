@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from psycopg import sql
+
 from examples.payments import QUEUE, STEPS
 from squid_dagster.journal import PostgresStorage, rebuild_views, verify
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.schema import VIEWS
 from squid_dagster.protocol import AttemptClaimed, Entry, RunnableApplied, dispatch_thread, run_thread
 
 WORKERS, SECONDS = 4, 6.0
@@ -55,7 +58,8 @@ def kill_while_holding(storage: PostgresStorage, worker: subprocess.Popen[bytes]
 def drop_views(storage: PostgresStorage) -> None:
     """Throw the live views away."""
     with borrow(storage.engine) as connection:
-        connection.execute("DROP TABLE demo.runs, demo.attempts, demo.children, demo.queues, demo.anomalies")
+        for view in VIEWS:
+            connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("demo", view)))
 
 
 def main() -> int:
