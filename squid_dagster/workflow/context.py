@@ -1,0 +1,46 @@
+"""What a step is told about its own execution, and how it asks for things that are not data."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pydantic import JsonValue
+
+_log = logging.getLogger("squid_dagster.step")
+
+
+class Cancellation(threading.Event):
+    """Set when the step's result is not wanted any more. True once it is set; a step may also `wait` on it."""
+
+    def __bool__(self) -> bool:
+        """Tell whether it is set, so that `if ctx.cancelled:` says what it means."""
+        return self.is_set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """One attempt at one step, as the step sees it. Ask for it with a parameter annotated `StepContext`.
+
+    Hand `idempotency_key` to external systems: it is the same for all attempts and deliveries of this visit. Hand
+    `fencing_token` to those that can refuse an older one.
+    """
+
+    run_id: str
+    workflow: str
+    step: str
+    runnable_key: str
+    idempotency_key: str
+    attempt: int = 1
+    fencing_token: int = 1
+    state: Mapping[str, JsonValue] = field(default_factory=lambda: MappingProxyType({}))
+    log: "logging.Logger | logging.LoggerAdapter[logging.Logger]" = field(default=_log, repr=False)
+    cancelled: Cancellation = field(default_factory=Cancellation, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A thing that the worker holds, not the journal: `slack: Annotated[Slack, Resource("slack")]`."""
+
+    key: str

@@ -1,0 +1,163 @@
+"""From a draft to a definition: run every check, refuse with all problems at once, or build what will not change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import MappingProxyType
+
+from pydantic import BaseModel
+
+from squid_dagster.workflow.checks.dependencies import After, check_dependencies
+from squid_dagster.workflow.checks.flow import check_flow
+from squid_dagster.workflow.checks.parameters import check_parameters
+from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
+from squid_dagster.workflow.checks.steps import check_outputs, check_steps
+from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
+from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepKind
+from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
+from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
+from squid_dagster.workflow.fingerprint import fingerprint
+from squid_dagster.workflow.graph import reversed_edges
+from squid_dagster.workflow.payloads import payload_fields
+from squid_dagster.workflow.signature import Source, Task, read_task
+
+Tasks = dict[str, Task | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How the steps hang together."""
+
+    mode: Mode
+    entries: list[str]
+    groups: RouteGroups
+    after: After
+    certain: dict[str, frozenset[str]]
+
+
+def freeze(draft: Draft) -> Definition:
+    """Give the definition that the draft describes; raises `InvalidWorkflow` with everything that is wrong with it."""
+    problems = Problems()
+    payload = check_workflow(draft, problems)
+    fields = payload_fields(payload)
+    steps = check_steps(draft.steps, problems)
+    outputs = check_outputs(steps, fields, problems)
+    tasks, compensations = _read_functions(steps, problems)
+    shape = _check_shape(draft, steps, tasks, outputs, payload, problems)
+    gives = {name: output for output, name in outputs.items()}
+    if payload is draft.payload:  # else nothing is known of the fields, and one problem is noted already
+        for name in steps:
+            certain = shape.certain.get(name, frozenset())
+            own = frozenset({gives[name]} if name in gives else ())
+            if task := tasks[name]:
+                check_parameters(task, ("steps", name), certain, outputs, fields, problems)
+            if task := compensations[name]:
+                check_parameters(task, ("steps", name, "compensate"), certain | own, outputs, fields, problems)
+    if found := problems.found():
+        raise InvalidWorkflow(draft.name, found)
+    provided = fields | frozenset(outputs)
+    return _build(draft, steps, _bound(tasks, provided), _bound(compensations, provided), shape)
+
+
+def _read_functions(steps: Mapping[str, DeclaredStep], problems: Problems) -> tuple[Tasks, Tasks]:
+    tasks: Tasks = {}
+    compensations: Tasks = {}
+    for name, step in steps.items():
+        tasks[name] = compensations[name] = None
+        if step.kind is StepKind.STEP:
+            tasks[name] = read_task(step.function, f"step {name!r}", ("steps", name), problems)
+        if step.compensate is not None:
+            label, path = f"the compensation of step {name!r}", ("steps", name, "compensate")
+            compensations[name] = read_task(step.compensate, label, path, problems)
+    return tasks, compensations
+
+
+def _check_shape(
+    draft: Draft,
+    steps: Mapping[str, DeclaredStep],
+    tasks: Tasks,
+    outputs: Mapping[str, str],
+    payload: type[BaseModel] | None,
+    problems: Problems,
+) -> _Shape:
+    if not draft.routes:
+        if draft.entry is not None:
+            message = "without routes, all steps begin that come after none: remove entry=, or declare routes"
+            problems.add(("entry",), Code.UNKNOWN_ENTRY, message)
+        after, certain = check_dependencies(steps, tasks, outputs, problems)
+        roots = [name for name in steps if not after[name]]
+        return _Shape(Mode.DEPENDENCIES, roots, {}, after, certain)
+    for name, step in steps.items():
+        if step.after:
+            message = "a workflow has routes or after=, not both: routes say here what comes next"
+            problems.add(("steps", name, "after"), Code.ROUTES_AND_AFTER, message)
+    open_payload = payload is not draft.payload or (
+        payload is not None and payload.model_config.get("extra") == "allow"
+    )
+    known = None if open_payload else payload_fields(payload) | frozenset(outputs)
+    groups = check_routes(draft.routes, steps, known, problems)
+    entries, certain = check_flow(steps, groups, draft.entry, outputs, problems)
+    return _Shape(Mode.ROUTES, entries, groups, {}, certain)
+
+
+def _bound(tasks: Tasks, provided: frozenset[str]) -> Tasks:
+    """Leave out the parameters that nothing ever provides: their defaults are all there is."""
+    return {
+        name: task
+        and replace(
+            task,
+            parameters=tuple(
+                each for each in task.parameters if each.source is not Source.STATE or each.name in provided
+            ),
+        )
+        for name, task in tasks.items()
+    }
+
+
+def _build(
+    draft: Draft, steps: Mapping[str, DeclaredStep], tasks: Tasks, compensations: Tasks, shape: _Shape
+) -> Definition:
+    built = {
+        name: _build_step(step, tasks[name], compensations[name], shape.after.get(name, ()))
+        for name, step in steps.items()
+    }
+    callees = [task for task in (*tasks.values(), *compensations.values()) if task is not None]
+    following = reversed_edges(shape.after)
+    dependents = {name: tuple(following.get(name, ())) for name in built}
+    return Definition(
+        name=draft.name,
+        version=draft.version,
+        mode=shape.mode,
+        payload=draft.payload,
+        triggers=MappingProxyType(triggers_by_name(draft.triggers)),
+        steps=MappingProxyType(built),
+        entry_steps=tuple(shape.entries),
+        routes=MappingProxyType(shape.groups),
+        dependents=MappingProxyType(dependents),
+        resources=frozenset[str]().union(*(task.resources for task in callees)),
+        fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
+    )
+
+
+def _build_step(
+    step: DeclaredStep, task: Task | None, compensation: Task | None, after: tuple[str, ...]
+) -> StepDefinition:
+    return StepDefinition(
+        name=step.name,
+        kind=step.kind,
+        output=step.output_name,
+        task=task,
+        compensation=compensation,
+        after=after,
+        retry=step.retry,
+        irreversible=step.irreversible,
+        transactional=step.transactional,
+        isolate=step.isolate,
+        deadline=Deadline(step.deadline) if isinstance(step.deadline, timedelta) else step.deadline,
+        priority=step.priority,
+        max_deliveries=step.max_deliveries,
+        max_visits=step.max_visits,
+        duration=step.duration,
+        message=step.message,
+        level=step.level,
+    )
