@@ -22,34 +22,72 @@ if TYPE_CHECKING:
         TerminalRun,
         ViewsMissing,
     )
+    from squid_dagster.workflow import (
+        Cron,
+        Defer,
+        Fail,
+        InvalidWorkflow,
+        Resource,
+        Retry,
+        StepContext,
+        Workflow,
+        load_workflows,
+        path,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Conflict",
     "ConflictingCompletion",
+    "Cron",
+    "Defer",
     "EmbeddedUnavailable",
     "ExpiredClaim",
+    "Fail",
     "ForeignSchema",
     "InvalidArgument",
     "InvalidFact",
     "InvalidPayload",
     "InvalidThread",
+    "InvalidWorkflow",
     "NotFound",
+    "Resource",
+    "Retry",
     "SchemaOutdated",
     "SchemaTooNew",
     "SquidError",
     "StaleClaim",
+    "StepContext",
     "StorageUnavailable",
     "TerminalRun",
     "ViewsMissing",
+    "Workflow",
+    "load_workflows",
+    "path",
 ]
+
+_AUTHORING = frozenset(
+    {
+        "Cron",
+        "Defer",
+        "Fail",
+        "InvalidWorkflow",
+        "Resource",
+        "Retry",
+        "StepContext",
+        "Workflow",
+        "load_workflows",
+        "path",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
     """Import an exported name when it is first asked for: `import squid_dagster` alone loads nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from squid_dagster.protocol import errors
+    from importlib import import_module
 
-    return getattr(errors, name)
+    home = "squid_dagster.workflow" if name in _AUTHORING else "squid_dagster.protocol.errors"
+    return getattr(import_module(home), name)

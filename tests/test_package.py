@@ -6,10 +6,10 @@ import sys
 import pytest
 
 import squid_dagster
-from squid_dagster import journal, protocol
+from squid_dagster import journal, protocol, workflow
 
 
-@pytest.mark.parametrize("package", [squid_dagster, journal, protocol], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", [squid_dagster, journal, protocol, workflow], ids=lambda package: package.__name__)
 def test_every_exported_name_is_there(package: object) -> None:
     for name in package.__all__:  # type: ignore[attr-defined]
         assert getattr(package, name) is not None
