@@ -113,9 +113,9 @@ class MemoryStorage:
         with self._lock:
             return len(self._threads.get(thread, ()))
 
-    def cut(self) -> int:
+    def cut(self, after: int = 0) -> int:
         """Give the last position: in memory, every commit is whole at once."""
-        return self._position
+        return max(after, self._position)
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""

@@ -83,8 +83,12 @@ class Storage(Protocol):
     def revision(self, thread: str) -> int:
         """Give a thread's last sequence number; 0 when it is empty or does not exist."""
 
-    def cut(self) -> int:
-        """Give a position under which no entry can appear any more."""
+    def cut(self, after: int = 0) -> int:
+        """Give a position up to which no entry can appear any more, never below `after`, an earlier cut.
+
+        Without `after`, a later cut may be lower than an earlier one: both are right. Whoever reads on from a cut
+        passes it, and so never reads anything twice.
+        """
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give all entries with `after < position <= upto`, by position. Both bounds should be cuts."""

@@ -39,7 +39,7 @@ class _Reader(threading.Thread):
         after, last_round = 0, False
         while not last_round:
             last_round = not self._going_on()
-            upto = self._storage.cut()
+            upto = self._storage.cut(after)
             window: Counter[Mark] = Counter()
             threads: dict[Mark, int] = {}
             for entry in self._storage.read_between(after, upto):

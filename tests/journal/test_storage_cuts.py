@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from uuid import uuid4
 
+from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import Entry
@@ -69,7 +70,7 @@ def test_a_reader_between_cuts_misses_nothing_while_many_write(storage: Storage)
         after = 0
         while True:
             last_time = done.is_set()
-            upto = storage.cut()
+            upto = storage.cut(after)
             assert upto >= after
             seen += storage.read_between(after, upto)
             after = upto
@@ -108,6 +109,23 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
         writer.rollback()
     # and moves on when the writer has gone
     assert postgres.cut() == all_entries(postgres)[-1].position
+
+
+def test_a_writer_slow_to_announce_itself_makes_no_reader_read_twice(postgres: PostgresStorage) -> None:
+    # given a reader that has come to a cut, and a writer that looked at the sequence long before it
+    postgres.append(THREAD, [signal()])
+    early = postgres.cut()
+    postgres.append(THREAD, [signal(at=1)])
+    after = postgres.cut()
+    assert after > early
+    with raw(postgres, autocommit=False) as writer:
+        namespace = lock_number(postgres.schema, "positions")
+        writer.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (namespace, early))
+        # when it announces that position now, a cut is lower than the earlier one
+        assert postgres.cut() == early
+        # then whoever reads on from the earlier one stays there
+        assert postgres.cut(after) == after
+    assert postgres.cut(after) == after
 
 
 def test_an_append_that_has_taken_its_positions_and_not_committed_is_read_once_when_it_does(

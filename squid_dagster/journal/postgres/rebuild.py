@@ -80,7 +80,7 @@ class Rebuild:
         runs, entries = self.fill(cut, progress)
         tail_runs = 0
         for _ in range(_ROUNDS):
-            upto = self._cut()
+            upto = max(cut, self._cut())
             if self._one(_COUNT, cut, upto, _SHORT_TAIL)[0] < _SHORT_TAIL:
                 break
             tail_runs += self.catch_up(cut, upto)
@@ -158,7 +158,7 @@ class Rebuild:
     def _swap(self, covered: int) -> tuple[int, int]:
         self._connection.execute("SET LOCAL lock_timeout = '2s'")
         self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self._schema, "gate"),))
-        end = self._cut()
+        end = max(covered, self._cut())
         touched = self.catch_up(covered, end)
         for view in VIEWS:
             live, shadow = sql.Identifier(self._schema, view), sql.Identifier(self._schema, view + SHADOW)

@@ -189,9 +189,12 @@ class PostgresStorage:
         row = self._one(_REVISION, thread)
         return int(row[0]) if row is not None else 0
 
-    def cut(self) -> int:
-        """Give a position under which no entry can appear any more. Waits for nobody."""
-        return int(self.rows("SELECT {schema}.cut()")[0][0])
+    def cut(self, after: int = 0) -> int:
+        """Give a position up to which no entry can appear any more. Waits for nobody.
+
+        A writer that is slow to announce itself names a position that was passed meanwhile; hence `after`.
+        """
+        return max(after, int(self.rows("SELECT {schema}.cut()")[0][0]))
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""
