@@ -1,15 +1,54 @@
-"""`python -m bench [name ...]`: run the benchmarks and print their ratios; exits 1 when a bound is missed."""
+"""`python -m bench [name ...]`: run the benchmarks and print their ratios; exits 1 when a bound or target is missed.
 
+Without names all of them run, the comparison with the peers first. `tune` only when named: it looks for the best
+settings of the peers.
+"""
+
+import argparse
 import sys
+from collections.abc import Callable
 
 from bench import append, claim, fold, read
-from bench.report import show
+from bench.peers.process import BenchError
+from bench.peers.run import ROUNDS, compare
+from bench.peers.systems import OURS, SYSTEMS
+from bench.peers.tune import tune
+from bench.report import Measure, show
 
-ALL = {"fold": fold.measure, "append": append.measure, "claim": claim.measure, "read": read.measure}
+ALONE: dict[str, Callable[[], list[Measure]]] = {
+    "fold": fold.measure,
+    "append": append.measure,
+    "claim": claim.measure,
+    "read": read.measure,
+}
+ALL = ["peers", *ALONE]
+
+
+def main() -> int:
+    """Do what the command line says; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join([*ALL, 'tune'])}; default: {ALL}")
+    parser.add_argument("--quick", action="store_true", help="peers: one small round, judges nothing, writes no file")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"peers: how many rounds ({ROUNDS})")
+    parser.add_argument("--beside", nargs="*", default=None, help="peers, tune: only these peers")
+    options = parser.parse_args()
+    names = options.names or ALL
+    peers = [name for name in SYSTEMS if name != OURS and (options.beside is None or name in options.beside)]
+    unknown = sorted({*names} - {*ALL, "tune"}) + sorted({*(options.beside or ())} - {*SYSTEMS})
+    if unknown or options.rounds < 1:
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else f"rounds must be 1 or more, not {options.rounds}")
+    kept = True
+    try:
+        if "tune" in names:
+            tune(peers)
+        if "peers" in names:
+            kept = compare([OURS, *peers], options.rounds, quick=options.quick)
+    except BenchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    measures = [measure for name in names if name in ALONE for measure in ALONE[name]()]
+    return 0 if (not measures or show(measures)) and kept else 1
+
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(ALL)
-    unknown = sorted(set(chosen) - set(ALL))
-    if unknown:
-        sys.exit(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(ALL)}")
-    sys.exit(0 if show([measure for name in chosen for measure in ALL[name]()]) else 1)
+    sys.exit(main())

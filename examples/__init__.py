@@ -1,1 +1,1 @@
-"""What `make demo` runs and the docs quote."""
+"""Workflows as users write them: `make demo` runs them all, with workers that are killed on the way."""

@@ -3,16 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from squid_dagster.api import Squid
     from squid_dagster.protocol.errors import (
         Conflict,
+        ConflictingCommand,
         ConflictingCompletion,
         EmbeddedUnavailable,
         ExpiredClaim,
         ForeignSchema,
+        IncompatibleDefinition,
         InvalidArgument,
         InvalidFact,
         InvalidPayload,
         InvalidThread,
+        InvalidTransition,
         NotFound,
         SchemaOutdated,
         SchemaTooNew,
@@ -20,10 +24,12 @@ if TYPE_CHECKING:
         StaleClaim,
         StorageUnavailable,
         TerminalRun,
+        UnsafeReplay,
         ViewsMissing,
     )
     from squid_dagster.workflow import (
         Cron,
+        Deadline,
         Defer,
         Fail,
         InvalidWorkflow,
@@ -39,28 +45,34 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Conflict",
+    "ConflictingCommand",
     "ConflictingCompletion",
     "Cron",
+    "Deadline",
     "Defer",
     "EmbeddedUnavailable",
     "ExpiredClaim",
     "Fail",
     "ForeignSchema",
+    "IncompatibleDefinition",
     "InvalidArgument",
     "InvalidFact",
     "InvalidPayload",
     "InvalidThread",
+    "InvalidTransition",
     "InvalidWorkflow",
     "NotFound",
     "Resource",
     "Retry",
     "SchemaOutdated",
     "SchemaTooNew",
+    "Squid",
     "SquidError",
     "StaleClaim",
     "StepContext",
     "StorageUnavailable",
     "TerminalRun",
+    "UnsafeReplay",
     "ViewsMissing",
     "Workflow",
     "load_workflows",
@@ -70,6 +82,7 @@ __all__ = [
 _AUTHORING = frozenset(
     {
         "Cron",
+        "Deadline",
         "Defer",
         "Fail",
         "InvalidWorkflow",
@@ -90,4 +103,5 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     home = "squid_dagster.workflow" if name in _AUTHORING else "squid_dagster.protocol.errors"
+    home = "squid_dagster.api" if name == "Squid" else home
     return getattr(import_module(home), name)

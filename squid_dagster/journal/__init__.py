@@ -18,13 +18,20 @@ if TYPE_CHECKING:
         Settlement,
     )
     from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+    from squid_dagster.journal.fold_queries import FoldQueries
     from squid_dagster.journal.memory import MemoryStorage
+    from squid_dagster.journal.notifier import Listener, LocalNotifier, Notifier
     from squid_dagster.journal.open import open_journal
     from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+    from squid_dagster.journal.postgres.notifier import PostgresNotifier
+    from squid_dagster.journal.postgres.presence import PostgresPresence
+    from squid_dagster.journal.postgres.queries import PostgresQueries
     from squid_dagster.journal.postgres.rebuild import rebuild_views
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.postgres.verify import Finding, FindingKind, verify
+    from squid_dagster.journal.presence import MemoryPresence, Presence, WorkerRow
     from squid_dagster.journal.quarantining import quarantine
+    from squid_dagster.journal.queries import JournalQueries, QueueRow, RunFilter, RunRow
     from squid_dagster.journal.storage import Append, Checkpoint, Storage
 
 # Exported lazily, so that a command which only looks at the configuration loads no database driver.
@@ -43,13 +50,20 @@ _HOMES = {
         "Settlement",
     ),
     "fold_dispatch": ("FoldDispatchStore",),
+    "fold_queries": ("FoldQueries",),
     "memory": ("MemoryStorage",),
+    "notifier": ("Listener", "LocalNotifier", "Notifier"),
     "open": ("open_journal",),
     "postgres.dispatch": ("PostgresDispatchStore",),
+    "postgres.notifier": ("PostgresNotifier",),
+    "postgres.presence": ("PostgresPresence",),
+    "postgres.queries": ("PostgresQueries",),
     "postgres.rebuild": ("rebuild_views",),
     "postgres.storage": ("PostgresStorage",),
     "postgres.verify": ("Finding", "FindingKind", "verify"),
+    "presence": ("MemoryPresence", "Presence", "WorkerRow"),
     "quarantining": ("quarantine",),
+    "queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
     "storage": ("Append", "Checkpoint", "Storage"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -67,15 +81,29 @@ __all__ = [
     "Finding",
     "FindingKind",
     "FoldDispatchStore",
+    "FoldQueries",
+    "JournalQueries",
+    "Listener",
+    "LocalNotifier",
+    "MemoryPresence",
     "MemoryStorage",
+    "Notifier",
     "PlanRequest",
     "PostgresDispatchStore",
+    "PostgresNotifier",
+    "PostgresPresence",
+    "PostgresQueries",
     "PostgresStorage",
+    "Presence",
+    "QueueRow",
     "Retry",
+    "RunFilter",
+    "RunRow",
     "Settlement",
     "Storage",
     "SystemClock",
     "VirtualClock",
+    "WorkerRow",
     "load_run",
     "open_journal",
     "quarantine",

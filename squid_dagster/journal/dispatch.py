@@ -6,7 +6,7 @@ Only the journal's claim fences results: whoever holds the raw token of the late
 
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part
+from squid_dagster.protocol.unit import RunUnit
 
 MAX_CLAIMS = 1000
 DEFAULT_LEASE = timedelta(minutes=5)
@@ -71,23 +72,40 @@ class Failed(NamedTuple):
     retry: Retry | None = None
 
 
+class Deferred(NamedTuple):
+    """The step has nothing to do yet: the attempt is given back, and seen again that much later."""
+
+    reason: str | None
+    after: timedelta
+
+
+Outcome = Completed | Failed | Deferred
+
+
 class Settlement(NamedTuple):
     """What came of one claim."""
 
     ref: ClaimRef
-    outcome: Completed | Failed
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a planner may look at: one locked run, the attempts of it that were just settled, and the time."""
+    """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
+
+    `attempts` holds these by key, and the retries that their failures have created.
+    """
 
     run_id: str
     run: RunProjection
     settled: tuple[Attempt, ...]
+    attempts: Mapping[str, Attempt]
     now: datetime
 
 
+# Gives the facts that a command writes about runs, as all of their facts tell them, at that time; none: nothing to do.
+# May raise to refuse, and may be asked again. Pure.
+Decision = Callable[[Mapping[str, RunUnit], datetime], Sequence[Fact]]
 # Gives the facts that follow from settled attempts: applied results, plans, schedules, the end. Pure.
 Planner = Callable[[PlanRequest], Sequence[Fact]]
 
@@ -138,6 +156,17 @@ class DispatchStore(Protocol):
 
         Repeating an outcome is no error. Errors: `StaleClaim`, `ExpiredClaim`, `TerminalRun`, `ConflictingCompletion`,
         `NotFound`; or whatever `SquidError` the planner raised for the run.
+        """
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+        """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
+
+        One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
+        With `new`, the runs are not read, and must not exist. Returns what was written.
+
+        Raises:
+            Conflict: with `new`, a run that exists.
+            SquidError: whatever the decision raises; nothing is written then.
         """
 
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:

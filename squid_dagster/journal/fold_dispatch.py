@@ -1,6 +1,6 @@
 """Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from squid_dagster.journal.dispatch import (
@@ -9,6 +9,7 @@ from squid_dagster.journal.dispatch import (
     Answer,
     Claim,
     ClaimRef,
+    Decision,
     Planner,
     PlanRequest,
     Settlement,
@@ -35,10 +36,12 @@ from squid_dagster.journal.settling import (
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, SquidError
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.threads import check_part, dispatch_thread, run_thread
+from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
+from squid_dagster.protocol.unit import RunUnit
 
 
 class FoldDispatchStore:
@@ -121,6 +124,23 @@ class FoldDispatchStore:
         """Record outcomes and what follows from them, as the contract says."""
         refs = [settlement.ref for settlement in settlements]
         return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+        """Read runs and write what follows, as the contract says."""
+        while True:
+            found = {run_id: [] if new else self._storage.read_run(run_id) for run_id in run_ids}
+            units = {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
+            facts = list(decision(units, self._storage.now()))
+            if not facts:
+                return []
+            revisions = {run_thread(run_id): revision_of(run_id, entries) for run_id, entries in found.items()}
+            try:
+                commit_in_order(self._storage, facts, revisions)
+            except Conflict:
+                if new:
+                    raise
+                continue
+            return facts
 
     def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
@@ -213,7 +233,9 @@ class FoldDispatchStore:
             after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             try:
-                group.planned[run_id] = ask(plan, PlanRequest(run_id, RunProjection.fold(entries), attempts, now))
+                group.planned[run_id] = ask(
+                    plan, PlanRequest(run_id, RunProjection.fold(entries), attempts, after.attempts, now)
+                )
             except SquidError as error:
                 group.refuse(places, error)
         return revisions
@@ -233,6 +255,31 @@ class FoldDispatchStore:
         together += [one for one in planned if one.thread != thread]
         if together:
             self._storage.commit(together)
+
+
+def revision_of(run_id: str, entries: Iterable[Entry]) -> int:
+    """Give the revision of a run's own thread, as its facts show it."""
+    thread = run_thread(run_id)
+    return max((entry.seq for entry in entries if entry.thread == thread), default=0)
+
+
+def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[str, int]) -> None:
+    """Write facts, given the revisions of all run threads that were looked at; raises `Conflict` if one has moved.
+
+    Where a commit cannot span threads: the runs' threads first, as the facts name them, so that a crash leaves a plan
+    without its schedule, which recovery repairs, and never a schedule without its plan.
+    """
+    by_thread: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_thread.setdefault(fact.thread, []).append(fact)
+    if storage.atomic_across_threads:
+        appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in arrange(facts)]
+        guards = [Append(thread, (), rev) for thread, rev in revisions.items() if rev and thread not in by_thread]
+        storage.commit([*appends, *guards])
+        return
+    queues_last = sorted(by_thread, key=lambda thread: parse_thread(thread).kind is not ThreadKind.RUN)
+    for thread in queues_last:
+        storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
 
 
 def _at_places(fact_of: FactOf, places: list[int]) -> FactOf:

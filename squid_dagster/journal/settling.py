@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Deferred, Planner, PlanRequest, Settlement
 from squid_dagster.journal.storage import Append, Verified, check_appends
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.attempts import (
@@ -74,6 +74,9 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
         InvalidFact: the outcome cannot be written down.
     """
     ref, outcome = settlement
+    if isinstance(outcome, Deferred):
+        at = _checked_time(attempt, ref, now)
+        return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=at + outcome.after)
     at = max(now, attempt.last_at)
     if isinstance(outcome, Completed):
         verdict = check_completion(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(outcome.result), at)

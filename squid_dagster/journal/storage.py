@@ -133,10 +133,14 @@ def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verifi
             raise InvalidArgument(f"thread {one.thread!r} is named twice in one commit: put its facts into one append")
         seen.add(one.thread)
         check_revision(one.expected_rev, "expected_rev")
-        if isinstance(one.facts, str | bytes) or not isinstance(one.facts, Sequence) or not one.facts:
-            raise InvalidArgument(f"the append to {one.thread!r} needs a non-empty list of facts")
+        if isinstance(one.facts, str | bytes) or not isinstance(one.facts, Sequence):
+            raise InvalidArgument(f"the append to {one.thread!r} needs a list of facts")
+        if not one.facts and one.expected_rev is None:
+            raise InvalidArgument(f"the append to {one.thread!r} needs a fact, or a revision to be checked")
         encoded = [_encode_for(one.thread, fact, max_fact_bytes) for fact in one.facts]
         verified.append(Verified(one.thread, one.expected_rev, one.facts, encoded))
+    if not any(one.encoded for one in verified):
+        raise InvalidArgument("a commit needs at least one fact")
     return verified
 
 

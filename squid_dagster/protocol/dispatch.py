@@ -44,6 +44,7 @@ class RunDispatch:
     queue: str | None = None
     fenced: bool = False
     quarantined: bool = False
+    unfenced: bool = False  # the run's end came while attempts were open, and no `run_fenced` followed yet
     attempts: dict[str, Attempt] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)  # claims so far by idempotency key
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -51,7 +52,13 @@ class RunDispatch:
     def copy(self) -> "RunDispatch":
         """Give an independent copy; attempts and anomalies are immutable and shared."""
         return RunDispatch(
-            self.queue, self.fenced, self.quarantined, dict(self.attempts), dict(self.tokens), list(self.anomalies)
+            self.queue,
+            self.fenced,
+            self.quarantined,
+            self.unfenced,
+            dict(self.attempts),
+            dict(self.tokens),
+            list(self.anomalies),
         )
 
     @property
@@ -77,6 +84,7 @@ def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
         if entry.fact.type == "entry_quarantined":
             run.quarantined = True
         else:
+            run.unfenced = entry.fact.type == "run_terminal" and (run.unfenced or any(run.open_attempts()))
             run.fenced = True
         return
     if not entry.thread.startswith(_DISPATCH_PREFIX):
@@ -198,6 +206,7 @@ def _heartbeat(attempt: Attempt, fact: AttemptHeartbeat) -> Attempt | Reason:
 def _release(attempt: Attempt, fact: AttemptReleased) -> Attempt | Reason:
     return _fence(attempt, fact) or attempt._replace(
         status=AttemptStatus.AVAILABLE,
+        visible_at=fact.visible_at or attempt.visible_at,
         claim_id=None,
         claim_token_hash=None,
         owner_id=None,

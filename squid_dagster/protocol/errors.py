@@ -39,6 +39,22 @@ class ConflictingCompletion(SquidError):
     """The attempt was already settled by the same claim with another outcome."""
 
 
+class ConflictingCommand(SquidError):
+    """The idempotency key, or the run id, was used before with another content."""
+
+
+class InvalidTransition(SquidError):
+    """The run is not in a state in which this command makes sense."""
+
+
+class UnsafeReplay(SquidError):
+    """The run has completed steps that cannot be undone or repeated safely."""
+
+
+class IncompatibleDefinition(SquidError):
+    """No registered definition is the one that the run was started with."""
+
+
 class InvalidPayload(SquidError):
     """A payload does not fit its contract."""
 

@@ -208,7 +208,8 @@ class Workflow:
         """Declare what follows a step: another step, or the run's end ("complete" or "fail").
 
         Of the routes for one outcome, those with a condition are tried in order of declaration; the one without is
-        the fallback, wherever it stands. `recovery` marks an error route that makes good what went wrong.
+        the fallback, wherever it stands. Conditions of an error route may ask about the `error`, as in
+        `path("error.type") == "Timeout"`. `recovery` marks an error route that makes good what went wrong.
         """
         self._routes.append(DeclaredRoute(source, to, on, when, recovery))
 

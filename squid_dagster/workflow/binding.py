@@ -92,6 +92,8 @@ def _arguments(
         name = parameter.name
         if parameter.source is Source.CONTEXT:
             arguments[name] = ctx
+        elif parameter.source is Source.CONNECTION:
+            continue  # whoever opens the transaction puts it in
         elif parameter.source is Source.RESOURCE:
             if parameter.resource is not None and parameter.resource in resources:
                 arguments[name] = resources[parameter.resource]

@@ -2,9 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -37,6 +38,19 @@ class StepContext:
     state: Mapping[str, JsonValue] = field(default_factory=lambda: MappingProxyType({}))
     log: "logging.Logger | logging.LoggerAdapter[logging.Logger]" = field(default=_log, repr=False)
     cancelled: Cancellation = field(default_factory=Cancellation, repr=False)
+    child_starter: "Callable[..., Any] | None" = field(default=None, repr=False, compare=False)
+
+    def start_child_run(self, workflow: Any, payload: Any = None, *, child_key: str, **options: Any) -> Any:
+        """Start a child run, linked to this one, once for this step and `child_key`; give its receipt.
+
+        Takes and raises what `Squid.start_child_run` does. The child goes on by itself: nobody waits for it.
+
+        Raises:
+            RuntimeError: the step does not run in a worker, as in a unit test: pass a `child_starter` of your own.
+        """
+        if self.child_starter is None:
+            raise RuntimeError(f"step {self.step!r} runs outside of a worker: give its context a child_starter")
+        return self.child_starter(self, workflow, payload, child_key=child_key, **options)
 
 
 @dataclass(frozen=True, slots=True)

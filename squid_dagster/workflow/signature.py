@@ -13,6 +13,8 @@ from squid_dagster.workflow.declared import Function
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.values import shown
 
+# By name, so that nobody has to import a database driver for a workflow that has none of them.
+_CONNECTIONS = {("sqlalchemy.engine.base", "Connection"): "sqlalchemy", ("psycopg", "Connection"): "psycopg"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -22,6 +24,7 @@ class Source(StrEnum):
     STATE = "state"  # the payload or an earlier output, by the parameter's name
     CONTEXT = "context"
     RESOURCE = "resource"
+    CONNECTION = "connection"  # to the journal's database, in the transaction that completes the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,13 @@ class Task:
     @property
     def resources(self) -> frozenset[str]:
         """The keys of the resources that it cannot do without."""
-        return frozenset(each.resource for each in self.parameters if each.resource is not None and each.required)
+        wanted = (each for each in self.parameters if each.source is Source.RESOURCE and each.required)
+        return frozenset(each.resource for each in wanted if each.resource is not None)
+
+    @property
+    def connection(self) -> Parameter | None:
+        """The parameter that takes the connection of a transactional step, if there is one."""
+        return next((each for each in self.parameters if each.source is Source.CONNECTION), None)
 
 
 def read_task(function: object, label: str, path: Path, problems: Problems) -> Task | None:
@@ -94,6 +103,10 @@ def _read_parameter(name: str, required: bool, hint: Any, place: Path, problems:
     base, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if base is StepContext:
         return Parameter(name, Source.CONTEXT, required)
+    kind = get_origin(base) or base
+    driver = _CONNECTIONS.get((getattr(kind, "__module__", ""), getattr(kind, "__name__", "")))
+    if driver is not None:
+        return Parameter(name, Source.CONNECTION, required, resource=driver)
     marks = [extra for extra in extras if isinstance(extra, Resource) or extra is Resource]
     if marks:
         key = marks[0].key if isinstance(marks[0], Resource) else None

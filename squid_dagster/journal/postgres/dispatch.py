@@ -1,6 +1,6 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import LiteralString
 from uuid import UUID, uuid4
@@ -11,6 +11,7 @@ from squid_dagster.journal.dispatch import (
     Answer,
     Claim,
     ClaimRef,
+    Decision,
     Planner,
     PlanRequest,
     Settlement,
@@ -21,12 +22,14 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
     FactOf,
     Group,
+    arrange,
     ask,
     dead_letter_fact,
     heartbeat_fact,
@@ -36,11 +39,13 @@ from squid_dagster.journal.settling import (
     settle_fact,
     settled,
 )
-from squid_dagster.journal.storage import check_revision
+from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
+from squid_dagster.protocol.unit import RunUnit
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
     %b::text[], %b::text[], %b::timestamptz)"""
@@ -133,6 +138,49 @@ class PostgresDispatchStore:
         refs = [settlement.ref for settlement in settlements]
         return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
 
+    def settle_within(
+        self, connection: PgConnection, settlements: Sequence[Settlement], plan: Planner | None = None
+    ) -> list[Answer]:
+        """Record outcomes in the transaction that is open on `connection`, and commit it; so that both happen, or none.
+
+        When a member is refused, nothing is committed: the caller rolls back.
+        """
+        refs = [settlement.ref for settlement in settlements]
+        answers: list[Answer] = []
+        transaction = self._storage.join_transaction(connection)
+        self._write_group(
+            transaction,
+            refs,
+            lambda i, attempt, now: settle_fact(attempt, settlements[i], now),
+            plan,
+            uuid4(),
+            answers,
+            all_or_nothing=True,
+        )
+        return answers
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+        """Lock and read runs and write what follows, as the contract says."""
+        commit_id = uuid4()
+        written: list[Fact] = []
+        persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
+        return written
+
+    def _decide_once(
+        self, run_ids: Collection[str], decision: Decision, new: bool, commit_id: UUID, written: list[Fact]
+    ) -> None:
+        with self._storage.transaction() as transaction:
+            units = transaction.lock(Touched(set(run_ids)))
+            if written and transaction.committed(commit_id):
+                return  # written the first time; only the word of it was lost on the way
+            runs = {run_id: RunUnit() for run_id in run_ids} if new else transaction.read_runs(run_ids)
+            written[:] = decision(runs, units.now)
+            if not written:
+                return
+            threads = {run_thread(run_id) for run_id in run_ids} if new else set()
+            appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(written)]
+            self._write(transaction, units, check_appends(appends, self._storage.max_fact_bytes), commit_id)
+
     def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
         return self._attempts(_VISIBLE, queue, limit)
@@ -168,37 +216,70 @@ class PostgresDispatchStore:
     def _group_once(
         self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID, answers: list[Answer]
     ) -> None:
-        touched = Touched({ref.run_id for ref in refs}, set(), {(ref.run_id, ref.runnable_key) for ref in refs})
         with self._storage.transaction() as transaction:
-            units = transaction.lock(touched)
-            if answers and transaction.committed(commit_id):
-                return  # written the first time; only the word of it was lost on the way
-            group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
-            if plan is not None:
-                self._plan(transaction, units, group, plan)
-            verified = group.check(self._storage.max_fact_bytes)
-            more = Touched()
-            for one in verified:
-                for fact in one.facts:
-                    more.add(fact)
-            transaction.lock_more(units, more)
-            units.fold(verified)
+            self._write_group(transaction, refs, fact_of, plan, commit_id, answers)
+
+    def _write_group(
+        self,
+        transaction: Transaction,
+        refs: Sequence[ClaimRef],
+        fact_of: FactOf,
+        plan: Planner | None,
+        commit_id: UUID,
+        answers: list[Answer],
+        *,
+        all_or_nothing: bool = False,
+    ) -> None:
+        runs = {ref.run_id for ref in refs}
+        # What is planned may end a run, and the end of a run touches all of its attempts: load them at once.
+        whole = runs if plan is not None else set()
+        units = transaction.lock(Touched(runs, set(whole), {(ref.run_id, ref.runnable_key) for ref in refs}))
+        if answers and transaction.committed(commit_id):
+            return  # written the first time; only the word of it was lost on the way
+        group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
+        if plan is not None:
+            self._plan(transaction, units, group, plan)
+        verified = group.check(self._storage.max_fact_bytes)
+        if all_or_nothing and group.errors:
             answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
-            if verified:
-                transaction.write(verified, units, commit_id)
+            return
+        self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
+
+    def _write(
+        self,
+        transaction: Transaction,
+        units: Units,
+        verified: list[Verified],
+        commit_id: UUID,
+        folded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Fold facts into the rows at hand and write both; `folded` is called in between."""
+        more = Touched()
+        for one in verified:
+            for fact in one.facts:
+                more.add(fact)
+        transaction.lock_more(units, more)
+        units.fold(verified)
+        folded()
+        if verified:
+            transaction.write(verified, units, commit_id)
 
     def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> None:
         """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""
         members = group.members(group.facts)
-        threads = transaction.read_threads(run_thread(run_id) for run_id in members)
+        threads = transaction.read_plans(run_thread(run_id) for run_id in members)
         for run_id, places in members.items():
             after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             run = RunProjection.fold(threads[run_thread(run_id)])
             try:
-                group.planned[run_id] = ask(plan, PlanRequest(run_id, run, attempts, units.now))
+                group.planned[run_id] = ask(plan, PlanRequest(run_id, run, attempts, after.attempts, units.now))
             except SquidError as error:
                 group.refuse(places, error)
+
+
+def _answers(refs: Sequence[ClaimRef], units: Units, group: Group, answers: list[Answer]) -> None:
+    answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
 
 
 def _answer(ref: ClaimRef, units: Units, error: SquidError | None) -> Answer:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from squid_dagster.journal.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
 from squid_dagster.protocol.dispatch import RunDispatch
@@ -16,6 +17,8 @@ from squid_dagster.protocol.run import Applied, Child, ManualState, Planned, Qua
 from squid_dagster.protocol.unit import RunUnit
 
 Row = dict[str, Any]
+
+_RUN_TIMES = ("started_at", "ended_at", "window_start")
 
 
 def iso(value: datetime | None) -> str | None:
@@ -46,7 +49,7 @@ def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -
         "queue": unit.dispatch.queue,
         "definition_version": start.definition_version if start else kept.get("definition_version"),
         "definition_fingerprint": start.definition_fingerprint if start else kept.get("definition_fingerprint"),
-        "parent_run_id": _parent(start.context) if start else kept.get("parent_run_id"),
+        "parent_run_id": parent_of(start.context) if start else kept.get("parent_run_id"),
         "replayed_from_run_id": start.replayed_from_run_id if start else kept.get("replayed_from_run_id"),
         "started_at": iso(start.occurred_at) if start else kept.get("started_at"),
         "start_digest": run.start_digest,
@@ -61,13 +64,11 @@ def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -
         "quarantined": unit.dispatch.quarantined,
         "indexed": _summary_row(unit.indexed),
         "cataloged": _summary_row(unit.cataloged),
+        "unfenced": unit.dispatch.unfenced,
+        # Only those children are loaded that a fact is about.
+        "has_children": bool(unit.run.children) or kept.get("has_children", False),
+        "window_start": iso(window_start(start.context)) if start else kept.get("window_start"),
     }
-
-
-def _parent(context: dict[str, Any]) -> str | None:
-    parent = context.get("parent")
-    run_id = parent.get("run_id") if isinstance(parent, dict) else None
-    return run_id if isinstance(run_id, str) else None
 
 
 def _manual_row(state: ManualState | None) -> list[Any] | None:
@@ -80,7 +81,8 @@ def _summary_row(summary: RunSummary | None) -> list[Any] | None:
 
 def normalise_run(row: Row) -> Row:
     """Bring a run row as Postgres spells it into our spelling."""
-    row["started_at"], row["ended_at"] = iso(time(row["started_at"])), iso(time(row["ended_at"]))
+    for name in _RUN_TIMES:
+        row[name] = iso(time(row[name]))
     return row
 
 
@@ -177,7 +179,7 @@ def attempt_from_row(row: Row) -> Attempt:
 
 def unit_from_rows(run: Row, attempts: Iterable[Row], children: Iterable[Row]) -> RunUnit:
     """Read a unit back: complete as to the run, and as to the attempts and children whose rows are given."""
-    unit = RunUnit(_projection(run), RunDispatch(run["queue"], run["fenced"], run["quarantined"]))
+    unit = RunUnit(_projection(run), RunDispatch(run["queue"], run["fenced"], run["quarantined"], run["unfenced"]))
     for row in attempts:
         key = row["runnable_key"]
         if row["status"] is not None:

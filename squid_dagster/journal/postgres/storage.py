@@ -31,9 +31,10 @@ from squid_dagster.journal.storage import (
     check_revision,
 )
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
-from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.unit import RunUnit
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,14 @@ _READ_BETWEEN: LiteralString = ENTRY + "WHERE position > %s AND position <= %s O
 _READ_RUN: LiteralString = (
     ENTRY + "WHERE run_id = %s AND position < coalesce(%s, 9223372036854775807) ORDER BY position"
 )
+
+# Thread by thread and run by run: one list would be answered by a scan of the whole journal while that is short.
+# journal_entries_thread
+_READ_PLANS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) t (id) CROSS JOIN LATERAL ("
+_READ_PLANS += ENTRY + "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e"
+# journal_entries_run
+_READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
+_READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"
 
 _REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
 _FIND_COMMIT: LiteralString = "SELECT receipt::text FROM {schema}.journal_commits WHERE id = %s"
@@ -163,6 +172,10 @@ class PostgresStorage:
         with self.connection() as connection:
             yield Transaction(self, connection)
 
+    def join_transaction(self, connection: PgConnection) -> "Transaction":
+        """Take part in the transaction that is open on a connection; `write` commits all of it."""
+        return Transaction(self, connection, joined=True)
+
     @contextmanager
     def connection(self) -> Iterator[PgConnection]:
         """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
@@ -250,16 +263,20 @@ class Transaction:
     forgets the timeout that ends a session gone quiet, and psycopg waits for its end whatever signal comes in.
     """
 
-    def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
-        """Begin when the first statement goes out."""
+    def __init__(self, storage: PostgresStorage, connection: PgConnection, *, joined: bool = False) -> None:
+        """Begin when the first statement goes out; `joined`, one is open already."""
         self._storage = storage
         self._connection = connection
+        self._joined = joined
 
     def lock(self, touched: Touched) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
         cursor = psycopg.ClientCursor(self._connection)
-        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), self._arguments(touched))
-        cursor.nextset()
+        if self._joined:
+            cursor.execute(self._storage.sql(_LOCK), self._arguments(touched))
+        else:
+            cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), self._arguments(touched))
+            cursor.nextset()
         return self._units(cursor, touched)
 
     def lock_more(self, units: Units, touched: Touched) -> None:
@@ -277,13 +294,22 @@ class Transaction:
         now = self._storage.clock.now() if self._storage.clock else utc(datetime.fromisoformat(answer["now"]))
         return Units.read(answer, touched, now)
 
-    def read_threads(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
-        """Read whole threads, as they stand under the locks."""
+    def read_plans(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
+        """Read run threads, as they stand under the locks, without the commands: nothing is planned by those."""
         found: dict[str, list[Entry]] = {thread: [] for thread in threads}
-        text = self._storage.sql(ENTRY + "WHERE thread = ANY (%s) ORDER BY thread, seq")  # journal_entries_thread
-        for row in self._connection.execute(text, (list(found),), binary=True):
+        for row in self._connection.execute(self._storage.sql(_READ_PLANS), (list(found),), binary=True):
             found[row[0]].append(read_entry(row))
         return found
+
+    def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
+        """Fold all facts of runs, as they stand under the locks."""
+        found: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
+        for row in self._connection.execute(self._storage.sql(_READ_RUNS), (list(found),), binary=True):
+            entry = read_entry(row)
+            run_id = run_of(entry.fact)
+            if run_id in found:
+                found[run_id].append(entry)
+        return {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
 
     def committed(self, commit_id: UUID) -> bool:
         """Tell whether a commit of this id is on record."""

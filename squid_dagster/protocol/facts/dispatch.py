@@ -71,10 +71,11 @@ class AttemptHeartbeat(_Leased):
 
 
 class AttemptReleased(FencedFact):
-    """The holder gives the attempt back at once; neither a failure nor a delivery."""
+    """The holder gives the attempt back, at once or to be seen again later; neither a failure nor a delivery."""
 
     type: Literal["attempt_released"] = "attempt_released"
     reason: Comment | None = None
+    visible_at: UtcDatetime | None = None  # the step deferred itself until then
 
 
 class AttemptCompleted(FencedFact):
@@ -126,6 +127,8 @@ class RunFenced(RunDispatchFact):
 class _QueueOnly(QueueThreadFact):
     actor: Actor | None = None
     comment: Comment | None = None
+    metadata: Redacted | None = None
+    idempotency_key: Text | None = None
 
     @model_validator(mode="after")
     def _of_no_run(self) -> Self:

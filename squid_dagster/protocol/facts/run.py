@@ -65,6 +65,7 @@ class Runnable(Frozen):
     priority: Priority = 0
     max_deliveries: Count = DEFAULT_MAX_DELIVERIES
     recovery: JsonObject | None = None
+    deadline: JsonObject | None = None
 
 
 class RunnablesPlanned(RunThreadFact):
@@ -109,6 +110,8 @@ class ChildRunStarted(RunThreadFact):
     child_trigger: Text
     child_key: Text
     origin: Origin
+    child_input: JsonObject | None = None  # with the queue, all that is needed to start the child after a crash
+    child_queue: Part | None = None
     metadata: Redacted = Field(default_factory=dict)
     started_at: UtcDatetime | None = None
 
@@ -132,6 +135,7 @@ class ManualStepResolved(RunThreadFact):
     action: ManualAction
     result: JsonObject = Field(default_factory=dict)
     metadata: Redacted = Field(default_factory=dict)
+    transition: JsonObject | None = None
 
 
 class RunTerminal(RunThreadFact):

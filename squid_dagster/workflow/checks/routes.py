@@ -107,7 +107,8 @@ def _condition(
         message = f"{step.name!r} waits for a person, whose decision alone chooses the route: route on a later step"
         problems.add(place, Code.MANUAL_STEP_CONDITION, message)
     root = route.when.segments[0]
-    if known is not None and root not in known:
+    of_error = root == "error" and route.on == "error"  # on the way from a failure, the error itself can be asked about
+    if known is not None and root not in known and not of_error:
         message = f"({route.when}) can never hold: {root!r} is neither a payload field nor an output"
         problems.add(place, Code.UNKNOWN_CONDITION_PATH, message)
     return route.when

@@ -1,7 +1,7 @@
 -- The two halves of every append: lock and load what the facts touch, then write facts and rows together.
 -- Lock order, here and everywhere: the gate, new runs by bucket, run rows by id, attempt rows by key, thread rows by
 -- id, positions. Plans are made once per session, for the named indexes: planning anew for every call would cost more
--- than the call.
+-- than the call. Tables are looked up row by row, never joined whole: a plan made while a table was small is kept.
 
 CREATE FUNCTION {schema}.lock_units(
     p_hold_ms integer,                    -- how long the caller may go quiet while it holds these locks
@@ -9,8 +9,8 @@ CREATE FUNCTION {schema}.lock_units(
     p_whole text[],                       -- those of which all attempts are needed
     p_key_runs text[], p_keys text[],     -- single attempts, by run and runnable key
     p_child_runs text[], p_children text[]
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
+  SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_runs     json;
     v_attempts json;
@@ -60,8 +60,8 @@ CREATE FUNCTION {schema}.append_entries(
     p_counts integer[],                     -- how many entries each thread gets
     p_entries json,                         -- t (place in p_threads), k (1.. in its thread), type, run_id, at, data
     p_runs json, p_attempts json, p_ended text[], p_children json, p_queues json, p_anomalies json
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
+  SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_receipt   json;
     v_revs      bigint[];
@@ -71,10 +71,9 @@ DECLARE
     v_positions bigint[];
 BEGIN
     -- journal_threads_pkey
-    SELECT array_agg(coalesce(t.rev, 0) ORDER BY n.i), array_agg(t.id IS NULL ORDER BY n.i) INTO v_revs, v_new
+    SELECT array_agg(coalesce(t.rev, 0) ORDER BY n.i), array_agg(t.rev IS NULL ORDER BY n.i) INTO v_revs, v_new
       FROM unnest(p_threads) WITH ORDINALITY n (id, i)
-      LEFT JOIN (SELECT id, rev FROM {schema}.journal_threads WHERE id = ANY (p_threads) ORDER BY id FOR UPDATE) t
-        ON t.id = n.id;
+      LEFT JOIN LATERAL (SELECT rev FROM {schema}.journal_threads WHERE id = n.id FOR UPDATE) t ON true;
     -- Whoever repeats a commit waits for the same threads, so that the first answer is here to be seen.
     IF p_commit IS NOT NULL THEN
         SELECT receipt INTO v_receipt FROM {schema}.journal_commits WHERE id = p_commit;
@@ -118,18 +117,20 @@ BEGIN
                r.workflow, r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
                r.replayed_from_run_id, r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state,
                r.terminal_status, r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed,
-               r.cataloged
+               r.cataloged, r.unfenced, r.has_children, r.window_start
           FROM json_populate_recordset(NULL::{schema}.runs, p_runs) r
             ON CONFLICT (run_id) DO UPDATE SET (
                status, workflow, trigger, queue, definition_version, definition_fingerprint, parent_run_id,
                replayed_from_run_id, started_at, start_digest, planned_visits, applied_visits, manual_state,
-               terminal_status, terminal_digest, ended_at, fenced, quarantine, quarantined, indexed, cataloged
+               terminal_status, terminal_digest, ended_at, fenced, quarantine, quarantined, indexed, cataloged,
+               unfenced, has_children, window_start
                ) = (
                EXCLUDED.status, EXCLUDED.workflow, EXCLUDED.trigger, EXCLUDED.queue, EXCLUDED.definition_version,
                EXCLUDED.definition_fingerprint, EXCLUDED.parent_run_id, EXCLUDED.replayed_from_run_id,
                EXCLUDED.started_at, EXCLUDED.start_digest, EXCLUDED.planned_visits, EXCLUDED.applied_visits,
                EXCLUDED.manual_state, EXCLUDED.terminal_status, EXCLUDED.terminal_digest, EXCLUDED.ended_at,
-               EXCLUDED.fenced, EXCLUDED.quarantine, EXCLUDED.quarantined, EXCLUDED.indexed, EXCLUDED.cataloged);
+               EXCLUDED.fenced, EXCLUDED.quarantine, EXCLUDED.quarantined, EXCLUDED.indexed, EXCLUDED.cataloged,
+               EXCLUDED.unfenced, EXCLUDED.has_children, EXCLUDED.window_start);
     END IF;
     IF p_attempts IS NOT NULL THEN
         INSERT INTO {schema}.attempts

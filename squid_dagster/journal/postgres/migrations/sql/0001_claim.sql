@@ -7,8 +7,8 @@ CREATE FUNCTION {schema}.claim_attempts(
     p_claim_ids text[], p_token_hashes text[],
     p_definitions text[],                   -- what the worker can execute; null: anything
     p_now timestamptz                       -- null: the database's clock
-) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
-  SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
+  SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off  SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_thread    text := 'squid:dispatch:' || p_queue;
     v_wanted    integer := cardinality(p_claim_ids);
@@ -75,13 +75,15 @@ BEGIN
                          ORDER BY a.due_at, a.position LIMIT v_wanted - v_live) d
                      ORDER BY d.due_at, d.position LIMIT v_wanted - v_live) c;
             EXIT WHEN v_runs IS NULL;
-            SELECT array_agg(g.run_id), array_agg(g.runnable_key), array_agg(g.dead)
+            SELECT array_agg(g.run_id ORDER BY c.n), array_agg(g.runnable_key ORDER BY c.n),
+                   array_agg(g.dead ORDER BY c.n)
               INTO v_new_runs, v_new_keys, v_new_dead
-              FROM (SELECT a.run_id, a.runnable_key, a.deliveries >= a.max_deliveries AS dead
-                      FROM {schema}.attempts a
-                     WHERE (a.run_id, a.runnable_key) IN (SELECT * FROM unnest(v_runs, v_keys))
-                       AND a.queue = p_queue AND a.rank = v_rank AND a.due_at <= v_now
-                     ORDER BY a.due_at, a.position FOR UPDATE SKIP LOCKED) g;
+              FROM unnest(v_runs, v_keys) WITH ORDINALITY AS c(run_id, runnable_key, n) CROSS JOIN LATERAL (
+                    -- attempts_pkey, and nothing else that a plan could begin with
+                    SELECT a.run_id, a.runnable_key, a.rank, a.due_at, a.deliveries >= a.max_deliveries AS dead
+                      FROM {schema}.attempts a WHERE a.run_id = c.run_id AND a.runnable_key = c.runnable_key
+                    OFFSET 0 FOR UPDATE SKIP LOCKED) g
+             WHERE g.rank = v_rank AND g.due_at <= v_now;
             v_got_runs := v_got_runs || v_new_runs;
             v_got_keys := v_got_keys || v_new_keys;
             v_got_dead := v_got_dead || v_new_dead;

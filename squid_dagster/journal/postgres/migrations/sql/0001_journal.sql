@@ -82,3 +82,20 @@ BEGIN
     SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO v_last FROM {schema}.journal_positions;
     PERFORM pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int);
 END $$;
+
+-- Who is alive: a cache that workers fill again and again, no view of facts, and so no part of a rebuild. A table like
+-- any other rather than UNLOGGED, because a standby cannot read such a one, and it is empty after a crash: whoever looks
+-- would be told that nobody works. It is written without waiting for the disk instead.
+CREATE TABLE {schema}.presence (
+    worker_id   text COLLATE "C" NOT NULL CONSTRAINT presence_pkey PRIMARY KEY,
+    kind        text NOT NULL,
+    queues      text[] NOT NULL,
+    definitions text[],                      -- null: anything
+    host        text NOT NULL,
+    pid         integer NOT NULL,
+    started_at  timestamptz NOT NULL,
+    seen_at     timestamptz NOT NULL,
+    capacity    integer NOT NULL,
+    running     integer NOT NULL,
+    details     json NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 500);

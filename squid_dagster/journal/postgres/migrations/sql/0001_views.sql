@@ -5,7 +5,7 @@
 CREATE TABLE {schema}.runs{suffix} (
     run_id                 text COLLATE "C" NOT NULL CONSTRAINT runs{suffix}_pkey PRIMARY KEY,
     position               bigint NOT NULL,
-    status                 text NOT NULL,
+    status                 text COLLATE "C" NOT NULL,
     workflow               text COLLATE "C",
     trigger                text,
     queue                  text COLLATE "C",
@@ -25,12 +25,34 @@ CREATE TABLE {schema}.runs{suffix} (
     quarantine             json,
     quarantined            boolean NOT NULL,
     indexed                json,
-    cataloged              json
+    cataloged              json,
+    unfenced               boolean NOT NULL,   -- ended while attempts were open, and its queue was not told
+    has_children           boolean NOT NULL,
+    window_start           timestamptz         -- of the cron window that it was started for
 ) WITH (fillfactor = 80);
--- Listing newest first, over all and by workflow or status.
-CREATE UNIQUE INDEX runs{suffix}_position ON {schema}.runs{suffix} (position);
-CREATE INDEX runs{suffix}_workflow ON {schema}.runs{suffix} (workflow, position);
-CREATE INDEX runs{suffix}_open ON {schema}.runs{suffix} (queue, position) WHERE terminal_status IS NULL;
+-- A row changes with every step, mostly in columns that no index knows, so that no index is written then. Keep it so:
+-- what stands here, predicates included, changes when a run starts, waits for a person, is listed, or ends.
+-- Listing newest first, by streams of one status each, which are merged: over all, of a workflow, of a queue. The first
+-- has a collation of its own, else the planner might take it for the others and pass over all runs that are not theirs.
+CREATE INDEX runs{suffix}_status ON {schema}.runs{suffix} (status COLLATE "POSIX", position);
+CREATE INDEX runs{suffix}_workflow ON {schema}.runs{suffix} (workflow, status, position);
+CREATE INDEX runs{suffix}_queue ON {schema}.runs{suffix} (queue, status, position);
+CREATE INDEX runs{suffix}_parent ON {schema}.runs{suffix} (parent_run_id, position) WHERE parent_run_id IS NOT NULL;
+-- Few runs of a short time among many: rows stand in the order of their starts, so that a summary of blocks will do.
+CREATE INDEX runs{suffix}_started ON {schema}.runs{suffix} USING brin (started_at)
+    WITH (pages_per_range = 16, autosummarize = on);
+-- The latest cron window of a trigger, whose name may be longer than an index can hold.
+CREATE INDEX runs{suffix}_window ON {schema}.runs{suffix} (workflow, left(trigger, 200), window_start)
+    WHERE window_start IS NOT NULL;
+-- Started, but not in the index or the catalog yet.
+CREATE INDEX runs{suffix}_unlisted ON {schema}.runs{suffix} (position)
+    WHERE start_digest IS NOT NULL AND (indexed IS NULL OR cataloged IS NULL);
+-- Repair: open runs whose children may be missing; cancelled ones whose children may go on; ended ones that their queue
+-- does not know as ended.
+CREATE INDEX runs{suffix}_parents ON {schema}.runs{suffix} (run_id) WHERE terminal_status IS NULL AND has_children;
+CREATE INDEX runs{suffix}_cancelled ON {schema}.runs{suffix} (run_id)
+    WHERE terminal_status = 'cancelled' AND has_children;
+CREATE INDEX runs{suffix}_unfenced ON {schema}.runs{suffix} (run_id) WHERE unfenced;
 
 -- One row per runnable of a run that has not ended: planned, scheduled, or both.
 CREATE TABLE {schema}.attempts{suffix} (
@@ -73,6 +95,14 @@ CREATE INDEX attempts{suffix}_due ON {schema}.attempts{suffix} (queue, definitio
 CREATE INDEX attempts{suffix}_leased ON {schema}.attempts{suffix} (queue, lease_until) WHERE status = 'claimed';
 -- Counting claims over all attempts of an idempotency key.
 CREATE INDEX attempts{suffix}_siblings ON {schema}.attempts{suffix} (run_id, idempotency_key);
+-- Repair: planned and not scheduled, settled and not applied, or made by a failure and not planned. Of healthy runs,
+-- only failed attempts that were tried again are here.
+CREATE INDEX attempts{suffix}_repair ON {schema}.attempts{suffix} (run_id)
+    WHERE applied_digest IS NULL
+      AND (status IS NULL OR status IN ('completed', 'failed', 'dead_lettered')
+           OR attempt_number > 1 AND planned_digest IS NULL);
+CREATE INDEX attempts{suffix}_dead ON {schema}.attempts{suffix} (position)
+    WHERE status = 'dead_lettered' AND applied_digest IS NULL;
 
 CREATE TABLE {schema}.children{suffix} (
     run_id         text COLLATE "C" NOT NULL,
@@ -102,3 +132,4 @@ CREATE TABLE {schema}.anomalies{suffix} (
     CONSTRAINT anomalies{suffix}_pkey PRIMARY KEY (thread, seq, ordinal)
 );
 CREATE INDEX anomalies{suffix}_run ON {schema}.anomalies{suffix} (run_id, position);
+CREATE INDEX anomalies{suffix}_position ON {schema}.anomalies{suffix} (position);

@@ -1,0 +1,1 @@
+"""Ours beside dbos, procrastinate and pgqueuer on one Postgres; every system runs in processes of its own."""

@@ -1,0 +1,148 @@
+"""dbos, driven by the orders of the benchmark; runs in the peers' environment."""
+
+# mypy: disable-error-code="import-not-found"
+# mypy: allow-untyped-decorators
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from dbos import DBOS, DBOSClient
+
+from bench.peers.wire import WARM_UP, Countdown, Order, Stopwatch, asked, obey, say
+
+QUEUE = "bench"
+APPLICATION = "bench"
+WORKFLOWS = {1: "one_step", 3: "three_steps"}
+
+
+def prepare(order: Order) -> None:
+    """Make the system tables."""
+    _launch(order, lambda: None)
+    DBOS.destroy()
+
+
+def single(order: Order) -> None:
+    """Enqueue one workflow after another."""
+    client = DBOSClient(system_database_url=order.url)
+    for n in range(WARM_UP):
+        client.enqueue(_options(order), n)
+    with Stopwatch(order.count):
+        for n in range(order.count):
+            client.enqueue(_options(order), n)
+
+
+def bulk(order: Order) -> None:
+    """Enqueue many workflows."""
+    client = DBOSClient(system_database_url=order.url, system_database_pool_size=order.settings.get("bulk_pool"))
+    chunk = order.settings["bulk_chunk"]
+    if chunk:
+        engine = sa.create_engine(order.url.replace("postgresql://", "postgresql+psycopg://"))
+        with Stopwatch(order.count):
+            for start in range(0, order.count, chunk):
+                with engine.begin() as connection:
+                    for n in range(start, min(start + chunk, order.count)):
+                        client.enqueue_in_transaction(connection, _options(order), n)
+        return
+
+    async def enqueue() -> None:
+        await asyncio.gather(*(client.enqueue_async(_options(order), n) for n in range(order.count)))
+
+    with Stopwatch(order.count):
+        asyncio.run(enqueue())
+
+
+def drain(order: Order) -> None:
+    """Serve the queue until the benchmark closes our input."""
+    _serve(order, Countdown(order.count).tick)
+
+
+def work(order: Order) -> None:
+    """Serve the queue until ended, and say when each workflow is handled."""
+    _serve(order, lambda: say("handled"))
+
+
+def trickle(order: Order) -> None:
+    """Enqueue one workflow whenever the benchmark asks for one."""
+    client = DBOSClient(system_database_url=order.url)
+    for number in asked():
+        say("sending")
+        client.enqueue(_options(order), number)
+
+
+def _serve(order: Order, handle: Callable[[], None]) -> None:
+    # Registered before the launch, so that the queue is polled at once: the launched process looks for new queues once
+    # a second only.
+    client = DBOSClient(system_database_url=order.url)
+    client.register_queue(
+        QUEUE,
+        worker_concurrency=order.settings["worker_concurrency"],
+        polling_interval_sec=order.settings["polling_interval_sec"],
+        application_name=APPLICATION,
+    )
+    client.destroy()
+    _launch(order, handle)
+    say("ready")
+    sys.stdin.read()
+    DBOS.destroy()
+
+
+def _launch(order: Order, handle: Callable[[], None]) -> None:
+    DBOS(
+        config={
+            "name": APPLICATION,
+            "system_database_url": order.url,
+            "sys_db_pool_size": order.settings["pool_size"],
+            "log_level": "ERROR",
+            "application_version": "1",
+        }
+    )
+    if order.settings["async_workflows"]:
+        _register_async(handle)
+    else:
+        _register(handle)
+    DBOS.launch()
+
+
+def _register(handle: Callable[[], None]) -> None:
+    @DBOS.step()
+    def step(n: int) -> int:
+        return n + 1
+
+    @DBOS.workflow(name=WORKFLOWS[1])
+    def one_step(n: int) -> int:
+        handle()
+        return n + 1
+
+    @DBOS.workflow(name=WORKFLOWS[3])
+    def three_steps(n: int) -> int:
+        result = step(step(step(n)))
+        handle()
+        return result
+
+
+def _register_async(handle: Callable[[], None]) -> None:
+    @DBOS.step()
+    async def step(n: int) -> int:
+        return n + 1
+
+    @DBOS.workflow(name=WORKFLOWS[1])
+    async def one_step(n: int) -> int:
+        handle()
+        return n + 1
+
+    @DBOS.workflow(name=WORKFLOWS[3])
+    async def three_steps(n: int) -> int:
+        result = await step(await step(await step(n)))
+        handle()
+        return result
+
+
+def _options(order: Order) -> Any:
+    return {"workflow_name": WORKFLOWS[order.steps], "queue_name": QUEUE}
+
+
+if __name__ == "__main__":
+    obey({"prepare": prepare, "single": single, "bulk": bulk, "drain": drain, "work": work, "trickle": trickle})

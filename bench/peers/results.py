@@ -1,0 +1,127 @@
+"""From samples to figures: medians, ratios, targets, the table and the file."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.peers.systems import OURS
+
+Samples = Mapping[str, Sequence[float]]  # by system
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How many times as good as a peer we have to be."""
+
+    peer: str
+    at_least: float
+
+
+TARGETS = {
+    "one-step drain": (Target("dbos", 5.0), Target("procrastinate", 5.0), Target("pgqueuer", 0.3)),
+    "three-step drain": (Target("dbos", 5.0),),
+    "idle latency p50": (Target("procrastinate", 1.0),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement of all systems. A ratio says how many times as good we are, whichever way good points."""
+
+    name: str
+    unit: str
+    lower_is_better: bool
+    ours: float
+    peers: Mapping[str, float]
+
+    def ratio(self, peer: str) -> float:
+        """Give how many times as good as a peer we are."""
+        theirs = self.peers[peer]
+        return theirs / self.ours if self.lower_is_better else self.ours / theirs
+
+    @property
+    def ratio_to_best(self) -> float:
+        """Give how many times as good as the best peer we are."""
+        return min(map(self.ratio, self.peers))
+
+    def targets(self) -> dict[Target, bool]:
+        """Give the targets for this figure, and whether each is reached."""
+        known = (target for target in TARGETS.get(self.name, ()) if target.peer in self.peers)
+        return {target: self.ratio(target.peer) >= target.at_least for target in known}
+
+
+def figures(name: str, unit: str, samples: Samples) -> list[Figure]:
+    """Turn the samples of one measurement into its figures: a median, and for times the 99th percentile too."""
+    if unit != "ms":
+        return [_figure(name, unit, {system: median(found) for system, found in samples.items()}, lower=False)]
+    return [
+        _figure(
+            f"{name} p50", unit, {system: percentile(found, 0.50) for system, found in samples.items()}, lower=True
+        ),
+        _figure(
+            f"{name} p99", unit, {system: percentile(found, 0.99) for system, found in samples.items()}, lower=True
+        ),
+    ]
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """Give the smallest sample that at least this share of all samples does not exceed."""
+    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
+
+
+def table(found: Sequence[Figure]) -> str:
+    """Show all figures, with how many times as good we are, and the targets."""
+    peers = list(dict.fromkeys(peer for figure in found for peer in figure.peers))
+    head = f"{'median of rounds':<18} {'unit':<12} {OURS:>9}" + "".join(f"{peer:>22}" for peer in peers) + "   targets"
+    lines = [head]
+    for figure in found:
+        cells = "".join(f"{_cell(figure, peer):>22}" for peer in peers)
+        targets = ", ".join(
+            f"{target.at_least:g}x {target.peer} {'reached' if kept else 'MISSED'}"
+            for target, kept in figure.targets().items()
+        )
+        lines.append(f"{figure.name:<18} {figure.unit:<12} {_number(figure.ours):>9}{cells}   {targets}")
+    lines.append("In brackets: how many times as good as that peer ours is; above 1 is better for rates and for times.")
+    return "\n".join(lines)
+
+
+def write(path: Path, found: Sequence[tuple[Figure, Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
+    """Write all figures, each with the versions and the settings that it was taken with."""
+    items = [
+        {
+            "name": figure.name,
+            "unit": figure.unit,
+            "better": "lower" if figure.lower_is_better else "higher",
+            "ours": round(figure.ours, 3),
+            "peers": {peer: round(value, 3) for peer, value in figure.peers.items()},
+            "ratio_to_best": round(figure.ratio_to_best, 3),
+            "ratios": {peer: round(figure.ratio(peer), 3) for peer in figure.peers},
+            "targets": [
+                {"peer": target.peer, "at_least": target.at_least, "reached": kept}
+                for target, kept in figure.targets().items()
+            ],
+            "versions": versions,
+            "settings": settings,
+        }
+        for figure, settings in found
+    ]
+    path.write_text(json.dumps(items, indent=2) + "\n")
+
+
+def _figure(name: str, unit: str, values: Mapping[str, float], *, lower: bool) -> Figure:
+    peers = {system: value for system, value in values.items() if system != OURS}
+    return Figure(name, unit, lower, values[OURS], peers)
+
+
+def _cell(figure: Figure, peer: str) -> str:
+    if peer not in figure.peers:
+        return "-"
+    return f"{_number(figure.peers[peer])} ({figure.ratio(peer):,.2f}x)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"

@@ -1,0 +1,116 @@
+"""The systems that are compared: how each is started, in which setting, and by which of its own tables it is judged.
+
+The settings of the peers are the fastest of those that `python -m bench tune` tries, all of them documented by the
+peer itself; nothing here is tuned for us alone. The sizes give each system a few seconds of work: a slow system gets
+fewer jobs, which is never harder for it.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bench.peers import environment
+
+OURS = "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much work a system gets in one round."""
+
+    drain: int
+    workflows: int  # none for a system that has no steps
+    single: int
+    bulk: int
+    latency: int = 40
+
+    def quick(self) -> "Sizes":
+        """Give a tenth of it, enough to see that everything works."""
+        return Sizes(self.drain // 10, self.workflows // 10, self.single // 10, self.bulk // 10, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system under measurement.
+
+    `waiting` and `done` are SQL on its own tables: how many jobs are there to be run, and how many are completed.
+    `proof` gives, from another table of its, how many jobs of so many steps it knows to be completed.
+    """
+
+    name: str
+    python: str
+    module: str
+    settings: Mapping[str, Any]
+    sizes: Sizes
+    waiting: str
+    done: str
+    proof: str
+    three_step: Mapping[str, Any] = field(default_factory=dict)  # settings that differ where workflows are drained
+    idle: Mapping[str, Any] = field(default_factory=dict)  # settings that differ where latency is measured
+
+    @property
+    def command(self) -> list[str]:
+        """The command that takes an order."""
+        return [self.python, "-m", self.module]
+
+    def small(self) -> "System":
+        """Give the same system with less to do."""
+        return replace(self, sizes=self.sizes.quick())
+
+
+_SYSTEMS = (
+    System(
+        name=OURS,
+        python=sys.executable,
+        module="bench.drain",
+        settings={"concurrency": 100, "bulk_chunk": 1_000},
+        sizes=Sizes(drain=20_000, workflows=5_000, single=500, bulk=20_000),
+        waiting="SELECT count(*) FROM squid.runs WHERE status <> 'completed'",
+        done="SELECT count(*) FROM squid.runs WHERE status = 'completed'",
+        proof="SELECT count(*) / %(steps)s FROM squid.journal_entries WHERE type = 'attempt_completed'",
+    ),
+    System(
+        name="dbos",
+        python=environment.PYTHON,
+        module="bench.peers.dbos_bench",
+        settings={
+            "async_workflows": True,
+            "worker_concurrency": None,
+            "polling_interval_sec": 0.1,
+            "pool_size": 20,
+            "bulk_chunk": 500,
+        },
+        three_step={"async_workflows": False, "worker_concurrency": 50, "polling_interval_sec": 0.01},
+        idle={"async_workflows": False, "worker_concurrency": 20, "polling_interval_sec": 0.01},
+        sizes=Sizes(drain=1_500, workflows=400, single=500, bulk=1_500),
+        waiting="SELECT count(*) FROM dbos.workflow_status WHERE status = 'ENQUEUED'",
+        done="SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'",
+        # A workflow without a step of its own has no other record than its status.
+        proof="SELECT CASE WHEN %(steps)s = 1 THEN (SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS')"
+        " ELSE (SELECT count(*) / %(steps)s FROM dbos.operation_outputs) END",
+    ),
+    System(
+        name="procrastinate",
+        python=environment.PYTHON,
+        module="bench.peers.procrastinate_bench",
+        settings={"concurrency": 3, "pool_size": 4, "uvloop": True, "bulk_chunk": 1_000},
+        sizes=Sizes(drain=2_000, workflows=0, single=500, bulk=10_000),
+        waiting="SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'",
+        done="SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'",
+        proof="SELECT count(*) FROM procrastinate_events WHERE type = 'succeeded'",
+    ),
+    System(
+        name="pgqueuer",
+        python=environment.PYTHON,
+        module="bench.peers.pgqueuer_bench",
+        settings={"batch_size": 1_000, "managers": 2, "pool_size": 4, "bulk_chunk": 10_000},
+        idle={"batch_size": 10, "managers": 1, "pool_size": 1},
+        sizes=Sizes(drain=20_000, workflows=0, single=500, bulk=50_000),
+        waiting="SELECT count(*) FROM pgqueuer WHERE status = 'queued'",
+        done="SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'",
+        # A job that is done leaves the queue's table; one that were still there would be missing here.
+        proof="SELECT (SELECT count(DISTINCT job_id) FROM pgqueuer_log) - (SELECT count(*) FROM pgqueuer)",
+    ),
+)
+SYSTEMS = {system.name: system for system in _SYSTEMS}

@@ -1,0 +1,81 @@
+"""What the benchmark and the processes of every system say to each other: one order in, lines of JSON out.
+
+Standard library only: this module is imported in the peers' environment too. Times are `time.monotonic()`, which all
+processes of one machine share.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import Any
+
+WARM_UP = 20  # starts before a rate is taken, so that plans are cached and pools are open
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One thing for a process to do."""
+
+    command: str
+    url: str
+    count: int = 0
+    steps: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Give the order as the argument of a process."""
+        return json.dumps(asdict(self))
+
+
+def obey(commands: Mapping[str, Callable[[Order], None]]) -> None:
+    """Do what the process's argument says; raises KeyError for a command that the system does not have."""
+    order = Order(**json.loads(sys.argv[1]))
+    commands[order.command](order)
+
+
+def say(event: str, **said: Any) -> None:
+    """Tell the benchmark something."""
+    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **said}) + "\n")
+    sys.stdout.flush()
+
+
+def asked() -> Iterator[int]:
+    """Give a number for every line that the benchmark sends, until it sends no more."""
+    for number, _ in enumerate(sys.stdin):
+        yield number
+
+
+class Stopwatch:
+    """The time that a block takes, said when it ends without an error."""
+
+    def __init__(self, starts: int) -> None:
+        """Name how many starts the block makes."""
+        self._starts = starts
+
+    def __enter__(self) -> None:
+        self._begin = time.monotonic()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            say("timed", seconds=time.monotonic() - self._begin, count=self._starts)
+
+
+class Countdown:
+    """Counts the calls of handlers in one process, from any thread, and says when the last one was made."""
+
+    def __init__(self, expected: int) -> None:
+        """Name how many calls there will be."""
+        self._expected = expected
+        self._calls = count(1)
+        self._first = 0.0
+
+    def tick(self) -> None:
+        """Count one call."""
+        number = next(self._calls)
+        if number == 1:
+            self._first = time.monotonic()
+        if number == self._expected:
+            say("last", first=self._first)

@@ -1,0 +1,53 @@
+"""The world outside the journal: a small system of its own that steps act on, and that remembers every call.
+
+It stands for a mail server or a bank: it takes an idempotency key, and does what it is asked for once for each key.
+"""
+
+import os
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+from squid_dagster import StepContext
+
+LEDGER = "SQUID_DEMO_LEDGER"  # the environment variable that says where it is
+
+
+def _open(path: str | Path | None = None) -> sqlite3.Connection:
+    ledger = sqlite3.connect(path or os.environ[LEDGER], timeout=30, isolation_level=None)
+    ledger.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT, step TEXT, token INTEGER, pid INTEGER)")
+    ledger.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT, step TEXT)")
+    return ledger
+
+
+def call(ctx: StepContext) -> None:
+    """Note that a step has begun: also one that will never come to its end."""
+    with closing(_open()) as ledger:
+        row = (ctx.idempotency_key, ctx.step, ctx.fencing_token, os.getpid())
+        ledger.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
+
+
+def act(ctx: StepContext) -> bool:
+    """Do the thing once for the idempotency key; tell whether it was done now."""
+    with closing(_open()) as ledger:
+        ledger.execute("BEGIN IMMEDIATE")
+        known = ledger.execute("SELECT 1 FROM effects WHERE key = ?", (ctx.idempotency_key,)).fetchone()
+        if known is None:
+            ledger.execute("INSERT INTO effects VALUES (?, ?)", (ctx.idempotency_key, ctx.step))
+        ledger.execute("COMMIT")
+        return known is None
+
+
+def read(path: Path) -> tuple[Counter[str], Counter[str]]:
+    """Give how often each key was called with, and how often something was done for it."""
+    with closing(_open(path)) as ledger:
+        calls: Counter[str] = Counter(row[0] for row in ledger.execute("SELECT key FROM calls"))
+        effects: Counter[str] = Counter(row[0] for row in ledger.execute("SELECT key FROM effects"))
+        return calls, effects
+
+
+def callers(path: Path) -> list[tuple[str, int]]:
+    """Give key and process of every call so far."""
+    with closing(_open(path)) as ledger:
+        return [(row[0], row[1]) for row in ledger.execute("SELECT key, pid FROM calls")]

@@ -1,0 +1,191 @@
+"""`DispatchAgent`: the attempts of one queue, one operation at a time. A worker uses the store behind it in groups."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from squid_dagster.journal import Append, Storage
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    Claim,
+    ClaimRef,
+    Completed,
+    DispatchStore,
+    Failed,
+    Planner,
+    Retry,
+    Settlement,
+)
+from squid_dagster.journal.notifier import Notifier
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.dispatch import DispatchProjection
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.facts import Fact, LiveWakeupEmitted, Runnable, RunQueued
+from squid_dagster.protocol.threads import check_part, dispatch_thread
+from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.workflow.planning import schedule
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """What an operation gives: the agent that did it, and the attempt as it is now."""
+
+    agent: "DispatchAgent"
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResult(AttemptResult):
+    """An extended lease."""
+
+    lease_until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult(HeartbeatResult):
+    """A claimed attempt, with the claim that fences it. The raw token is here and nowhere else."""
+
+    claim: Claim
+
+    @property
+    def claim_id(self) -> str:
+        """The id of the claim."""
+        return self.claim.ref.claim_id
+
+    @property
+    def claim_token(self) -> str:
+        """The raw token: keep it in memory only."""
+        return self.claim.ref.token
+
+
+class DispatchAgent:
+    """One queue. Operations on a claim take its `ClaimRef`, or the `ClaimResult` that `claim_next` gave."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        dispatch: DispatchStore,
+        queue: str,
+        *,
+        plan: Planner | None = None,
+        definitions: Collection[str] | None = None,
+        notifier: Notifier | None = None,
+    ) -> None:
+        """Bind to a queue. `plan` says what follows from outcomes, `definitions` what may be claimed (None: all)."""
+        self.queue = check_part(queue, "queue")
+        self._storage, self._dispatch, self._plan = storage, dispatch, plan
+        self._definitions, self._notifier = definitions, notifier
+
+    def __repr__(self) -> str:
+        """Name the queue."""
+        return f"DispatchAgent({self.queue!r})"
+
+    @property
+    def projection(self) -> DispatchProjection:
+        """The whole queue, folded from its thread. It costs the queue's history: no operation here reads it."""
+        return DispatchProjection.fold(self._storage.read(dispatch_thread(self.queue)))
+
+    def claim_next(self, owner_id: str, *, lease: timedelta = DEFAULT_LEASE) -> ClaimResult | None:
+        """Claim the attempt that is next in order, or give None when none is due.
+
+        Raises:
+            InvalidArgument: a bad owner or lease.
+        """
+        return next(iter(self.claim_many(owner_id, 1, lease=lease)), None)
+
+    def claim_many(self, owner_id: str, limit: int, *, lease: timedelta = DEFAULT_LEASE) -> list[ClaimResult]:
+        """Claim up to `limit` attempts at once, in order. Raises as `claim_next`."""
+        claims = self._dispatch.claim(self.queue, owner_id, limit=limit, lease=lease, definitions=self._definitions)
+        return [ClaimResult(self, claim.attempt, claim.lease_until, claim) for claim in claims]
+
+    def heartbeat(self, claim: ClaimRef | ClaimResult, *, lease: timedelta = DEFAULT_LEASE) -> HeartbeatResult:
+        """Extend a lease to `lease` from now; never shortens it.
+
+        Raises:
+            StaleClaim, ExpiredClaim, TerminalRun, NotFound: the claim may not act any more: stop.
+        """
+        attempt = self._dispatch.heartbeat([_ref(claim)], lease)[0].unwrap()
+        assert attempt.lease_until is not None  # noqa: S101  a heartbeat leaves a lease
+        return HeartbeatResult(self, attempt, attempt.lease_until)
+
+    def complete(self, claim: ClaimRef | ClaimResult, result: Any = None) -> AttemptResult:
+        """Record a success, and what follows from it. Repeating the same is no error.
+
+        Raises:
+            StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: nothing was written; drop it.
+            InvalidFact: the result is not JSON, or too large.
+        """
+        return self._settle(Settlement(_ref(claim), Completed(result)))
+
+    def fail(
+        self, claim: ClaimRef | ClaimResult, error: dict[str, Any], *, retry_after: timedelta | None = None
+    ) -> AttemptResult:
+        """Record a failure; with `retry_after`, the next attempt is visible that much later. Raises as `complete`."""
+        ref = _ref(claim)
+        retry = None
+        if retry_after is not None:
+            head, _, number = ref.runnable_key.rpartition(":")
+            if not number.isdigit():
+                raise InvalidArgument(f"runnable key {ref.runnable_key!r} has no attempt number to count on from")
+            retry = Retry(f"{head}:{int(number) + 1}", retry_after)
+        return self._settle(Settlement(ref, Failed(error, retry)))
+
+    def release(self, claim: ClaimRef | ClaimResult, reason: str | None = None) -> AttemptResult:
+        """Give an attempt back at once. Raises `StaleClaim`, `ExpiredClaim`, `TerminalRun` or `NotFound`."""
+        return AttemptResult(self, self._dispatch.release([_ref(claim)], reason)[0].unwrap())
+
+    def schedule_attempts(self, run_id: str, runnables: Iterable[Runnable]) -> list[Runnable]:
+        """Put planned runnables of a run on this queue; give those that were not there yet. With a notifier, workers
+        are told, and that they were is noted.
+
+        Raises:
+            InvalidArgument: a runnable of another run or queue. Nothing was written.
+            TerminalRun, SquidError: as `DispatchStore.decide`.
+        """
+        wanted = list(runnables)
+        for each in wanted:
+            if each.run_id != run_id or each.queue != self.queue:
+                raise InvalidArgument(
+                    f"runnable {each.runnable_key!r} is of run {each.run_id!r} and queue {each.queue!r}, not of "
+                    f"{run_id!r} and {self.queue!r}"
+                )
+        new: list[Runnable] = []
+
+        def decision(units: Any, now: datetime) -> Sequence[Fact]:
+            unit: RunUnit = units[run_id]
+            known = unit.dispatch.attempts
+            new[:] = [each for each in wanted if each.runnable_key not in known and not unit.run.stopped]
+            facts: list[Fact] = [schedule(each, unit.run.start, now) for each in new]
+            if facts and unit.dispatch.queue is None:
+                facts.insert(0, RunQueued(run_id=run_id, queue=self.queue, occurred_at=now))
+            return facts
+
+        self._dispatch.decide([run_id], decision)
+        if new and self._notifier is not None:
+            self._notifier.notify([self.queue])
+            self._note_wakeups(new)
+        return new
+
+    def visible_attempts(self, limit: int = 1000) -> list[Attempt]:
+        """Show attempts that could be claimed now, in claim order, whether the queue is paused or not."""
+        return self._dispatch.visible(self.queue, limit)
+
+    def expired_claims(self, limit: int = 1000) -> list[Attempt]:
+        """Show claims whose lease has run out, longest ago first."""
+        return self._dispatch.expired(self.queue, limit)
+
+    def _settle(self, settlement: Settlement) -> AttemptResult:
+        return AttemptResult(self, self._dispatch.settle([settlement], self._plan)[0].unwrap())
+
+    def _note_wakeups(self, told: Sequence[Runnable]) -> None:
+        now = self._storage.now()
+        facts: list[Fact] = [
+            LiveWakeupEmitted(run_id=each.run_id, runnable_key=each.runnable_key, queue=self.queue, occurred_at=now)
+            for each in told
+        ]
+        self._storage.commit([Append(dispatch_thread(self.queue), facts)])
+
+
+def _ref(claim: ClaimRef | ClaimResult) -> ClaimRef:
+    return claim if isinstance(claim, ClaimRef) else claim.claim.ref

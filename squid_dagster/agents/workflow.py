@@ -1,0 +1,106 @@
+"""`WorkflowAgent`: one run. Applies results with everything that follows from them, and schedules what was planned."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from squid_dagster.journal import DispatchStore, Storage
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus
+from squid_dagster.protocol.errors import ConflictingCompletion, InvalidTransition, NotFound, TerminalRun
+from squid_dagster.protocol.facts import Fact, Runnable
+from squid_dagster.protocol.run import RunProjection, application_digest
+from squid_dagster.protocol.threads import check_part
+from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled, results_ready_to_apply
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.planning import plan_settled, schedule
+
+DefinitionOf = Callable[[str, RunProjection], Definition]
+
+
+class WorkflowAgent:
+    """One run, read anew for each question, so that an answer is never older than the call."""
+
+    def __init__(self, storage: Storage, dispatch: DispatchStore, run_id: str, definition_of: DefinitionOf) -> None:
+        """Bind to a run; `definition_of` gives the definition that it was started with."""
+        self.run_id = check_part(run_id, "run id")
+        self._storage, self._dispatch, self._definition_of = storage, dispatch, definition_of
+
+    def __repr__(self) -> str:
+        """Name the run."""
+        return f"WorkflowAgent({self.run_id!r})"
+
+    @property
+    def unit(self) -> RunUnit:
+        """The run as all of its facts tell it. Raises `NotFound` when it was never started."""
+        unit = RunUnit.fold(self._storage.read_run(self.run_id))
+        if unit.run.start is None:
+            raise NotFound(f"there is no run {self.run_id!r}: list runs to find its id")
+        return unit
+
+    @property
+    def projection(self) -> RunProjection:
+        """What the run's own thread says. Raises `NotFound`."""
+        return self.unit.run
+
+    def pending_results(self) -> list[Attempt]:
+        """Give completed attempts that are not applied yet; none once the run has stopped."""
+        unit = self.unit
+        return results_ready_to_apply(unit.run, unit.dispatch)
+
+    def pending_dispatches(self) -> list[Runnable]:
+        """Give planned runnables that no queue knows; none once the run has stopped."""
+        unit = self.unit
+        return planned_but_unscheduled(unit.run, unit.dispatch)
+
+    def schedule_pending_dispatches(self) -> list[Runnable]:
+        """Put what was planned and not scheduled on its queue; give it. Repeating does nothing."""
+        found: list[Runnable] = []
+
+        def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+            unit = units[self.run_id]
+            found[:] = planned_but_unscheduled(unit.run, unit.dispatch)
+            return [schedule(each, unit.run.start, now) for each in found]
+
+        self._dispatch.decide([self.run_id], decision)
+        return found
+
+    def apply_result(self, runnable_key: str) -> Attempt:
+        """Make a completed attempt's result part of the run, and plan what follows. Repeating does nothing.
+
+        Raises:
+            NotFound: the run has no such attempt, or has not planned it.
+            InvalidTransition: the attempt is not completed.
+            TerminalRun: the run has ended without it.
+            ConflictingCompletion: another result was applied.
+            IncompatibleDefinition: the run's definition is not registered.
+        """
+        applied: list[Attempt] = []
+
+        def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+            unit = units[self.run_id]
+            attempt = self._completed(unit, runnable_key)
+            applied[:] = [attempt]
+            known = unit.run.applied.get(runnable_key)
+            if known is not None:
+                transition = known.fact.transition if known.fact is not None else None
+                if known.digest != application_digest(attempt.result, transition):
+                    raise ConflictingCompletion(f"another result of {runnable_key!r} was applied: the first one stands")
+                return []
+            if unit.run.terminal:
+                raise TerminalRun(f"run {self.run_id!r} has ended as {unit.run.terminal_status}: drop the result")
+            definition = self._definition_of(self.run_id, unit.run)
+            return plan_settled(definition, unit.run, [attempt], unit.dispatch.attempts, now)
+
+        self._dispatch.decide([self.run_id], decision)
+        return applied[0]
+
+    def _completed(self, unit: RunUnit, runnable_key: str) -> Attempt:
+        attempt = unit.dispatch.attempts.get(runnable_key)
+        if attempt is None or runnable_key not in unit.run.planned:
+            raise NotFound(f"run {self.run_id!r} has not planned an attempt {runnable_key!r}")
+        if attempt.status is not AttemptStatus.COMPLETED:
+            raise InvalidTransition(f"{runnable_key!r} is {attempt.status}: only a completed attempt can be applied")
+        return attempt
+
+    def apply_pending_results(self) -> list[Attempt]:
+        """Apply all completed results in the order of their completion; give the attempts. Raises as `apply_result`."""
+        return [self.apply_result(attempt.runnable_key) for attempt in self.pending_results()]

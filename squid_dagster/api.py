@@ -1,0 +1,497 @@
+"""`Squid`: the one object to start, run, control and look at workflows with."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import JsonValue
+
+from squid_dagster.agents import DispatchAgent, WorkflowAgent
+from squid_dagster.inspection import (
+    Explanation,
+    RunGraph,
+    RunPage,
+    RunSnapshot,
+    TimelineEvent,
+    explain_run,
+    inspect_run,
+    inspect_run_graph,
+    inspect_run_timeline,
+    list_runs,
+)
+from squid_dagster.journal import PostgresStorage, Storage, open_journal
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Settlement
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.fold_queries import FoldQueries
+from squid_dagster.journal.notifier import LocalNotifier
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.notifier import PostgresNotifier
+from squid_dagster.journal.postgres.presence import PostgresPresence
+from squid_dagster.journal.postgres.queries import PostgresQueries
+from squid_dagster.journal.presence import MemoryPresence
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.runtime import applying, controls, crons, recovery
+from squid_dagster.runtime.children import Parent, start_child_run
+from squid_dagster.runtime.cloudevents import from_cloudevent, signal_from_json
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.executor import Executor
+from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.recovery import RecoveryReport
+from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.signals import Actor, Receipt, Signal, SignalType, signal_options
+from squid_dagster.runtime.starting import Payload, WorkflowRef, prepare_start, start_run, start_runs, with_keys
+from squid_dagster.runtime.worker import Worker, WorkerReport
+from squid_dagster.workflow import MissingResource, StepContext, Workflow, load_workflows
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.planning import DEFAULT_QUEUE
+from squid_dagster.workflow.registry import Registry
+
+ALIVE_WITHIN = timedelta(seconds=20)  # a worker that has not announced itself for so long does not count
+
+
+class Squid:
+    """A journal with the workflows that this process knows. Safe between threads; close it, or use it in a `with`.
+
+    Commands take `actor`, `comment`, `metadata` and `idempotency_key`, and answer with a `Receipt`: using the key
+    again, whenever, gives the first receipt. The receipt's `snapshot` is the run as it is now.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        workflows: Iterable[Workflow | Definition] | Workflow | str = (),
+        *,
+        resources: Mapping[str, object] | None = None,
+        queue: str = DEFAULT_QUEUE,
+        lease: timedelta = DEFAULT_LEASE,
+        listen_url: str | None = None,
+        new_run_id: Callable[[], str] | None = None,
+        random_unit: Callable[[], float] | None = None,
+    ) -> None:
+        """Take a storage and workflows: objects, modules or names of modules. Of one name, the last is used for starts.
+
+        Raises:
+            InvalidWorkflow: a workflow that does not make sense; all problems at once, with paths.
+            WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
+            MissingResource: a step asks for a resource that was not given.
+        """
+        registry = Registry(_definitions(workflows))
+        given = dict(resources or {})
+        missing = {key: each.name for each in registry for key in each.resources if key not in given}
+        if missing:
+            wanted = ", ".join(f"{key!r} (workflow {name!r})" for key, name in sorted(missing.items()))
+            raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
+        more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
+        self.runtime = Runtime(
+            storage=storage,
+            **_adapters(storage, listen_url),
+            registry=registry,
+            resources=given,
+            queue=queue,
+            lease=lease,
+            **{name: value for name, value in more.items() if value is not None},
+        )
+
+    @classmethod
+    def connect(
+        cls,
+        url: str | None = None,
+        workflows: Iterable[Workflow | Definition] | Workflow | str = (),
+        *,
+        schema: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Open the journal at `url`, else the one that the configuration names, else an embedded one.
+
+        `options` are those of `Squid(...)`. Raises what that and `open_journal` raise.
+        """
+        storage = open_journal(url, schema=schema)
+        try:
+            return cls(storage, workflows, **options)
+        except BaseException:
+            storage.close()
+            raise
+
+    def close(self) -> None:
+        """Give back what is held: connections and listeners."""
+        self.runtime.notifier.close()
+        if isinstance(self.journal, PostgresStorage):
+            self.journal.close()
+
+    def __enter__(self) -> Self:
+        """Use it in a `with` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def journal(self) -> Storage:
+        """The storage that holds all facts."""
+        return self.runtime.storage
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        workflow: WorkflowRef,
+        payload: Payload = None,
+        *,
+        trigger: str | None = None,
+        queue: str | None = None,
+        run_id: str | None = None,
+        priority: int = 0,
+        version: str | None = None,
+        actor: Actor | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, JsonValue] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Start a run. With an `idempotency_key`, scoped to workflow and trigger, it is started once.
+
+        Raises:
+            NotFound: the workflow, or that version of it, is not registered.
+            InvalidPayload, InvalidInput, InvalidArgument, InvalidThread, InvalidFact: what was given does not fit.
+            ConflictingCommand: the key, or the run id, was used with another payload.
+        """
+        options = signal_options(actor=actor, comment=comment, metadata=metadata, idempotency_key=idempotency_key)
+        return self._receipt(
+            start_run(
+                self.runtime,
+                prepare_start(
+                    self.runtime,
+                    workflow,
+                    payload,
+                    trigger=trigger,
+                    queue=queue,
+                    run_id=run_id,
+                    priority=priority,
+                    version=version,
+                    options=options,
+                ),
+            )
+        )
+
+    def start_many(
+        self,
+        workflow: WorkflowRef,
+        payloads: Iterable[Payload],
+        *,
+        trigger: str | None = None,
+        queue: str | None = None,
+        priority: int = 0,
+        version: str | None = None,
+        actor: Actor | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, JsonValue] | None = None,
+        idempotency_keys: Sequence[str] | None = None,
+    ) -> list[Receipt]:
+        """Start one run for each payload, hundreds in one commit. Raises as `start`."""
+        options = signal_options(actor=actor, comment=comment, metadata=metadata)
+        starts = [
+            prepare_start(
+                self.runtime,
+                workflow,
+                payload,
+                trigger=trigger,
+                queue=queue,
+                priority=priority,
+                version=version,
+                options=options,
+            )
+            for payload in payloads
+        ]
+        return [self._receipt(each) for each in start_runs(self.runtime, list(with_keys(starts, idempotency_keys)))]
+
+    def start_cron(
+        self,
+        workflow: WorkflowRef,
+        trigger: str,
+        *,
+        signal_id: str | None = None,
+        intended_window: Mapping[str, str] | None = None,
+        queue: str | None = None,
+        actor: Actor | None = None,
+        comment: str | None = None,
+        metadata: Mapping[str, JsonValue] | None = None,
+    ) -> Receipt:
+        """Start the run of one window, or of one signal of another scheduler, once. Raises as `crons.start_cron`."""
+        options = signal_options(actor=actor, comment=comment, metadata=metadata)
+        return self._receipt(
+            crons.start_cron(
+                self.runtime,
+                workflow,
+                trigger,
+                options,
+                signal_id=signal_id,
+                intended_window=intended_window,
+                queue=queue,
+            )
+        )
+
+    def start_due_crons(self, now: datetime | None = None) -> list[Receipt]:
+        """Start every window of every cron trigger that is due and not started. Any number may call it at once."""
+        return [self._receipt(each) for each in crons.start_due_crons(self.runtime, now)]
+
+    def start_child_run(
+        self,
+        parent: StepContext,
+        workflow: WorkflowRef,
+        payload: Payload = None,
+        *,
+        child_key: str,
+        trigger: str | None = None,
+        queue: str | None = None,
+        metadata: Mapping[str, JsonValue] | None = None,
+    ) -> Receipt:
+        """Start a child of the run that a step belongs to, once for the step and `child_key`.
+
+        Raises:
+            TerminalRun: the parent has ended.
+            ConflictingCommand: the key was used for another workflow or payload.
+            NotFound, InvalidPayload, InvalidInput, InvalidArgument, InvalidThread: as `start`.
+        """
+        origin = Parent(parent.run_id, parent.runnable_key, parent.step, parent.attempt)
+        return self._receipt(
+            start_child_run(
+                self.runtime,
+                origin,
+                workflow,
+                payload,
+                child_key=child_key,
+                trigger=trigger,
+                queue=queue,
+                metadata=metadata,
+            )
+        )
+
+    # --- controlling ------------------------------------------------------------------------------------------------
+
+    def approve(self, run_id: str, *, actor: Actor, **options: Any) -> Receipt:
+        """Approve what the run waits for.
+
+        Raises:
+            NotFound: no such run.
+            InvalidTransition: the run does not wait for an approval.
+            IncompatibleDefinition: the run's definition is not registered here.
+            ConflictingCommand: the idempotency key was used with another content.
+        """
+        return self._resolve(run_id, SignalType.APPROVE_RUN, actor=actor, **options)
+
+    def reject(self, run_id: str, *, actor: Actor, **options: Any) -> Receipt:
+        """Reject what the run waits for. Raises as `approve`."""
+        return self._resolve(run_id, SignalType.REJECT_RUN, actor=actor, **options)
+
+    def resume(self, run_id: str, **options: Any) -> Receipt:
+        """Let a paused run go on. Raises as `approve`."""
+        return self._resolve(run_id, SignalType.RESUME_RUN, **options)
+
+    def _resolve(self, run_id: str, command: SignalType, **options: Any) -> Receipt:
+        return self._receipt(controls.resolve(self.runtime, run_id, command, signal_options(**options)))
+
+    def cancel(self, run_id: str, *, cascade: bool = False, **options: Any) -> Receipt:
+        """End a run as cancelled, with `cascade` its open children too. Results that come later are refused.
+
+        Raises:
+            NotFound: no such run.
+            InvalidTransition: it has ended.
+            ConflictingCommand: the idempotency key was used with another content.
+        """
+        return self._receipt(controls.cancel(self.runtime, run_id, signal_options(**options), cascade=cascade))
+
+    def replay(self, run_id: str, *, allow_irreversible: bool = False, **options: Any) -> Receipt:
+        """Start a new run with the workflow, trigger and payload of an earlier one.
+
+        Raises:
+            NotFound: no such run.
+            UnsafeReplay: steps that cannot be repeated were completed, and `allow_irreversible` is not True.
+            IncompatibleDefinition: the definition that it ran with is not registered here.
+        """
+        return self._receipt(
+            controls.replay(self.runtime, run_id, signal_options(**options), allow_irreversible=allow_irreversible)
+        )
+
+    def retry_attempt(self, run_id: str, runnable_key: str | None = None, **options: Any) -> Receipt:
+        """Put a dead letter back: the one named, or the only one that the run waits for.
+
+        Raises:
+            NotFound: no such run or attempt.
+            InvalidTransition: there is no such dead letter, or the run has gone on.
+        """
+        return self._receipt(controls.retry_attempt(self.runtime, run_id, runnable_key, signal_options(**options)))
+
+    def pause_queue(self, queue: str, **options: Any) -> bool:
+        """Let nobody claim from a queue until it is resumed; tell whether this is new, not a repeat of the key."""
+        return controls.set_queue_paused(self.runtime, queue, True, signal_options(**options))
+
+    def resume_queue(self, queue: str, **options: Any) -> bool:
+        """Allow claims from a queue again; tell whether this is new, not a repeat of the key."""
+        return controls.set_queue_paused(self.runtime, queue, False, signal_options(**options))
+
+    def apply_signal(self, signal: Signal | Mapping[str, Any]) -> Receipt:
+        """Do what a signal asks for: a `Signal`, its JSON form, or a CloudEvent.
+
+        Raises:
+            InvalidArgument: it is none of these, or asks for something that is not on the list.
+            SquidError: whatever the command raises.
+        """
+        if isinstance(signal, Mapping):
+            signal = from_cloudevent(signal) if "specversion" in signal else signal_from_json(signal)
+        if not isinstance(signal, Signal):
+            raise InvalidArgument(f"a signal is a Signal, its JSON form or a CloudEvent, not a {type(signal).__name__}")
+        return self._receipt(applying.apply_signal(self.runtime, signal))
+
+    # --- working ----------------------------------------------------------------------------------------------------
+
+    def execute_next(
+        self, queue: str | None = None, *, owner_id: str | None = None, lease: timedelta | None = None
+    ) -> RunSnapshot | None:
+        """Claim one attempt, run its step in this thread with heartbeats, write down what came of it.
+
+        Gives the run as it is afterwards; None when nothing is due. A step that fails is no error here.
+
+        Raises:
+            StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
+        """
+        runtime = self.runtime
+        term = runtime.lease if lease is None else lease
+        owner = owner_id or f"{socket.gethostname()}-{os.getpid()}"
+        claims = runtime.dispatch.claim(queue or runtime.queue, owner, lease=term, definitions=runtime.registry.keys)
+        if not claims:
+            return None
+        heartbeats = Heartbeats(runtime.dispatch, term)
+        (cancelled,) = heartbeats.add(claims)
+        try:
+            came = Executor(runtime, asyncio.run).perform(claims[0], cancelled)
+            if isinstance(came, Answer):
+                came.unwrap()
+            else:
+                settle(runtime, [Settlement(claims[0].ref, came)]).answers[0].unwrap()
+        finally:
+            heartbeats.close()
+        return self.inspect_run(claims[0].ref.run_id)
+
+    def worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> WorkerReport:
+        """Run steps from one or more queues until stopped (SIGTERM), or with `until_idle` until nothing is due.
+
+        `options` are those of `Worker`: concurrency, until_idle, lease, poll, grace, max_age, housekeeping. To stop it
+        from another thread, make a `Worker(squid.runtime, [...])` and call its `run` and `stop`.
+        """
+        return self.new_worker(queue, **options).run()
+
+    def new_worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> Worker:
+        """Give a worker that is not running yet, for whoever wants to stop it by himself. Raises as `Worker`."""
+        queues = [self.runtime.queue] if queue is None else [queue] if isinstance(queue, str) else list(queue)
+        return Worker(self.runtime, queues, **options)
+
+    def recover(self, queue: str | None = None) -> RecoveryReport:
+        """Close all crash windows, of all queues or one. Any number at once are as good as one."""
+        return recovery.recover(self.runtime, queue)
+
+    def dead_letters(self, queue: str | None = None, limit: int = 100, after: int = 0) -> list[Attempt]:
+        """List attempts that were delivered too often and wait for a person."""
+        return self.runtime.queries.dead_letters(queue, limit, after)
+
+    def dispatch_agent(self, queue: str | None = None) -> DispatchAgent:
+        """Give the agent of a queue. What it completes is planned on, and it claims only what is registered here."""
+        runtime = self.runtime
+        return DispatchAgent(
+            runtime.storage,
+            runtime.dispatch,
+            queue or runtime.queue,
+            plan=runtime.plan,
+            definitions=runtime.registry.keys,
+            notifier=runtime.notifier,
+        )
+
+    def workflow_agent(self, run_id: str) -> WorkflowAgent:
+        """Give the agent of a run."""
+        return WorkflowAgent(self.runtime.storage, self.runtime.dispatch, run_id, self.runtime.definition_of)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def inspect_run(self, run_id: str, at_revision: int | None = None, include_history: bool = False) -> RunSnapshot:
+        """Show a run, now or as it was at a revision of its thread; redacted.
+
+        Raises:
+            NotFound: no such run.
+            InvalidArgument: a revision that it does not have.
+        """
+        return inspect_run(
+            self.journal,
+            run_id,
+            now=self.runtime.now(),
+            registry=self.runtime.registry,
+            at_revision=at_revision,
+            include_history=include_history,
+        )
+
+    def explain_run(self, run_id: str) -> Explanation:
+        """Say why a run is where it is, which facts show that, and what can be done. Raises `NotFound`."""
+        return explain_run(
+            self.journal,
+            self.runtime.queries,
+            run_id,
+            now=self.runtime.now(),
+            registry=self.runtime.registry,
+            workers=self.runtime.presence.workers(ALIVE_WITHIN),
+        )
+
+    def inspect_run_graph(self, run_id: str, include_history: bool = False) -> RunGraph:
+        """Show a run's steps and routes, with what was chosen and skipped. Raises `NotFound`."""
+        return inspect_run_graph(
+            self.journal,
+            run_id,
+            now=self.runtime.now(),
+            registry=self.runtime.registry,
+            include_history=include_history,
+        )
+
+    def inspect_run_timeline(self, run_id: str) -> list[TimelineEvent]:
+        """Tell a run's story in order. Raises `NotFound`."""
+        return inspect_run_timeline(self.journal, run_id)
+
+    def list_runs(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> RunPage:
+        """List runs, newest first: `workflow`, `status`, `queue`, `trigger`, `parent_run_id`, `started_after`, ...
+
+        Raises:
+            InvalidArgument: a bad filter, limit or cursor.
+        """
+        return list_runs(self.runtime.queries, registry=self.runtime.registry, limit=limit, cursor=cursor, **filters)
+
+    def _receipt(self, receipt: Receipt) -> Receipt:
+        return replace(receipt, inspect=self.inspect_run)
+
+
+def _definitions(workflows: Any) -> list[Definition]:
+    if isinstance(workflows, Collection) and not isinstance(workflows, str):
+        ready = [each for each in workflows if isinstance(each, Definition)]
+        others = [each for each in workflows if not isinstance(each, Definition)]
+        return [*ready, *(each.freeze() for each in (load_workflows(others) if others else ()))]
+    return [each.freeze() for each in load_workflows(workflows)]
+
+
+def _adapters(storage: Storage, listen_url: str | None) -> dict[str, Any]:
+    """Give the dispatch, query, presence and notification sides that belong to a storage."""
+    if isinstance(storage, PostgresStorage):
+        return {
+            "dispatch": PostgresDispatchStore(storage),
+            "queries": PostgresQueries(storage),
+            "presence": PostgresPresence(storage),
+            "notifier": PostgresNotifier(storage, listen_url),
+        }
+    return {
+        "dispatch": FoldDispatchStore(storage),
+        "queries": FoldQueries(storage),
+        "presence": MemoryPresence(storage),
+        "notifier": LocalNotifier(storage),
+    }

@@ -1,0 +1,158 @@
+"""Rules about runs that wait for somebody: a decision, a definition, a look at a dead letter, or recovery."""
+
+from typing import Any
+
+from squid_dagster.inspection.case import Case
+from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, recover
+from squid_dagster.inspection.shown import message_of, shown, shown_object, span, when
+from squid_dagster.protocol.attempts import Attempt
+
+
+def manual(case: Case) -> Finding | None:
+    """Explain a run that stands still until a person decides."""
+    state = case.run.manual_state
+    if state is None:
+        return None
+    run_id, since = case.record.run_id, f"since {when(state.paused_at)}, for {span(case.now - state.paused_at)}"
+    if state.kind == "approval":
+        summary = f"Step {state.step!r} waits for an approval {since}."
+        actions = [
+            Action("approve", f"squid.approve({run_id!r}, actor=...)"),
+            Action("reject", f"squid.reject({run_id!r}, actor=...)"),
+        ]
+    else:
+        summary = f"The run stands still at {state.step!r} {since}, until somebody resumes it."
+        actions = [Action("resume", f"squid.resume({run_id!r})")]
+    details: dict[str, Any] = {
+        "step": state.step,
+        "kind": state.kind,
+        "paused_at": state.paused_at,
+        "metadata": shown_object(state.metadata),
+    }
+    if case.hold is not None:
+        details["held"] = case.hold._asdict()
+        actions.insert(0, _register(case))
+        summary += " Its definition is not registered here, so that a decision would be refused."
+    return Finding(
+        RunReason.MANUAL_INTERVENTION_REQUIRED,
+        summary,
+        state.step,
+        details,
+        (*actions, cancel(run_id)),
+        (case.record.last("manual_step_paused", state.step),),
+    )
+
+
+def held(case: Case) -> Finding | None:
+    """Explain a run whose definition is not registered."""
+    hold = case.hold
+    if hold is None:
+        return None
+    persisted = f"version {hold.persisted_version!r} of workflow {hold.workflow!r}"
+    have = "no definition of it is registered here, and no live worker announces it"
+    if hold.current_fingerprint is not None:
+        have = f"registered is version {hold.current_version!r} (fingerprint {hold.current_fingerprint[:12]})"
+    return Finding(
+        RunReason.HELD,
+        f"The run was started with {persisted} (fingerprint {hold.persisted_fingerprint[:12]}), but {have}: "
+        "it goes on once its own version is registered.",
+        details={**hold._asdict(), "claimed_attempts": [each.runnable_key for each in case.claimed]},
+        actions=(_register(case), cancel(case.record.run_id)),
+        proofs=(case.record.first("run_started"),),
+    )
+
+
+def dead_letter(case: Case) -> Finding | None:
+    """Explain a run with an attempt that was handed out as often as it may be, and never finished."""
+    if not case.dead_letters:
+        return None
+    first = case.dead_letters[0]
+    times = "once" if first.deliveries == 1 else f"{first.deliveries} times"
+    return Finding(
+        RunReason.DEAD_LETTER,
+        f"Step {first.step!r} was handed out {times} and never finished; "
+        "it is a dead letter, and nobody tries again by themselves.",
+        first.step,
+        {**_keys(case.dead_letters), "deliveries": first.deliveries, "error": shown(first.error)},
+        (
+            *(
+                Action("retry_attempt", f"squid.retry_attempt({case.record.run_id!r}, {each.runnable_key!r})")
+                for each in case.dead_letters
+            ),
+            cancel(case.record.run_id),
+        ),
+        tuple(
+            case.record.last(type_name, each.runnable_key)
+            for each in case.dead_letters
+            for type_name in ("attempt_claimed", "attempt_dead_lettered")
+        ),
+    )
+
+
+def result_pending_apply(case: Case) -> Finding | None:
+    """Explain a run that has not taken up a result that is on record."""
+    if not case.pending_results:
+        return None
+    first = case.pending_results[0]
+    return Finding(
+        RunReason.COMPLETED_RESULT_PENDING_APPLY,
+        f"Step {first.step!r} was completed{_settled(first)}, but the run has not taken up the result yet.",
+        first.step,
+        _keys(case.pending_results),
+        (recover(),),
+        tuple(case.record.first("attempt_completed", each.runnable_key) for each in case.pending_results),
+    )
+
+
+def failure_pending_apply(case: Case) -> Finding | None:
+    """Explain a run that has not gone on from a failure that is on record."""
+    if not case.pending_failures:
+        return None
+    first = case.pending_failures[0]
+    return Finding(
+        RunReason.FAILURE_PENDING_APPLY,
+        f"Step {first.step!r} failed for good{_settled(first)} ({message_of(first.error)}), "
+        "but the run has not gone on from that yet.",
+        first.step,
+        {**_keys(case.pending_failures), "error": shown(first.error)},
+        (recover(),),
+        tuple(
+            case.record.first("attempt_failed", each.runnable_key)
+            or case.record.first("attempt_dead_lettered", each.runnable_key)
+            for each in case.pending_failures
+        ),
+    )
+
+
+def pending_schedule(case: Case) -> Finding | None:
+    """Explain a run with planned work that is on no queue."""
+    if not case.pending_dispatches:
+        return None
+    first = case.pending_dispatches[0]
+    keys = [each.runnable_key for each in case.pending_dispatches]
+    return Finding(
+        RunReason.PLANNED_DISPATCH_PENDING_SCHEDULE,
+        f"Step {first.step!r} is planned, but not on the queue yet.",
+        first.step,
+        {"count": len(keys), "runnable_keys": keys},
+        (recover(),),
+        tuple(case.record.first("runnables_planned", key) for key in keys),
+    )
+
+
+def _register(case: Case) -> Action:
+    hold = case.hold
+    version = f"version {hold.persisted_version!r}" if hold is not None and hold.persisted_version else "that version"
+    return Action(
+        "register_definition",
+        "Squid.connect(workflows=[...])",
+        f"register {version} beside the new one, here and in the workers",
+    )
+
+
+def _settled(attempt: Attempt) -> str:
+    return f" at {when(attempt.settled_at)}" if attempt.settled_at is not None else ""
+
+
+def _keys(attempts: tuple[Attempt, ...]) -> dict[str, Any]:
+    return {"count": len(attempts), "runnable_keys": [each.runnable_key for each in attempts]}

@@ -1,0 +1,150 @@
+"""Everything that an answer about a run may depend on at one moment: its facts, definition, queue and workers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from squid_dagster.inspection.holding import Hold, Worker, hold_of
+from squid_dagster.inspection.record import Record
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts import AttemptReleased, Runnable
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.unit import planned_but_unscheduled
+from squid_dagster.workflow.definition import Definition, StepDefinition
+from squid_dagster.workflow.planning import unprogressed
+from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.state import COMPENSATE, failure_of
+
+
+class QueueState(NamedTuple):
+    """Whether a queue gives claims, and the fact that says so, if it is at hand."""
+
+    queue: str
+    paused: bool
+    fact: Entry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run at one moment. Attempts are sorted into what can be done about them; none once the run has stopped.
+
+    `queue_state` and `workers` are None where nobody has looked.
+    """
+
+    record: Record
+    now: datetime
+    definition: Definition | None
+    hold: Hold | None
+    queue_state: QueueState | None
+    workers: tuple[Worker, ...] | None
+    visible: tuple[Attempt, ...]
+    scheduled: tuple[Attempt, ...]
+    claimed: tuple[Attempt, ...]
+    expired: tuple[Attempt, ...]
+    pending_results: tuple[Attempt, ...]
+    pending_failures: tuple[Attempt, ...]
+    dead_letters: tuple[Attempt, ...]
+    pending_dispatches: tuple[Runnable, ...]
+    failure: JsonObject | None
+
+    @property
+    def run(self) -> RunProjection:
+        """What the run's own thread says."""
+        return self.record.unit.run
+
+    @property
+    def queue(self) -> str | None:
+        """The queue that the run's work goes through."""
+        start = self.run.start
+        return self.record.unit.dispatch.queue or (start.queue if start is not None else None)
+
+    @property
+    def queue_paused(self) -> bool:
+        """Whether the run's queue is known to give no claims."""
+        state = self.queue_state
+        return state is not None and state.paused and state.queue == self.queue
+
+    @property
+    def status(self) -> str:
+        """One word for the run, as people are shown it.
+
+        An end, a quarantine and a pause are facts, and come first. Then `held`, by the registered definitions, then
+        `dead_letter`; all else is as the run's own thread says: new, started, running or idle.
+        """
+        status = self.run.status
+        if self.run.stopped or status == "paused":
+            return status
+        return "held" if self.hold is not None else "dead_letter" if self.dead_letters else status
+
+    def deferral_of(self, attempt: Attempt) -> AttemptReleased | None:
+        """Give the fact by which a step has put an attempt off, if that is why it is visible when it is."""
+        entry = self.record.last("attempt_released", attempt.runnable_key)
+        fact = entry.fact if entry is not None else None
+        if attempt.owner_id is None and isinstance(fact, AttemptReleased) and fact.visible_at == attempt.visible_at:
+            return fact
+        return None
+
+    def step_of(self, attempt: Attempt) -> StepDefinition | None:
+        """Give the definition of an attempt's step, where it is known."""
+        return self.definition.steps.get(attempt.step) if self.definition is not None else None
+
+
+def make_case(
+    record: Record,
+    now: datetime,
+    *,
+    registry: Registry | None = None,
+    queue_state: QueueState | None = None,
+    workers: Sequence[Worker] | None = None,
+) -> Case:
+    """Sort out how a run stands at that time. Never raises."""
+    run, dispatch = record.unit.run, record.unit.dispatch
+    start = run.start
+    definition = hold = None
+    if start is not None and registry is not None:
+        workflow, fingerprint = start.workflow, start.definition_fingerprint
+        definition = registry.find(workflow, fingerprint)
+        hold = None if run.stopped else hold_of(workflow, start.definition_version, fingerprint, registry, workers)
+    failure = failure_of(run)
+    open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())
+    held = [each for each in open_ if each.status is AttemptStatus.CLAIMED]
+    free = [each for each in open_ if each.status is not AttemptStatus.CLAIMED]
+    settled = unprogressed(run, dispatch.attempts)
+    dead = [each for each in settled if each.status is AttemptStatus.DEAD_LETTERED]
+    parked = [each for each in dead if not _goes_on(each, definition, failure)]
+    lost = [each for each in settled if each.status is AttemptStatus.FAILED and not _has_retry(each, record)]
+    return Case(
+        record=record,
+        now=now,
+        definition=definition,
+        hold=hold,
+        queue_state=queue_state,
+        workers=None if workers is None else tuple(workers),
+        visible=_in_order(each for each in free if each.visible_at <= now),
+        scheduled=tuple(sorted((e for e in free if e.visible_at > now), key=lambda e: (e.visible_at, e.runnable_key))),
+        claimed=_in_order(each for each in held if not each.expired(now)),
+        expired=_in_order(each for each in held if each.expired(now)),
+        pending_results=tuple(each for each in settled if each.status is AttemptStatus.COMPLETED),
+        pending_failures=(*lost, *(each for each in dead if each not in parked)),
+        dead_letters=tuple(parked),
+        pending_dispatches=tuple(planned_but_unscheduled(run, dispatch)),
+        failure=failure,
+    )
+
+
+def _in_order(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+    return tuple(sorted(attempts, key=claim_order))
+
+
+def _goes_on(attempt: Attempt, definition: Definition | None, failure: JsonObject | None) -> bool:
+    """Tell whether a run leaves a dead letter by itself: along an error route, or because it is failing already."""
+    if definition is None or attempt.step.startswith(COMPENSATE):
+        return False
+    return failure is not None or bool(definition.routes.get((attempt.step, "error")))
+
+
+def _has_retry(attempt: Attempt, record: Record) -> bool:
+    return f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" in record.unit.dispatch.attempts

@@ -1,0 +1,82 @@
+"""Deadlines as evidence: how open work stands against the time that its step was given. Nothing is fired by them."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from squid_dagster.protocol.facts import Runnable
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.workflow.state import open_visits
+
+
+class DeadlineState(StrEnum):
+    """How urgent it is, from nothing to worst."""
+
+    ON_TIME = "on_time"
+    DUE_SOON = "due_soon"
+    OVERDUE = "overdue"
+    ESCALATED = "escalated"
+
+
+_URGENCY = {state: place for place, state in enumerate(DeadlineState)}
+
+
+class DeadlineView(NamedTuple):
+    """One deadline at one moment; `remaining` is negative once it is over."""
+
+    step: str
+    runnable_key: str | None
+    state: DeadlineState
+    due_at: datetime
+    remaining: timedelta
+    due_soon_at: datetime | None
+    escalate_at: datetime | None
+
+
+def judge(step: str, key: str | None, deadline: object, at: datetime) -> DeadlineView | None:
+    """Tell how a recorded deadline stands at that time; None for what is no deadline. At the very instant counts."""
+    if not isinstance(deadline, Mapping) or (due_at := _time(deadline.get("due_at"))) is None:
+        return None
+    soon, late = _time(deadline.get("due_soon_at")), _time(deadline.get("escalate_at"))
+    state = DeadlineState.ON_TIME
+    if late is not None and late <= at:
+        state = DeadlineState.ESCALATED
+    elif due_at <= at:
+        state = DeadlineState.OVERDUE
+    elif soon is not None and soon <= at:
+        state = DeadlineState.DUE_SOON
+    return DeadlineView(step, key, state, due_at, due_at - at, soon, late)
+
+
+def open_deadlines(run: RunProjection, at: datetime) -> list[DeadlineView]:
+    """Give the deadlines of everything that the run still waits for, most urgent first; none once it has ended."""
+    if run.terminal:
+        return []
+    found = [judge(runnable.step, runnable.runnable_key, runnable.deadline, at) for runnable in _open_runnables(run)]
+    if (state := run.manual_state) is not None:
+        found.append(judge(state.step, None, state.metadata.get("deadline"), at))
+    return sorted(
+        (each for each in found if each is not None), key=lambda each: (-_URGENCY[each.state], each.due_at, each.step)
+    )
+
+
+def _open_runnables(run: RunProjection) -> Iterator[Runnable]:
+    """Give the latest attempt of every visit that has no outcome yet."""
+    waiting = open_visits(run)
+    latest: dict[str, Runnable] = {}
+    for each in run.planned.values():
+        if each.runnable is not None and each.runnable.idempotency_key in waiting:
+            known = latest.get(each.runnable.idempotency_key)
+            if known is None or known.attempt_number < each.runnable.attempt_number:
+                latest[each.runnable.idempotency_key] = each.runnable
+    return iter(latest.values())
+
+
+def _time(value: Any) -> datetime | None:
+    """Read a time from a fact; whatever else stands there is no time."""
+    try:
+        found = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

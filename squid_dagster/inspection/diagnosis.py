@@ -1,0 +1,52 @@
+"""The order in which an explanation is looked for. The first rule that finds something gives the reason."""
+
+from collections.abc import Callable
+
+from squid_dagster.inspection.blocked import (
+    dead_letter,
+    failure_pending_apply,
+    held,
+    manual,
+    pending_schedule,
+    result_pending_apply,
+)
+from squid_dagster.inspection.case import Case
+from squid_dagster.inspection.queued import (
+    attempt_claimed,
+    attempt_visible,
+    compensating,
+    expired_claim,
+    no_worker_for_definition,
+    no_worker_for_queue,
+    nothing_open,
+    queue_paused,
+    scheduled_for_later,
+)
+from squid_dagster.inspection.reasons import Finding
+from squid_dagster.inspection.stopped import not_started, quarantined, terminal, unreadable_entry
+
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    terminal,
+    quarantined,
+    unreadable_entry,
+    not_started,
+    manual,
+    held,
+    dead_letter,
+    result_pending_apply,
+    failure_pending_apply,
+    pending_schedule,
+    queue_paused,
+    no_worker_for_queue,
+    no_worker_for_definition,
+    expired_claim,
+    compensating,
+    attempt_visible,
+    attempt_claimed,
+    scheduled_for_later,
+)
+
+
+def diagnose(case: Case) -> Finding:
+    """Say why a run stands where it stands. Pure, and there is always an answer."""
+    return next((found for rule in RULES if (found := rule(case)) is not None), None) or nothing_open(case)

@@ -1,0 +1,144 @@
+"""A run as inspection reads it: its facts by position, what they fold to, and which fact proves what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.anomalies import Anomaly, anomaly, unreadable
+from squid_dagster.protocol.entries import Entry, MalformedFact
+from squid_dagster.protocol.errors import InvalidArgument, NotFound
+from squid_dagster.protocol.threads import check_part, run_thread
+from squid_dagster.protocol.unit import RunUnit
+
+RETRY = "retry"  # the name under which a failure is found by the attempt that it created
+
+Place = tuple[str, int]
+
+
+class Evidence(NamedTuple):
+    """A fact by its place: whoever doubts an answer reads it there."""
+
+    thread: str
+    revision: int
+    type: str
+    occurred_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All facts of one run up to a moment. `refused` says why the fold did not follow an entry, by thread and revision.
+
+    `revision` is that of the run's own thread.
+    """
+
+    run_id: str
+    entries: tuple[Entry, ...]
+    unit: RunUnit
+    revision: int
+    refused: Mapping[Place, str]
+    _index: Mapping[tuple[str, str | None], list[Entry]]
+
+    def first(self, type_name: str, subject: str | None = None) -> Entry | None:
+        """Give the first fact of a type, about one runnable or step if named, that the fold followed."""
+        found = self._index.get((type_name, subject))
+        return found[0] if found else None
+
+    def last(self, type_name: str, subject: str | None = None) -> Entry | None:
+        """Give the last such fact."""
+        found = self._index.get((type_name, subject))
+        return found[-1] if found else None
+
+    def every(self, type_name: str, subject: str | None = None) -> Sequence[Entry]:
+        """Give all such facts, oldest first."""
+        return self._index.get((type_name, subject), ())
+
+    @property
+    def unreadable(self) -> list[Entry]:
+        """The entries of the run that cannot be decoded."""
+        return [entry for entry in self.entries if isinstance(entry.fact, MalformedFact)]
+
+    @property
+    def latest_at(self) -> datetime:
+        """The time of the latest fact."""
+        return max(entry.fact.occurred_at for entry in self.entries)
+
+
+def read_record(storage: Storage, run_id: str, at_revision: int | None = None) -> Record:
+    """Read a run, as it is or as it was at an earlier revision of its own thread.
+
+    At revision n, these are its own first n facts, and everything else about it that was written before fact n + 1.
+
+    Raises:
+        NotFound: no fact names this run.
+        InvalidThread: this is no id that a run could have.
+        InvalidArgument: the run has, or had, no such revision.
+    """
+    entries = storage.read_run(check_part(run_id, "run id"))
+    if not entries:
+        raise NotFound(f"there is no run {run_id!r}: check the id, or find the run with list_runs()")
+    return make_record(run_id, entries if at_revision is None else _upto(run_id, entries, at_revision))
+
+
+def make_record(run_id: str, entries: Sequence[Entry]) -> Record:
+    """Fold a run's entries, at least one, and note what each of them is about. Never raises."""
+    unit = RunUnit.fold(entries)
+    refused: dict[Place, str] = {}
+    wrong: dict[Place, list[Anomaly]] = {}
+    for each in unit.anomalies:
+        wrong.setdefault((each.thread, each.seq), []).append(each)
+    index: dict[tuple[str, str | None], list[Entry]] = {}
+    for entry in entries:
+        place = (entry.thread, entry.seq)
+        # An anomaly about a part of an entry, such as one of many runnables, does not make the rest of it untrue.
+        whole = next((each for each in wrong.get(place, ()) if anomaly(each.reason, entry) == each), None)
+        if whole is not None:
+            refused[place] = whole.reason.value
+        elif unreadable(entry) is None:
+            for name in _names(entry):
+                index.setdefault(name, []).append(entry)
+    own = [entry.seq for entry in entries if entry.thread == run_thread(run_id)]
+    return Record(run_id, tuple(entries), unit, max(own, default=0), refused, index)
+
+
+def evidence(*entries: Entry | None) -> tuple[Evidence, ...]:
+    """Name facts by their places, each once, in the order of the journal; what was not found is left out."""
+    found = {(e.thread, e.seq): e for e in entries if e is not None}
+    return tuple(
+        Evidence(entry.thread, entry.seq, entry.fact.type, entry.fact.occurred_at)
+        for entry in sorted(found.values(), key=lambda entry: entry.position)
+    )
+
+
+def _upto(run_id: str, entries: Sequence[Entry], revision: int) -> list[Entry]:
+    own = [entry for entry in entries if entry.thread == run_thread(run_id)]
+    last = own[-1].seq if own else 0
+    whole = isinstance(revision, int) and not isinstance(revision, bool)
+    if not whole or not 1 <= revision <= last:
+        known = f"use a revision from 1 to {last}" if last else "it has no facts of its own yet"
+        raise InvalidArgument(f"run {run_id!r} has no revision {revision!r:.40}: {known}")
+    following = next((entry.position for entry in own if entry.seq > revision), None)
+    return [entry for entry in entries if following is None or entry.position < following]
+
+
+def _names(entry: Entry) -> list[tuple[str, str | None]]:
+    """Give everything that a fact may be looked up by."""
+    fact: Any = entry.fact
+    names: list[tuple[str, str | None]] = [(fact.type, None)]
+    match fact.type:
+        case "runnables_planned":
+            names += [(fact.type, runnable.runnable_key) for runnable in fact.runnables]
+        case "manual_step_paused" | "manual_step_resolved":
+            names.append((fact.type, fact.step))
+        case "attempt_failed":
+            names.append((fact.type, fact.runnable_key))
+            if fact.retry_runnable_key is not None:
+                names.append((RETRY, fact.retry_runnable_key))
+        case "runnable_applied" | "attempt_scheduled" | "attempt_claimed" | "attempt_heartbeat" | "attempt_released":
+            names.append((fact.type, fact.runnable_key))
+        case "attempt_completed" | "attempt_dead_lettered" | "live_wakeup_emitted":
+            names.append((fact.type, fact.runnable_key))
+        case "run_signal_received":
+            names.append((fact.type, fact.signal_type))
+    return names

@@ -1,0 +1,105 @@
+"""What people get to see of data: secrets hidden by their keys, views as plain JSON, times and spans in words."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from squid_dagster.protocol.redaction import REDACTED, is_secret_key, redact
+
+# Not a secret by itself, yet nobody's business: whoever knows a token could find its claim by it.
+_HIDDEN = frozenset({"claim_token_hash"})
+_CONDITION = frozenset({"path", "operator", "value"})
+_LONGEST_TEXT = 300
+
+
+def shown(value: Any) -> Any:
+    """Give an independent copy of a JSON value that may be shown: no value under a secret key, no hash of a token."""
+    return _without_hidden(redact(value))
+
+
+def shown_object(value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give a JSON object as `shown` does; nothing counts as empty."""
+    return {} if value is None else dict(shown(dict(value)))
+
+
+def _without_hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _without_hidden(item) for key, item in value.items() if key not in _HIDDEN}
+        if kept.keys() >= _CONDITION and asks_for_secret(kept["path"]):
+            kept["value"] = REDACTED
+        return kept
+    return [_without_hidden(item) for item in value] if isinstance(value, list) else value
+
+
+def asks_for_secret(path: object) -> bool:
+    """Tell whether the path of a condition leads to a secret: then what it is compared with is one, too."""
+    return isinstance(path, list | tuple) and any(isinstance(part, str) and is_secret_key(part) for part in path)
+
+
+def without_values(reason: str) -> str:
+    """Give why an entry cannot be read, up to the first value that it quotes: values of such an entry are not shown."""
+    return reason.split(" (got ", 1)[0]
+
+
+def brief(text: str, limit: int = _LONGEST_TEXT) -> str:
+    """Give a text on one line, and not longer than a person reads."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def message_of(error: Mapping[str, Any] | None) -> str:
+    """Say what an error says of itself, in one line: its type or code, and its message."""
+    known = shown_object(error)
+    parts = [known.get("type") or known.get("code"), known.get("message")]
+    return brief(": ".join(part for part in parts if isinstance(part, str) and part)) or "no message"
+
+
+def who(actor: object) -> str:
+    """Name an actor: a text as it is, of a record the name, e-mail or id that it has."""
+    if isinstance(actor, str):
+        return brief(actor, 100)
+    known = shown_object(actor) if isinstance(actor, Mapping) else {}
+    named = next((known[key] for key in ("name", "email", "id") if isinstance(known.get(key), str)), None)
+    return brief(named, 100) if named else "somebody"
+
+
+def when(at: datetime) -> str:
+    """Spell a time for a sentence."""
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def span(length: timedelta) -> str:
+    """Spell a length of time in its two largest units; a negative one as if it were not."""
+    left = int(abs(length).total_seconds())
+    found: list[tuple[int, str]] = []
+    for name, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (found and len(found) < 2):
+            found.append((count, name))
+    return " ".join(f"{count} {name}" for count, name in found[:2] if count) or "0 s"
+
+
+def plain(value: Any) -> Any:
+    """Give a view as JSON: times as ISO texts, a span under its name with `_seconds`, objects by their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _object({field.name: getattr(value, field.name) for field in fields(value)})
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _object(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.value if isinstance(value, Enum) else value
+
+
+def _object(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}_seconds" if isinstance(item, timedelta) else name: (
+            item.total_seconds() if isinstance(item, timedelta) else plain(item)
+        )
+        for name, item in named.items()
+    }

@@ -1,0 +1,119 @@
+"""What happened to a run, in order: one event for each fact, the refused ones too."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from squid_dagster.inspection.record import Record, read_record
+from squid_dagster.inspection.sentences import sentence
+from squid_dagster.inspection.shown import plain, shown, when
+from squid_dagster.inspection.views import view_entry
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.anomalies import unreadable
+from squid_dagster.protocol.entries import Entry, MalformedFact, StoredFact, UnknownFact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """One thing that happened. `kind` is the fact's type; `refused` says why the fact has no effect, if it has none.
+
+    Heartbeats that follow each other are one event, with their count in `details`.
+    """
+
+    at: datetime
+    thread: str
+    revision: int
+    position: int
+    kind: str
+    summary: str
+    step: str | None
+    actor: Any
+    refused: str | None
+    details: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the event as JSON, always with the same keys."""
+        whole: dict[str, Any] = plain(self)
+        return whole
+
+
+def inspect_run_timeline(storage: Storage, run_id: str, *, at_revision: int | None = None) -> list[TimelineEvent]:
+    """Tell what happened to a run, oldest first, up to now or up to an earlier revision of its own thread.
+
+    Raises:
+        NotFound: no fact names this run.
+        InvalidThread: this is no id that a run could have.
+        InvalidArgument: the run has no such revision; the message names the range.
+    """
+    return timeline(read_record(storage, run_id, at_revision))
+
+
+def timeline(record: Record) -> list[TimelineEvent]:
+    """Tell what happened, by the facts of a record. Pure, and never raises."""
+    steps = _steps(record)
+    events: list[TimelineEvent] = []
+    beats: dict[str, int] = {}  # by claim: where its latest row of heartbeats stands among the events
+    for entry in record.entries:
+        event = _event(entry, record, steps)
+        if event.kind != "attempt_heartbeat" or event.refused is not None:
+            beats.pop(_claim(entry), None)
+        elif (place := beats.get(_claim(entry))) is not None:
+            events[place] = _one_more(events[place], event)
+            continue
+        else:
+            beats[_claim(entry)] = len(events)
+            event = replace(event, details={**event.details, "count": 1})
+        events.append(event)
+    return events
+
+
+def _event(entry: Entry, record: Record, steps: dict[str, str]) -> TimelineEvent:
+    fact: Any = entry.fact
+    known = unreadable(entry) is None
+    step = _declared(fact, "step") or steps.get(_declared(fact, "runnable_key") or "")
+    shown_entry = view_entry(entry, record)
+    summary = sentence(entry.fact, step)
+    if known and shown_entry["refused"] is not None:
+        summary = f"Refused ({shown_entry['refused'].replace('_', ' ')}): {summary}"
+    return TimelineEvent(
+        at=fact.occurred_at,
+        thread=entry.thread,
+        revision=entry.seq,
+        position=entry.position,
+        kind=fact.type,
+        summary=summary,
+        step=step,
+        actor=_actor(fact) if known else None,
+        refused=shown_entry["refused"],
+        details=shown_entry["data"],
+    )
+
+
+def _actor(fact: Any) -> Any:
+    """Give who did it: a person by a signal, a worker by a claim."""
+    if fact.type == "run_signal_received":
+        return shown(fact.actor)
+    return fact.owner_id if fact.type == "attempt_claimed" else None
+
+
+def _steps(record: Record) -> dict[str, str]:
+    """Give the step of every runnable that any fact of the run names."""
+    found = {key: attempt.step for key, attempt in record.unit.dispatch.attempts.items()}
+    plans = (planned.runnable for planned in record.unit.run.planned.values())
+    return {**found, **{each.runnable_key: each.step for each in plans if each is not None}}
+
+
+def _claim(entry: Entry) -> str:
+    return _declared(entry.fact, "runnable_key") or ""
+
+
+def _declared(fact: StoredFact, name: str) -> str | None:
+    """Give a field of a fact; never an unknown one of the same name, which may hold anything."""
+    known = not isinstance(fact, UnknownFact | MalformedFact) and name in type(fact).model_fields
+    return getattr(fact, name) if known else None
+
+
+def _one_more(first: TimelineEvent, beat: TimelineEvent) -> TimelineEvent:
+    count, until = first.details["count"] + 1, beat.details["lease_until"]
+    summary = f"{beat.summary.removesuffix('.')} ({count} heartbeats since {when(first.at)})."
+    return replace(first, summary=summary, details={**first.details, "count": count, "lease_until": until})

@@ -1,0 +1,219 @@
+"""Queries on any storage: fold what is new of the journal, then look at every run. For journals that fit in memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from threading import Lock
+
+from squid_dagster.journal.dispatch import check_text
+from squid_dagster.journal.queries import (
+    QueueRow,
+    RunFilter,
+    RunRow,
+    check_limit,
+    check_listing,
+    check_repair,
+    parent_of,
+    window_start,
+)
+from squid_dagster.journal.storage import Storage, check_revision
+from squid_dagster.protocol.anomalies import Anomaly
+from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
+from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
+from squid_dagster.protocol.entries import run_of
+from squid_dagster.protocol.unit import RunUnit, apply_unit, planned_but_unscheduled
+
+_PAGE = 5_000  # entries in one read
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run, and where its first fact stands."""
+
+    position: int
+    unit: RunUnit = field(default_factory=RunUnit)
+
+
+class FoldQueries:
+    """`JournalQueries` by fold. Safe between threads. Keeps what it folded: after a deletion, make a new one."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Bind to a storage; nothing is read yet."""
+        self._storage = storage
+        self._lock = Lock()
+        self._cut = 0
+        self._runs: dict[str, _Run] = {}
+        self._queues: dict[str, bool] = {}
+        self._queue_anomalies: list[Anomaly] = []
+
+    def list_runs(self, where: RunFilter, before: int | None, limit: int) -> list[RunRow]:
+        """List runs, newest first, as the contract says."""
+        check_listing(where, before, limit)
+        with self._lock:
+            found = [row for row in self._rows() if where.matches(row) and (before is None or row.position < before)]
+        return sorted(found, key=lambda row: -row.position)[:limit]
+
+    def get_run(self, run_id: str) -> RunRow | None:
+        """Give one run's row."""
+        check_text(run_id, "run_id", 1000)
+        with self._lock:
+            run = self._fold().get(run_id)
+            return _row(run_id, run) if run is not None else None
+
+    def runs_to_repair(self, after: str, limit: int, queue: str | None = None) -> list[str]:
+        """Give runs that a crash may have left halfway, as the contract says."""
+        check_repair(after, limit, queue)
+        with self._lock:
+            found = (
+                run_id
+                for run_id, run in sorted(self._fold().items())
+                if run_id > after
+                and (queue is None or run.unit.dispatch.queue in (None, queue))
+                and self._halfway(run.unit)
+            )
+            return [run_id for run_id, _ in zip(found, range(limit), strict=False)]
+
+    def _halfway(self, unit: RunUnit) -> bool:
+        run, dispatch = unit.run, unit.dispatch
+        if run.terminal:
+            return dispatch.unfenced
+        if dispatch.quarantined:
+            return False
+        if planned_but_unscheduled(run, dispatch) or any(not self._has_started(child) for child in run.children):
+            return True
+        parent = self._runs.get(parent_of(run.start.context) or "") if run.start is not None else None
+        if parent is not None and parent.unit.run.terminal_status == "cancelled" and parent.unit.run.children:
+            return True
+        # A first attempt is planned before it is scheduled; a later one may be created by a failure, unplanned.
+        unplanned = (key for key, one in dispatch.attempts.items() if one.attempt_number > 1 and key not in run.planned)
+        unapplied = (a for a in _latest(dispatch) if a.status not in OPEN and a.runnable_key not in run.applied)
+        return any(unplanned) or any(unapplied)
+
+    def _has_started(self, run_id: str) -> bool:
+        return run_id in self._runs and self._runs[run_id].unit.run.start is not None
+
+    def runs_to_list(self, limit: int) -> list[RunRow]:
+        """Give started runs without index or catalog fact, oldest first."""
+        check_limit(limit)
+        with self._lock:
+            found = [
+                _row(run_id, run)
+                for run_id, run in self._fold().items()
+                if run.unit.run.start is not None and (run.unit.indexed is None or run.unit.cataloged is None)
+            ]
+        return sorted(found, key=lambda row: row.position)[:limit]
+
+    def dead_letters(self, queue: str | None, limit: int, after: int = 0) -> list[Attempt]:
+        """Show dead letters that wait for a person, as the contract says."""
+        check_repair("", limit, queue)
+        check_revision(after, "after")
+        with self._lock:
+            found = [
+                attempt._replace(input=None, error=None)
+                for run in self._fold().values()
+                if not run.unit.run.terminal
+                for attempt in _latest(run.unit.dispatch)
+                if attempt.status is AttemptStatus.DEAD_LETTERED
+                and attempt.runnable_key not in run.unit.run.applied
+                and attempt.position > after
+                and queue in (None, attempt.queue)
+            ]
+        return sorted(found, key=lambda attempt: attempt.position)[:limit]
+
+    def queues(self) -> list[QueueRow]:
+        """Count the claimable work of each queue."""
+        with self._lock:
+            dispatches = [run.unit.dispatch for run in self._fold().values() if not run.unit.dispatch.stopped]
+            work: dict[str, list[Attempt]] = {queue: [] for queue in self._queues}
+            for dispatch in dispatches:
+                for attempt in dispatch.open_attempts():
+                    work.setdefault(attempt.queue, []).append(attempt)
+            now = self._storage.now()
+            return [_queue_row(queue, self._queues.get(queue, False), work[queue], now) for queue in sorted(work)]
+
+    def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
+        """Show anomalies by position, as the contract says."""
+        check_limit(limit)
+        check_revision(after_position, "after_position")
+        if run_id is not None:
+            check_text(run_id, "run_id", 1000)
+        with self._lock:
+            runs = self._fold()
+            wanted = list(runs.values()) if run_id is None else [runs[run_id]] if run_id in runs else []
+            found = [a for run in wanted for a in run.unit.anomalies if a.position > after_position]
+            if run_id is None:
+                found += [a for a in self._queue_anomalies if a.position > after_position]
+        found.sort(key=lambda a: a.position)
+        last = found[limit - 1].position if len(found) >= limit else None
+        return [a for a in found if last is None or a.position <= last]
+
+    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
+        """Give the start of the latest cron window that a run was started for."""
+        check_text(workflow, "workflow", 1000)
+        check_text(trigger, "trigger", 1000)
+        with self._lock:
+            starts = [run.unit.run.start for run in self._fold().values()]
+        mine = [start for start in starts if start and (start.workflow, start.trigger) == (workflow, trigger)]
+        return max((at for start in mine if (at := window_start(start.context)) is not None), default=None)
+
+    def _rows(self) -> Iterator[RunRow]:
+        return (_row(run_id, run) for run_id, run in self._fold().items())
+
+    def _fold(self) -> dict[str, _Run]:
+        """Bring all runs up to date; it costs what was appended since the last time."""
+        upto = self._storage.cut(self._cut)
+        while page := self._storage.read_between(self._cut, upto, _PAGE):
+            for entry in page:
+                run_id = run_of(entry.fact)
+                if run_id is None:
+                    apply_queue(self._queues, self._queue_anomalies, entry)
+                else:
+                    apply_unit(self._runs.setdefault(run_id, _Run(entry.position)).unit, entry)
+                self._cut = entry.position
+        self._cut = upto
+        return self._runs
+
+
+def _row(run_id: str, run: _Run) -> RunRow:
+    projection, dispatch, start = run.unit.run, run.unit.dispatch, run.unit.run.start
+    manual = projection.manual_state
+    return RunRow(
+        run_id,
+        run.position,
+        projection.status,
+        start.workflow if start else None,
+        start.trigger if start else None,
+        dispatch.queue,
+        start.definition_version if start else None,
+        start.definition_fingerprint if start else None,
+        parent_of(start.context) if start else None,
+        start.replayed_from_run_id if start else None,
+        start.occurred_at if start else None,
+        projection.ended_at,
+        projection.terminal_status,
+        manual.step if manual else None,
+        manual.kind if manual else None,
+        manual.paused_at if manual else None,
+        dispatch.quarantined,
+        run.unit.indexed is not None,
+        run.unit.cataloged is not None,
+        len(run.unit.anomalies),
+    )
+
+
+def _latest(dispatch: RunDispatch) -> Iterator[Attempt]:
+    """Give the attempts that no later one of the same visit follows."""
+    highest: dict[str, int] = {}
+    for one in dispatch.attempts.values():
+        highest[one.idempotency_key] = max(one.attempt_number, highest.get(one.idempotency_key, 0))
+    return (a for a in dispatch.attempts.values() if a.attempt_number == highest[a.idempotency_key])
+
+
+def _queue_row(queue: str, paused: bool, work: list[Attempt], now: datetime) -> QueueRow:
+    held = [attempt for attempt in work if attempt.status is AttemptStatus.CLAIMED]
+    due = [attempt.due_at for attempt in work if attempt.due_at is not None and attempt.due_at <= now]
+    expired = sum(attempt.expired(now) for attempt in held)
+    visible = len(due) - expired
+    return QueueRow(
+        queue, paused, visible, len(work) - len(held) - visible, len(held) - expired, expired, min(due, default=None)
+    )

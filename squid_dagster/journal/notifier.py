@@ -1,0 +1,147 @@
+"""Hints that a queue has news, so that whoever waits need not poll often. Losing one costs latency, never work."""
+
+import threading
+from collections.abc import Collection
+from typing import Protocol
+from weakref import WeakSet
+
+from squid_dagster.journal.shared import shared
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.threads import check_part
+
+
+class Listener(Protocol):
+    """Somebody who waits for news of some queues. To be closed when no longer needed."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for news, at most so many seconds; tell whether there may be some.
+
+        Many notifications since the last wait count as one. True without any news is possible, after a connection
+        came back for example: look, find nothing, wait again. A closed listener answers False at once.
+        """
+
+    def wake(self) -> None:
+        """Wake whoever waits here, or the next one who will. For another thread of the same process."""
+
+    def close(self) -> None:
+        """Stop listening and wake whoever waits. May be called more than once."""
+
+
+class Notifier(Protocol):
+    """Tells listeners, in this process and wherever the storage is shared, about queues with news."""
+
+    def notify(self, queues: Collection[str]) -> None:
+        """Say that these queues have news, after the commit that made them. Returns at once and never raises."""
+
+    def listen(self, queues: Collection[str]) -> Listener:
+        """Begin to listen for news of these queues.
+
+        Raises:
+            InvalidArgument, InvalidThread: no queue, or a name that is none.
+        """
+
+    def close(self) -> None:
+        """Send what is still to be sent. Listeners are closed by whoever opened them."""
+
+
+class Bell:
+    """What all listeners share: a flag that many may raise, and that one wait takes down."""
+
+    def __init__(self) -> None:
+        """Begin silent."""
+        self._changed = threading.Condition()
+        self._rung = False
+        self._closed = False
+
+    def ring(self) -> None:
+        """Wake the one who waits, or the next."""
+        with self._changed:
+            self._rung = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait to be rung, at most so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._rung or self._closed, max(0.0, timeout))
+            rung, self._rung = self._rung and not self._closed, False
+            return rung
+
+    def close(self) -> None:
+        """Answer False from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def check_queues(queues: Collection[str]) -> frozenset[str]:
+    """Give the queues as a set; raise `InvalidArgument` or `InvalidThread` when there is none, or one is no name."""
+    if isinstance(queues, str) or not queues:
+        raise InvalidArgument(f"queues must be a collection of at least one name, not {queues!r:.80}")
+    return frozenset(check_part(queue, "queue") for queue in queues)
+
+
+class LocalNotifier:
+    """Hints within one process: all who use the same storage object hear each other."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Bind to a storage object."""
+        self._room = shared(storage, _Room)
+
+    def notify(self, queues: Collection[str]) -> None:
+        """Say that these queues have news."""
+        self._room.notify(frozenset(queues))
+
+    def listen(self, queues: Collection[str]) -> "LocalListener":
+        """Begin to listen."""
+        listener = LocalListener(self._room, check_queues(queues))
+        self._room.join(listener)
+        return listener
+
+    def close(self) -> None:
+        """Nothing is left to be sent: everybody was told at once."""
+
+
+class LocalListener:
+    """A `Listener` within one process."""
+
+    def __init__(self, room: "_Room", queues: frozenset[str]) -> None:
+        """Use `LocalNotifier.listen`."""
+        self.queues = queues
+        self._room = room
+        self._bell = Bell()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for news."""
+        return self._bell.wait(timeout)
+
+    def wake(self) -> None:
+        """Wake whoever waits here."""
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._room.leave(self)
+        self._bell.close()
+
+
+class _Room:
+    """The listeners of one storage object; one that nobody holds any more is forgotten."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: WeakSet[LocalListener] = WeakSet()
+
+    def join(self, listener: LocalListener) -> None:
+        with self._lock:
+            self._listeners.add(listener)
+
+    def leave(self, listener: LocalListener) -> None:
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def notify(self, queues: frozenset[str]) -> None:
+        with self._lock:
+            told = [listener for listener in self._listeners if listener.queues & queues]
+        for listener in told:
+            listener.wake()

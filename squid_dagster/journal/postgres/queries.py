@@ -1,0 +1,236 @@
+"""Queries on Postgres: the live views, each by the index named beside the statement."""
+
+from datetime import datetime
+from typing import Any, LiteralString
+
+from squid_dagster.journal.dispatch import check_text
+from squid_dagster.journal.postgres.reading import utc
+from squid_dagster.journal.postgres.rows import attempt_from_row
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.queries import (
+    RUN_STATUSES,
+    QueueRow,
+    RunFilter,
+    RunRow,
+    check_limit,
+    check_listing,
+    check_repair,
+)
+from squid_dagster.journal.storage import check_revision
+from squid_dagster.protocol.anomalies import Anomaly, Reason
+from squid_dagster.protocol.attempts import Attempt
+
+_LAST = 2**63 - 1
+
+# The columns of a `RunRow`; anomalies_run, for the rows that are shown.
+_ROW: LiteralString = """SELECT r.run_id, r.position, r.status, r.workflow, r.trigger, r.queue, r.definition_version,
+    r.definition_fingerprint, r.parent_run_id, r.replayed_from_run_id, r.started_at, r.ended_at, r.terminal_status,
+    r.manual_state->>0, r.manual_state->>1, (r.manual_state->>2)::timestamptz, r.quarantined, r.indexed IS NOT NULL,
+    r.cataloged IS NOT NULL, (SELECT count(*) FROM {schema}.anomalies a WHERE a.run_id = r.run_id) """
+# A queue is compared so that no index of it is taken here: where one should lead, a stream says so itself.
+_STREAM: LiteralString = """(SELECT * FROM {schema}.runs WHERE {which} AND position < %(before)s
+       AND (%(queue)s::text IS NULL OR queue IS NOT DISTINCT FROM %(queue)s)
+       AND (%(trigger)s::text IS NULL OR trigger = %(trigger)s)
+       AND (%(definition_version)s::text IS NULL OR definition_version = %(definition_version)s)
+       AND (%(started_after)s::timestamptz IS NULL OR started_at > %(started_after)s)
+       AND (%(started_before)s::timestamptz IS NULL OR started_at < %(started_before)s)
+     ORDER BY position DESC LIMIT %(limit)s)"""
+_PAGE: LiteralString = """FROM (SELECT * FROM ({streams}) s ORDER BY position DESC LIMIT %(limit)s) r
+     ORDER BY r.position DESC"""
+
+
+def _listing(*streams: LiteralString) -> LiteralString:
+    """Merge streams of runs, newest first; each is read no further than the page needs."""
+    merged = " UNION ALL ".join(_STREAM.replace("{which}", which) for which in streams)
+    return _ROW + _PAGE.replace("{streams}", merged)
+
+
+def _by_status(which: LiteralString) -> LiteralString:
+    """List by one stream per status; one that is not wanted is null and costs nothing."""
+    return _listing(*(which.replace("{n}", str(n)) for n in range(len(RUN_STATUSES))))
+
+
+# runs_status, which this collation leads to
+_LIST: LiteralString = _by_status('status COLLATE "POSIX" = %(status_{n})s')
+# runs_workflow
+_LIST_WORKFLOW: LiteralString = _by_status("workflow = %(workflow)s AND status = %(status_{n})s")
+# runs_queue
+_LIST_QUEUE: LiteralString = _by_status("queue = %(queue)s AND status = %(status_{n})s")
+# runs_parent
+_LIST_CHILDREN: LiteralString = _listing("""parent_run_id = %(parent_run_id)s
+       AND (%(workflow)s::text IS NULL OR workflow = %(workflow)s)
+       AND (%(statuses)s::text[] IS NULL OR status = ANY (%(statuses)s))""")
+# runs_pkey
+_GET: LiteralString = _ROW + "FROM {schema}.runs r WHERE r.run_id = %(run_id)s"
+# runs_unlisted
+_TO_LIST: LiteralString = (
+    _ROW
+    + """FROM {schema}.runs r WHERE r.start_digest IS NOT NULL AND (r.indexed IS NULL OR r.cataloged IS NULL)
+     ORDER BY r.position LIMIT %(limit)s"""
+)
+
+# Four streams by run id, each read no further than the page needs, merged into one.
+_TO_REPAIR: LiteralString = """
+    (SELECT DISTINCT a.run_id FROM {schema}.attempts a JOIN {schema}.runs r ON r.run_id = a.run_id  -- attempts_repair
+      WHERE a.run_id > %(after)s AND a.applied_digest IS NULL
+        AND (a.status IS NULL OR a.status IN ('completed', 'failed', 'dead_lettered')
+             OR a.attempt_number > 1 AND a.planned_digest IS NULL)
+        AND NOT r.quarantined AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+        AND (a.status IS NULL OR a.attempt_number > 1 AND a.planned_digest IS NULL
+             OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
+                               AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number))
+      ORDER BY a.run_id LIMIT %(limit)s)
+    UNION
+    (SELECT r.run_id FROM {schema}.runs r  -- runs_unfenced
+      WHERE r.run_id > %(after)s AND r.unfenced
+        AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+      ORDER BY r.run_id LIMIT %(limit)s)
+    UNION
+    (SELECT r.run_id FROM {schema}.runs r  -- runs_parents, children_pkey, runs_pkey
+      WHERE r.run_id > %(after)s AND r.terminal_status IS NULL AND r.has_children AND NOT r.quarantined
+        AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+        AND EXISTS (SELECT FROM {schema}.children c WHERE c.run_id = r.run_id AND NOT EXISTS (
+                SELECT FROM {schema}.runs k WHERE k.run_id = c.child_run_id AND k.start_digest IS NOT NULL))
+      ORDER BY r.run_id LIMIT %(limit)s)
+    UNION
+    (SELECT r.run_id FROM {schema}.runs p  -- runs_cancelled, runs_parent
+       JOIN {schema}.runs r ON r.parent_run_id = p.run_id
+      WHERE p.terminal_status = 'cancelled' AND p.has_children
+        AND r.run_id > %(after)s AND r.terminal_status IS NULL AND NOT r.quarantined
+        AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+      ORDER BY r.run_id LIMIT %(limit)s)
+    ORDER BY run_id LIMIT %(limit)s"""
+
+# attempts_dead, attempts_siblings
+_DEAD: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
+    WHERE a.status = 'dead_lettered' AND a.applied_digest IS NULL AND a.position > %(after)s
+      AND (%(queue)s::text IS NULL OR a.queue = %(queue)s)
+      AND NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id
+                         AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number)
+    ORDER BY a.position LIMIT %(limit)s"""
+# All open attempts are read: attempts_due leads to them, past those that are finished.
+_QUEUES: LiteralString = """WITH moment AS (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at), work AS (
+        SELECT a.queue, count(*) FILTER (WHERE a.status <> 'claimed' AND a.due_at <= m.at) AS visible,
+               count(*) FILTER (WHERE a.status <> 'claimed' AND a.due_at > m.at) AS scheduled,
+               count(*) FILTER (WHERE a.status = 'claimed' AND a.due_at > m.at) AS claimed,
+               count(*) FILTER (WHERE a.status = 'claimed' AND a.due_at <= m.at) AS expired,
+               min(a.due_at) FILTER (WHERE a.due_at <= m.at) AS oldest
+          FROM {schema}.attempts a CROSS JOIN moment m WHERE a.due_at IS NOT NULL GROUP BY a.queue)
+    SELECT queue, coalesce(q.paused, false), coalesce(w.visible, 0), coalesce(w.scheduled, 0), coalesce(w.claimed, 0),
+           coalesce(w.expired, 0), w.oldest
+      FROM work w FULL JOIN {schema}.queues q USING (queue) ORDER BY queue"""
+
+# anomalies_position
+_ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, thread, seq, position FROM (
+        SELECT * FROM {schema}.anomalies WHERE position > %(after)s
+         ORDER BY position FETCH FIRST %(limit)s ROWS WITH TIES) a ORDER BY position, ordinal"""
+# anomalies_run
+_RUN_ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, thread, seq, position FROM (
+        SELECT * FROM {schema}.anomalies WHERE run_id = %(run_id)s AND position > %(after)s
+         ORDER BY position FETCH FIRST %(limit)s ROWS WITH TIES) a ORDER BY position, ordinal"""
+# runs_window
+_LATEST_WINDOW: LiteralString = """SELECT window_start FROM {schema}.runs
+    WHERE workflow = %(workflow)s AND left(trigger, 200) = left(%(trigger)s, 200) AND trigger = %(trigger)s
+      AND window_start IS NOT NULL ORDER BY window_start DESC LIMIT 1"""
+
+
+class PostgresQueries:
+    """`JournalQueries` on a `PostgresStorage`: a listing costs what it shows, a repair what is wrong.
+
+    What no index knows is passed over row by row: another trigger or version, and runs that started too late or, once
+    a page is not full, too early. A repair looks at every open run that has children.
+    """
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+
+    def list_runs(self, where: RunFilter, before: int | None, limit: int) -> list[RunRow]:
+        """List runs, newest first, as the contract says."""
+        check_listing(where, before, limit)
+        if where.statuses == ():
+            return []
+        text, values = listing(where, before, limit)
+        return [_row(row) for row in self._storage.rows(text, values)]
+
+    def get_run(self, run_id: str) -> RunRow | None:
+        """Give one run's row."""
+        check_text(run_id, "run_id", 1000)
+        return next((_row(row) for row in self._storage.rows(_GET, {"run_id": run_id})), None)
+
+    def runs_to_repair(self, after: str, limit: int, queue: str | None = None) -> list[str]:
+        """Give runs that a crash may have left halfway, as the contract says."""
+        check_repair(after, limit, queue)
+        values = {"after": after, "limit": limit, "queue": queue}
+        return [run_id for (run_id,) in self._storage.rows(_TO_REPAIR, values)]
+
+    def runs_to_list(self, limit: int) -> list[RunRow]:
+        """Give started runs without index or catalog fact, oldest first."""
+        check_limit(limit)
+        return [_row(row) for row in self._storage.rows(_TO_LIST, {"limit": limit})]
+
+    def dead_letters(self, queue: str | None, limit: int, after: int = 0) -> list[Attempt]:
+        """Show dead letters that wait for a person, as the contract says."""
+        check_repair("", limit, queue)
+        check_revision(after, "after")
+        values = {"queue": queue, "limit": limit, "after": after}
+        return [attempt_from_row(row) for (row,) in self._storage.rows(_DEAD, values)]
+
+    def queues(self) -> list[QueueRow]:
+        """Count the claimable work of each queue."""
+        now = self._storage.clock.now() if self._storage.clock is not None else None
+        found = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now}))
+        return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in found]
+
+    def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
+        """Show anomalies by position, as the contract says."""
+        check_limit(limit)
+        check_revision(after_position, "after_position")
+        if run_id is not None:
+            check_text(run_id, "run_id", 1000)
+        values = {"run_id": run_id, "after": after_position, "limit": limit}
+        text = _ANOMALIES if run_id is None else _RUN_ANOMALIES
+        return [Anomaly(Reason(reason), *rest) for reason, *rest in self._storage.rows(text, values)]
+
+    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
+        """Give the start of the latest cron window that a run was started for."""
+        check_text(workflow, "workflow", 1000)
+        check_text(trigger, "trigger", 1000)
+        values = {"workflow": workflow, "trigger": trigger}
+        return next((_utc(at) for (at,) in self._storage.rows(_LATEST_WINDOW, values)), None)
+
+
+def listing(where: RunFilter, before: int | None, limit: int) -> tuple[LiteralString, dict[str, Any]]:
+    """Give the statement that lists such runs by the index that leads to the fewest of them, and its values."""
+    values: dict[str, Any] = {
+        "before": _LAST if before is None else before,
+        "limit": limit,
+        "workflow": where.workflow,
+        "queue": where.queue,
+        "trigger": where.trigger,
+        "parent_run_id": where.parent_run_id,
+        "definition_version": where.definition_version,
+        "started_after": where.started_after,
+        "started_before": where.started_before,
+        "statuses": None if where.statuses is None else list(where.statuses),
+    }
+    wanted = RUN_STATUSES if where.statuses is None else where.statuses
+    values |= {f"status_{n}": wanted[n] if n < len(wanted) else None for n in range(len(RUN_STATUSES))}
+    if where.parent_run_id is not None:
+        return _LIST_CHILDREN, values
+    if where.workflow is not None:
+        return _LIST_WORKFLOW, values
+    if where.queue is not None:
+        return _LIST_QUEUE, values
+    return _LIST, values
+
+
+def _row(row: tuple[Any, ...]) -> RunRow:
+    found = RunRow(*row)
+    return found._replace(
+        started_at=_utc(found.started_at), ended_at=_utc(found.ended_at), paused_at=_utc(found.paused_at)
+    )
+
+
+def _utc(value: datetime | None) -> datetime | None:
+    return utc(value) if value is not None else None

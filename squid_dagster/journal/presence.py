@@ -1,0 +1,151 @@
+"""Who is alive: workers say so again and again, and whoever explains or scales looks. A cache, never the truth.
+
+A missing row means that nothing is known. Claims and leases are the journal's business and do not depend on it.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any, Protocol
+
+from squid_dagster.journal.dispatch import check_text
+from squid_dagster.journal.shared import shared
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.redaction import redact_object
+from squid_dagster.protocol.threads import check_part
+
+FORGOTTEN_AFTER = timedelta(days=1)  # a row this old is swept by whoever announces next
+MAX_DETAILS_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """One process, or one part of it, that takes work from queues."""
+
+    worker_id: str
+    kind: str = "worker"  # "dagster_run" and so on
+    queues: tuple[str, ...]
+    definitions: tuple[str, ...] | None = None  # what it can execute, as `definition_key` spells it; None: anything
+    host: str
+    pid: int
+    started_at: datetime | None = None  # when it was first announced, by the storage's clock; not to be given
+    seen_at: datetime | None = None  # when it was last announced, by the storage's clock; not to be given
+    capacity: int = 1
+    running: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Presence(Protocol):
+    """The workers of a journal. Times are the storage's own, so that wrong clocks of workers do not matter."""
+
+    def announce(self, worker: WorkerRow) -> None:
+        """Say that a worker is alive, and how busy; forget those that said nothing for a day.
+
+        Keys of `details` that look like secrets are redacted.
+
+        Raises:
+            InvalidArgument, InvalidThread: a row that makes no sense; nothing was changed.
+        """
+
+    def withdraw(self, worker_id: str) -> None:
+        """Say that a worker has gone; no error if it is not known."""
+
+    def workers(self, alive_within: timedelta) -> list[WorkerRow]:
+        """Give those that were announced less than so long ago, by id."""
+
+
+class MemoryPresence:
+    """Presence beside any storage, in this process: all who use the same storage object see the same workers."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Bind to a storage, whose clock decides."""
+        self._storage = storage
+        self._board = shared(storage, _Board)
+
+    def announce(self, worker: WorkerRow) -> None:
+        """Say that a worker is alive, as the contract says."""
+        row = checked(worker)
+        now = self._storage.now()
+        with self._board.lock:
+            rows = self._board.rows
+            known = rows.get(row.worker_id)
+            rows[row.worker_id] = replace(row, started_at=known.started_at if known else now, seen_at=now)
+            for old in [name for name, one in rows.items() if not _seen_since(one, now - FORGOTTEN_AFTER)]:
+                del rows[old]
+
+    def withdraw(self, worker_id: str) -> None:
+        """Say that a worker has gone."""
+        check_worker_id(worker_id)
+        with self._board.lock:
+            self._board.rows.pop(worker_id, None)
+
+    def workers(self, alive_within: timedelta) -> list[WorkerRow]:
+        """Give those that were announced less than so long ago."""
+        check_alive_within(alive_within)
+        since = self._storage.now() - alive_within
+        with self._board.lock:
+            found = list(self._board.rows.values())
+        return sorted((row for row in found if _seen_since(row, since)), key=lambda row: row.worker_id)
+
+
+@dataclass(slots=True)
+class _Board:
+    """The rows of one storage object."""
+
+    rows: dict[str, WorkerRow] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+
+def _seen_since(row: WorkerRow, moment: datetime) -> bool:
+    return row.seen_at is not None and row.seen_at > moment
+
+
+def checked(worker: WorkerRow) -> WorkerRow:
+    """Give the row as it is kept; raise `InvalidArgument` or `InvalidThread` for one that makes no sense."""
+    if not isinstance(worker, WorkerRow):
+        raise InvalidArgument(f"worker must be a WorkerRow, not {worker!r:.80}")
+    check_worker_id(worker.worker_id)
+    for name in ("kind", "host"):
+        check_text(getattr(worker, name), name, 1000)
+    for name in ("queues", "definitions"):
+        values = getattr(worker, name)
+        if isinstance(values, str) or (values is None and name == "queues"):
+            raise InvalidArgument(f"{name} must be a tuple of texts, not {values!r:.80}")
+    for queue in worker.queues:
+        check_part(queue, "queue")
+    for definition in worker.definitions or ():
+        check_text(definition, "a definition", 2000)
+    for name in ("pid", "capacity", "running"):
+        number = getattr(worker, name)
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:
+            raise InvalidArgument(f"{name} must be a whole number from 0 on, not {number!r:.80}")
+    definitions = None if worker.definitions is None else tuple(worker.definitions)
+    return replace(worker, queues=tuple(worker.queues), definitions=definitions, details=_details(worker.details))
+
+
+def check_worker_id(worker_id: str) -> None:
+    """Raise `InvalidArgument` unless it is a text of 1 to 200 characters."""
+    check_text(worker_id, "worker_id", 200)
+
+
+def _details(details: dict[str, Any]) -> dict[str, Any]:
+    """Give what will be read back: a copy, without secrets, of JSON values only."""
+    try:
+        text = json.dumps(redact_object(details), ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"details must be a JSON object: {error}") from None
+    if size > MAX_DETAILS_BYTES:
+        raise InvalidArgument(f"details take {size:,} bytes, more than the {MAX_DETAILS_BYTES:,} allowed: say less")
+    if "\\u0000" in text:
+        raise InvalidArgument("details hold a NUL character, which Postgres cannot store: remove it")
+    kept: dict[str, Any] = json.loads(text)
+    return kept
+
+
+def check_alive_within(alive_within: timedelta) -> None:
+    """Raise `InvalidArgument` unless it is a positive time of at most a day; older rows are not kept anyway."""
+    if not isinstance(alive_within, timedelta) or not timedelta(0) < alive_within <= FORGOTTEN_AFTER:
+        raise InvalidArgument(f"alive_within must be a timedelta above zero and up to a day, not {alive_within!r}")

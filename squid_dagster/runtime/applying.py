@@ -1,0 +1,111 @@
+"""`apply_signal`: the one entry for commands that come as data. Takes only what the command's own payload may hold."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.runtime.controls import cancel, replay, resolve, retry_attempt
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.crons import start_cron
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.starting import prepare_start, start_run
+
+_RESOLUTIONS = (SignalType.APPROVE_RUN, SignalType.REJECT_RUN, SignalType.RESUME_RUN)
+
+
+def apply_signal(runtime: Runtime, signal: Signal) -> Receipt:
+    """Do what a signal asks for, as the command of that name does, and give its receipt.
+
+    Raises:
+        InvalidArgument: a type that cannot be asked for in this way, or a payload field that is missing or unknown.
+        SquidError: whatever the command raises.
+    """
+    handler = _HANDLERS.get(signal.type)
+    if handler is None:
+        raise InvalidArgument(f"signal type {signal.type!r} cannot be applied: use one of {', '.join(_HANDLERS)}")
+    options = {
+        "actor": signal.actor,
+        "comment": signal.comment,
+        "metadata": signal.metadata,
+        "idempotency_key": signal.idempotency_key,
+    }
+    return handler(runtime, signal, options)
+
+
+def _fields(signal: Signal, required: Mapping[str, type], optional: Mapping[str, type] | None = None) -> dict[str, Any]:
+    allowed = {**required, **(optional or {})}
+    unknown = sorted(set(signal.payload) - set(allowed))
+    if unknown:
+        raise InvalidArgument(f"{signal.type} takes no {', '.join(unknown)}: its payload has {', '.join(allowed)}")
+    for name, kind in allowed.items():
+        value = signal.payload.get(name)
+        if (name in required or value is not None) and not isinstance(value, kind):
+            raise InvalidArgument(f"{signal.type} needs {name} of type {kind.__name__}, not {value!r:.80}")
+    return {name: signal.payload.get(name) for name in allowed}
+
+
+def _start(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(
+        signal, {"workflow": str}, {"trigger": str, "input": dict, "queue": str, "priority": int, "version": str}
+    )
+    start = prepare_start(
+        runtime,
+        given["workflow"],
+        given["input"],
+        trigger=given["trigger"],
+        queue=given["queue"],
+        priority=given["priority"] or 0,
+        version=given["version"],
+        options=options,
+    )
+    return start_run(runtime, start)
+
+
+def _start_cron(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(
+        signal,
+        {"workflow": str, "trigger": str},
+        {"signal_id": str, "intended_window": dict, "queue": str, "input": dict},
+    )
+    identity = given["signal_id"] or signal.idempotency_key
+    return start_cron(
+        runtime,
+        given["workflow"],
+        given["trigger"],
+        options,
+        signal_id=identity,
+        intended_window=given["intended_window"],
+        queue=given["queue"],
+    )
+
+
+def _resolve(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(signal, {"run_id": str}, {"actor": object, "comment": str})
+    for name in ("actor", "comment"):
+        options[name] = options[name] if options[name] is not None else given[name]
+    return resolve(runtime, given["run_id"], SignalType(signal.type), options)
+
+
+def _cancel(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(signal, {"run_id": str}, {"cascade": bool})
+    return cancel(runtime, given["run_id"], options, cascade=bool(given["cascade"]))
+
+
+def _replay(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(signal, {"run_id": str}, {"allow_irreversible": bool})
+    return replay(runtime, given["run_id"], options, allow_irreversible=given["allow_irreversible"] is True)
+
+
+def _retry(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(signal, {"run_id": str}, {"runnable_key": str})
+    return retry_attempt(runtime, given["run_id"], given["runnable_key"], options)
+
+
+_HANDLERS: dict[str, Callable[[Runtime, Signal, dict[str, Any]], Receipt]] = {
+    SignalType.START_RUN: _start,
+    SignalType.START_CRON: _start_cron,
+    SignalType.REPLAY_RUN: _replay,
+    SignalType.CANCEL_RUN: _cancel,
+    SignalType.RETRY_ATTEMPT: _retry,
+    **dict.fromkeys(_RESOLUTIONS, _resolve),
+}

@@ -1,0 +1,103 @@
+"""Signals as CloudEvents, in and out: an envelope that other systems route, with a whitelist of what it may ask for."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.runtime.signals import Signal, SignalType
+
+SPEC_VERSION = "1.0"
+SOURCE = "/squid/runtime/commands"
+CONTENT_TYPE = "application/vnd.squid.runtime-signal+json"
+_PREFIX = "squid.runtime.command."
+_TYPES = {_PREFIX + each: each for each in SignalType}
+_FIELDS = frozenset({"type", "payload", "metadata", "idempotency_key", "actor", "comment", "occurred_at"})
+
+
+def to_cloudevent(signal: Signal, event_id: str, occurred_at: datetime) -> JsonObject:
+    """Give a signal as a CloudEvent. Its subject is the run that it is about, or the workflow that it starts."""
+    data: JsonObject = {
+        "type": str(signal.type),
+        "payload": signal.payload,
+        "metadata": signal.metadata,
+        "occurred_at": occurred_at.astimezone(UTC).isoformat(),
+    }
+    for name in ("idempotency_key", "actor", "comment"):
+        value = getattr(signal, name)
+        if value is not None:
+            data[name] = value
+    return {
+        "specversion": SPEC_VERSION,
+        "id": event_id,
+        "source": SOURCE,
+        "type": _PREFIX + signal.type,
+        "subject": _subject(signal.payload),
+        "time": occurred_at.astimezone(UTC).isoformat(),
+        "datacontenttype": CONTENT_TYPE,
+        "data": data,
+    }
+
+
+def from_cloudevent(event: Mapping[str, Any]) -> Signal:
+    """Read a signal from a CloudEvent. Nothing but the known commands is accepted.
+
+    Raises:
+        InvalidArgument: names the field that is missing, unknown or does not fit the others.
+    """
+    if not isinstance(event, Mapping):
+        raise InvalidArgument(f"a CloudEvent is a JSON object, not a {type(event).__name__}")
+    if event.get("specversion") != SPEC_VERSION:
+        raise _bad("specversion", event.get("specversion"), f"use {SPEC_VERSION!r}")
+    if event.get("type") not in _TYPES:
+        raise _bad("type", event.get("type"), f"use one of {', '.join(sorted(_TYPES))}")
+    for name in ("id", "source"):
+        if not isinstance(event.get(name), str) or not event[name]:
+            raise _bad(name, event.get(name), "use a non-empty text")
+    if event.get("datacontenttype", CONTENT_TYPE) not in (CONTENT_TYPE, "application/json"):
+        raise _bad("datacontenttype", event.get("datacontenttype"), f"use {CONTENT_TYPE!r}")
+    data = event.get("data")
+    if not isinstance(data, Mapping):
+        raise _bad("data", data, "use a JSON object with type, payload and metadata")
+    unknown = sorted(set(data) - _FIELDS)
+    if unknown:
+        raise _bad("data", unknown, f"it may hold {', '.join(sorted(_FIELDS))}")
+    signal = signal_from_json(data)
+    if signal.type != _TYPES[event["type"]]:
+        raise _bad("data.type", signal.type, f"it must be {_TYPES[event['type']]!r}, as the event's type says")
+    if event.get("subject") not in (None, _subject(signal.payload)):
+        raise _bad("subject", event.get("subject"), f"it must be {_subject(signal.payload)!r}, as the payload says")
+    return signal
+
+
+def signal_from_json(data: Mapping[str, Any]) -> Signal:
+    """Read a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong."""
+    kind = data.get("type")
+    if not isinstance(kind, str) or kind not in set(SignalType):
+        raise _bad("type", kind, f"use one of {', '.join(SignalType)}")
+    for name in ("payload", "metadata"):
+        if not isinstance(data.get(name, {}), dict):
+            raise _bad(name, data[name], "use a JSON object")
+    for name in ("idempotency_key", "comment"):
+        if data.get(name) is not None and (not isinstance(data[name], str) or not data[name]):
+            raise _bad(name, data[name], "use a non-empty text")
+    if data.get("actor") is not None and not isinstance(data["actor"], str | dict):
+        raise _bad("actor", data["actor"], "use a name or a JSON object")
+    return Signal(
+        type=kind,
+        payload=dict(data.get("payload", {})),
+        metadata=dict(data.get("metadata", {})),
+        idempotency_key=data.get("idempotency_key"),
+        actor=data.get("actor"),
+        comment=data.get("comment"),
+    )
+
+
+def _subject(payload: Mapping[str, Any]) -> str | None:
+    subject = payload.get("run_id", payload.get("workflow"))
+    return subject if isinstance(subject, str) else None
+
+
+def _bad(name: str, value: object, remedy: str) -> InvalidArgument:
+    return InvalidArgument(f"CloudEvent field {name} is {value!r:.120}: {remedy}")

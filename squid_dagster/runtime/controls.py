@@ -1,0 +1,251 @@
+"""What a person or program may ask of a run: approve, reject, resume, cancel, replay, retry; and of a queue."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from squid_dagster.journal import Append
+from squid_dagster.protocol.attempts import AttemptStatus
+from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
+from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import check_part, dispatch_thread
+from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.identity import derived_run_id
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.starting import Start, start_run
+from squid_dagster.workflow.planning import plan_end, plan_resolution, plan_retry
+from squid_dagster.workflow.state import visits
+
+_ACTIONS = {
+    SignalType.APPROVE_RUN: "approved",
+    SignalType.REJECT_RUN: "rejected",
+    SignalType.RESUME_RUN: "resumed",
+}
+Effect = Callable[[RunUnit, datetime], list[Fact]]
+
+
+def resolve(runtime: Runtime, run_id: str, command: SignalType, options: Mapping[str, Any]) -> Receipt:
+    """Approve, reject or resume a run that waits for it.
+
+    Raises:
+        NotFound, InvalidTransition, IncompatibleDefinition, ConflictingCommand, InvalidArgument.
+    """
+    if command is not SignalType.RESUME_RUN and not options.get("actor"):
+        raise InvalidArgument(f"{command} needs an actor: say who decides, such as actor='ada'")
+    action = _ACTIONS[command]
+    signal = Signal(type=command, payload={"run_id": run_id, **_said(options)}, **options)
+
+    def effect(unit: RunUnit, now: datetime) -> list[Fact]:
+        if unit.run.terminal:
+            raise InvalidTransition(f"run {run_id!r} is {unit.run.status}: there is nothing that could be {action}")
+        definition = runtime.definition_of(run_id, unit.run)
+        result: JsonObject = {} if action == "resumed" else _review(action, signal, now)
+        metadata: JsonObject = {"at": now.isoformat(), **_said(options)}
+        return plan_resolution(definition, unit.run, action, result, metadata, now)
+
+    return _control(runtime, run_id, signal, effect)
+
+
+def _said(options: Mapping[str, Any]) -> JsonObject:
+    return {name: options[name] for name in ("actor", "comment") if options.get(name) is not None}
+
+
+def _review(action: str, signal: Signal, now: datetime) -> JsonObject:
+    review: JsonObject = {"decision": action, "actor": signal.actor, "decided_at": now.isoformat()}
+    if signal.comment is not None:
+        review["comment"] = signal.comment
+    if signal.metadata:
+        review["metadata"] = signal.metadata
+    return review
+
+
+def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade: bool = False) -> Receipt:
+    """End a run as cancelled; with `cascade`, its open children and theirs too. A running step's result is refused.
+
+    Raises:
+        NotFound, InvalidTransition (the run has ended), ConflictingCommand.
+    """
+    signal = Signal(type=SignalType.CANCEL_RUN, payload={"run_id": run_id, "cascade": cascade}, **options)
+    receipts: list[Receipt] = []
+    family = _family(runtime, run_id) if cascade else [run_id]
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        run = _existing(run_id, units[run_id])
+        receipts.clear()
+        first = signal.first(run)
+        if first is not None:
+            receipts.append(Receipt.of(first, repeated=True))
+            return []
+        if run.terminal:
+            raise InvalidTransition(f"run {run_id!r} has ended as {run.terminal_status}: it cannot be cancelled")
+        fact = signal.fact(run_id, now)
+        receipts.append(Receipt.of(fact))
+        facts: list[Fact] = [fact, *plan_end(run, "cancelled", now)]
+        return facts + [f for child in family[1:] for f in _cancel_child(units[child].run, child, run_id, now)]
+
+    runtime.decide(family, decision)
+    if cascade:
+        # Children that were linked while the family was gathered; no more can come, since their parents have ended.
+        for child in _family(runtime, run_id)[1:]:
+            cancel_orphan(runtime, child, run_id)
+    return receipts[0]
+
+
+def cancel_orphan(runtime: Runtime, run_id: str, ancestor: str) -> bool:
+    """Cancel a run because a run above it was cancelled with `cascade`; tell whether there was anything to do."""
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        return _cancel_child(units[run_id].run, run_id, ancestor, now)
+
+    return bool(runtime.decide([run_id], decision))
+
+
+def _cancel_child(run: RunProjection, run_id: str, ancestor: str, now: datetime) -> list[Fact]:
+    if run.start is None or run.terminal:
+        return []
+    signal = Signal(
+        type=SignalType.CANCEL_RUN,
+        payload={"run_id": run_id, "cascade": True, "cancelled_with": ancestor},
+        idempotency_key=f"cascade:{ancestor}",
+    )
+    return [signal.fact(run_id, now), *plan_end(run, "cancelled", now)]
+
+
+def _family(runtime: Runtime, run_id: str) -> list[str]:
+    """Give a run and all runs below it, parents before their children."""
+    found = [run_id]
+    for each in found:
+        unit = RunUnit.fold(runtime.storage.read_run(each))
+        found += [child for child in unit.run.children if child not in found]
+    return found
+
+
+def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, options: Mapping[str, Any]) -> Receipt:
+    """Put a dead letter back: the one named, or the only one that the run waits for.
+
+    Raises:
+        NotFound, InvalidTransition, ConflictingCommand.
+    """
+    signal = Signal(type=SignalType.RETRY_ATTEMPT, payload={"run_id": run_id, "runnable_key": runnable_key}, **options)
+
+    def effect(unit: RunUnit, now: datetime) -> list[Fact]:
+        dead = [
+            attempt
+            for attempt in unit.dispatch.attempts.values()
+            if attempt.status is AttemptStatus.DEAD_LETTERED
+            and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in unit.run.planned
+            and attempt.runnable_key not in unit.run.applied
+        ]
+        if unit.run.terminal:
+            raise InvalidTransition(f"run {run_id!r} has ended as {unit.run.terminal_status}: replay it instead")
+        if runnable_key is None and len(dead) != 1:
+            keys = ", ".join(sorted(attempt.runnable_key for attempt in dead)) or "none"
+            raise InvalidTransition(f"run {run_id!r} waits for {len(dead)} dead letters ({keys}): name one")
+        if runnable_key is None:
+            return plan_retry(unit.run, dead[0], now)
+        attempt = unit.dispatch.attempts.get(runnable_key)
+        if attempt is None:
+            raise NotFound(f"run {run_id!r} has no attempt {runnable_key!r}")
+        return plan_retry(unit.run, attempt, now)
+
+    return _control(runtime, run_id, signal, effect)
+
+
+def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_irreversible: bool = False) -> Receipt:
+    """Start a new run with the workflow, trigger and payload of an earlier one.
+
+    Raises:
+        NotFound: no such run.
+        UnsafeReplay: steps that cannot be repeated were completed, and `allow_irreversible` is not set.
+        IncompatibleDefinition: the definition that it ran with is not registered.
+    """
+    unit = RunUnit.fold(runtime.storage.read_run(run_id))
+    run = _existing(run_id, unit)
+    assert run.start is not None  # noqa: S101  _existing refuses others
+    done = [visit.runnable for visit in visits(run) if visit.succeeded]
+    done += [
+        planned.runnable
+        for key, planned in run.planned.items()
+        if planned.runnable is not None
+        and key in unit.dispatch.attempts
+        and unit.dispatch.attempts[key].status is AttemptStatus.COMPLETED
+    ]
+    unsafe = sorted({each.step for each in done if (each.recovery or {}).get("replay") == "manual_review_required"})
+    if unsafe and allow_irreversible is not True:
+        raise UnsafeReplay(
+            f"run {run_id!r} has completed {', '.join(map(repr, unsafe))}, which cannot be undone: check by hand what "
+            "they did, then replay with allow_irreversible=True"
+        )
+    signal = Signal(
+        type=SignalType.REPLAY_RUN,
+        payload={"run_id": run_id, "allow_irreversible": allow_irreversible is True},
+        **options,
+    )
+    key = signal.idempotency_key
+    schedule = run.start.context.get("schedule")
+    context: JsonObject = {}
+    if isinstance(schedule, dict):
+        context["schedule"] = {k: v for k, v in schedule.items() if k not in ("idempotency_key", "intended_window")}
+    return start_run(
+        runtime,
+        Start(
+            definition=runtime.definition_of(run_id, run),
+            run_id=runtime.new_run_id() if key is None else derived_run_id("replay_run", run_id, key),
+            trigger=run.start.trigger or "manual",
+            queue=run.start.queue or runtime.queue,
+            signal=signal,
+            given=run.start.input,
+            priority=run.start.priority,
+            context=context,
+            replayed_from=run_id,
+        ),
+    )
+
+
+def set_queue_paused(runtime: Runtime, queue: str, paused: bool, options: Mapping[str, Any]) -> bool:
+    """Stop or allow claims from a queue; tell whether this was the first time that the key was used.
+
+    Raises:
+        InvalidThread, InvalidFact: a bad queue, actor, comment or metadata.
+    """
+    check_part(queue, "queue")
+    given = {name: value for name, value in options.items() if value}
+    model = QueuePaused if paused else QueueResumed
+    fact = model.model_construct(queue=queue, occurred_at=runtime.now(), **given)
+    key = options.get("idempotency_key")
+    commit_id = uuid5(NAMESPACE_URL, f"squid:{fact.type}:{queue}:{key}") if key is not None else None
+    repeated = commit_id is not None and runtime.storage.find_commit(commit_id) is not None
+    runtime.storage.commit([Append(dispatch_thread(queue), [fact])], commit_id)
+    if not paused:
+        runtime.notifier.notify([queue])
+    return not repeated
+
+
+def _control(runtime: Runtime, run_id: str, signal: Signal, effect: Effect) -> Receipt:
+    """Record a command with its effect in one append; a repeat of its key gives the first receipt."""
+    receipts: list[Receipt] = []
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        unit = units[run_id]
+        run = _existing(run_id, unit)
+        first = signal.first(run)
+        receipts[:] = [] if first is None else [Receipt.of(first, repeated=True)]
+        if first is not None:
+            return []
+        facts = effect(unit, now)
+        fact: RunSignalReceived = signal.fact(run_id, now)
+        receipts.append(Receipt.of(fact))
+        return [fact, *facts]
+
+    runtime.decide([run_id], decision)
+    return receipts[0]
+
+
+def _existing(run_id: str, unit: RunUnit) -> RunProjection:
+    if unit.run.start is None:
+        raise NotFound(f"there is no run {run_id!r}: list runs to find its id")
+    return unit.run

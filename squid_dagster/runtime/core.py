@@ -1,0 +1,80 @@
+"""`Runtime`: what every command, worker and recovery has at hand. A value; the journal behind it decides everything."""
+
+import secrets
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from squid_dagster.journal import Storage
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Decision, DispatchStore, PlanRequest
+from squid_dagster.journal.notifier import Notifier
+from squid_dagster.journal.presence import Presence
+from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.planning import DEFAULT_QUEUE, plan_settled
+from squid_dagster.workflow.registry import Registry
+
+
+def new_run_id() -> str:
+    """Make the id of a run that nobody gave a key for."""
+    return str(uuid.uuid4())
+
+
+def random_unit() -> float:
+    """Draw a number from 0 up to 1, for jitter."""
+    return secrets.randbelow(1 << 30) / (1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The journal with its query side, the definitions of this process, and its defaults."""
+
+    storage: Storage
+    dispatch: DispatchStore
+    queries: JournalQueries
+    presence: Presence
+    notifier: Notifier
+    registry: Registry
+    resources: Mapping[str, object] = field(default_factory=dict)
+    queue: str = DEFAULT_QUEUE
+    lease: timedelta = DEFAULT_LEASE
+    new_run_id: Callable[[], str] = new_run_id
+    random_unit: Callable[[], float] = random_unit
+
+    def now(self) -> datetime:
+        """Tell the time of the journal."""
+        return self.storage.now()
+
+    def definition_of(self, run_id: str, run: RunProjection) -> Definition:
+        """Give the definition that a run was started with.
+
+        Raises:
+            IncompatibleDefinition: it is not registered here: the run is held until it is.
+        """
+        start = run.start
+        return self.registry.require(
+            run_id,
+            start.workflow if start else None,
+            start.definition_version if start else None,
+            start.definition_fingerprint if start else None,
+        )
+
+    def plan(self, request: PlanRequest) -> list[Fact]:
+        """Give what follows from settled attempts of one run; the planner of every settlement."""
+        definition = self.definition_of(request.run_id, request.run)
+        return plan_settled(definition, request.run, request.settled, request.attempts, request.now)
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+        """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
+        written = self.dispatch.decide(run_ids, decision, new=new)
+        self.wake(written)
+        return written
+
+    def wake(self, facts: Iterable[Fact]) -> None:
+        """Tell workers about attempts that were just scheduled. A hint: losing it costs latency, never work."""
+        queues = {fact.queue for fact in facts if fact.type == "attempt_scheduled"}
+        if queues:
+            self.notifier.notify(queues)

@@ -1,0 +1,143 @@
+"""Starts by the clock: one run for each window, however often, how late and by whomever the clock is read."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from squid_dagster.journal import load_run
+from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.identity import derived_run_id, window_identity
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.starting import Start, WorkflowRef
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.triggers import Cron
+from squid_dagster.workflow.windows import Window, due_windows
+
+# A schedule without any history begins with a window that somebody hears of within this time: the day on which a
+# nightly job is deployed does not count as a missed night.
+FIRST_WINDOW_WITHIN = timedelta(minutes=10)
+_MOST = 1000  # windows caught up with in one call, for each trigger
+
+
+def start_cron(
+    runtime: Runtime,
+    workflow: WorkflowRef,
+    trigger: str,
+    options: Mapping[str, Any],
+    *,
+    signal_id: str | None = None,
+    intended_window: Mapping[str, str] | None = None,
+    queue: str | None = None,
+) -> Receipt:
+    """Start the run of one window, or of one signal of another scheduler: once, whatever is repeated.
+
+    The window is `{"start_at": ..., "end_at": ...}`, as texts. A repeat gives the first receipt, also when the
+    definition has changed since; for a trigger with `idempotency="skip_duplicate"` it says `skipped`.
+
+    Raises:
+        NotFound: the workflow is not registered.
+        InvalidArgument: no such cron trigger, neither signal nor window, or a malformed one.
+    """
+    definition = runtime.registry.select(workflow)
+    cron = definition.triggers.get(trigger)
+    if not isinstance(cron, Cron):
+        known = ", ".join(name for name, each in definition.triggers.items() if isinstance(each, Cron)) or "none"
+        raise InvalidArgument(f"workflow {definition.name!r} has no cron trigger {trigger!r}: it has {known}")
+    window = _window(intended_window)
+    identity = signal_id or (window and window_identity(definition.name, trigger, window["start_at"], window["end_at"]))
+    if not identity or not isinstance(identity, str):
+        raise InvalidArgument(
+            f"a cron start of {definition.name!r} needs an identity: give signal_id, or intended_window with start_at "
+            "and end_at, so that a repeated tick starts nothing twice"
+        )
+    start = _start(runtime, definition, cron, identity, signal_id, window, options, queue)
+    try:
+        written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
+    except Conflict:
+        return _started_before(runtime, start, cron)
+    return Receipt(start.run_id, SignalType.START_CRON, written[0].occurred_at, identity)
+
+
+def start_due_crons(runtime: Runtime, now: datetime | None = None) -> list[Receipt]:
+    """Start every window of every registered cron trigger that is due and was not started, as its `catch_up` says.
+
+    Windows follow from the journal: any number of callers, late or repeated, start nothing twice and nothing never.
+    """
+    at = runtime.now() if now is None else now
+    receipts = []
+    for definition in runtime.registry:
+        if runtime.registry.current(definition.name) is not definition:
+            continue
+        for cron in definition.triggers.values():
+            if isinstance(cron, Cron):
+                last = runtime.queries.latest_schedule(definition.name, cron.name)
+                windows = due_windows(cron, last, at, at - FIRST_WINDOW_WITHIN, _MOST)
+                receipts += [_start_window(runtime, definition, cron, window) for window in windows]
+    return receipts
+
+
+def _start_window(runtime: Runtime, definition: Definition, cron: Cron, window: Window) -> Receipt:
+    texts = {"start_at": window.start_at.isoformat(), "end_at": window.end_at.isoformat()}
+    return start_cron(runtime, definition, cron.name, {}, intended_window=texts)
+
+
+def _window(given: Mapping[str, str] | None) -> dict[str, str] | None:
+    if not given:
+        return None
+    found = {name: given.get(name) for name in ("start_at", "end_at")}
+    for name, text in found.items():
+        try:
+            datetime.fromisoformat(text or "")
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text, not {text!r:.80}") from None
+    return {name: str(text) for name, text in found.items()}
+
+
+def _start(
+    runtime: Runtime,
+    definition: Definition,
+    cron: Cron,
+    identity: str,
+    signal_id: str | None,
+    window: dict[str, str] | None,
+    options: Mapping[str, Any],
+    queue: str | None,
+) -> Start:
+    given: JsonObject = dict(cron.payload)
+    schedule: JsonObject = {
+        "workflow": definition.name,
+        "trigger_name": cron.name,
+        "cron_expression": cron.expression,
+        "timezone": cron.timezone,
+        "idempotency": cron.idempotency,
+        "idempotency_key": identity,
+    }
+    if signal_id is not None:
+        schedule["signal_id"] = signal_id
+    if window is not None:
+        schedule["intended_window"] = dict(window)
+    signal = Signal(
+        type=SignalType.START_CRON,
+        payload={"workflow": definition.name, "trigger": cron.name, "input": given},
+        **{**options, "idempotency_key": identity},
+    )
+    return Start(
+        definition=definition,
+        run_id=derived_run_id(definition.name, cron.name, identity),
+        trigger=cron.name,
+        queue=queue or runtime.queue,
+        signal=signal,
+        given=given,
+        context={"schedule": schedule},
+    )
+
+
+def _started_before(runtime: Runtime, start: Start, cron: Cron) -> Receipt:
+    _, run = load_run(runtime.storage, start.run_id)
+    first = next(iter(run.command_history), None)
+    if first is None or first.signal_type != SignalType.START_CRON:
+        raise ConflictingCommand(f"run id {start.run_id!r} of this window was used for something else")
+    return replace(Receipt.of(first, repeated=True), skipped=cron.idempotency == "skip_duplicate")

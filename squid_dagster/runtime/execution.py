@@ -1,0 +1,169 @@
+"""Executing one attempt: call the step, and say what came of it. Writes nothing."""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from logging import LoggerAdapter, getLogger
+from typing import Any
+
+from pydantic import JsonValue
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Outcome, Retry
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.workflow.binding import call_arguments, compensation_arguments
+from squid_dagster.workflow.context import Cancellation, StepContext
+from squid_dagster.workflow.declared import StepKind
+from squid_dagster.workflow.definition import Definition, StepDefinition
+from squid_dagster.workflow.outcomes import Defer, Fail
+from squid_dagster.workflow.retry import delay
+from squid_dagster.workflow.signature import Task
+from squid_dagster.workflow.state import COMPENSATE
+
+MAX_RESULT_BYTES = 1024 * 1024
+_LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000
+
+_logger = getLogger("squid_dagster.step")
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+AsyncRunner = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class LazyState(Mapping[str, JsonValue]):
+    """The run's payload and outputs, read from the journal when a step first looks: most steps never do."""
+
+    def __init__(self, load: Callable[[], Mapping[str, JsonValue]]) -> None:
+        """Say how to read it."""
+        self._load = load
+
+    @cached_property
+    def _values(self) -> Mapping[str, JsonValue]:
+        return self._load()
+
+    def __getitem__(self, key: str) -> JsonValue:
+        """Give one value."""
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Give the names."""
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        """Count the names."""
+        return len(self._values)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt, ready to be called: the step, its function and its arguments. No function: a built-in."""
+
+    definition: Definition
+    step: StepDefinition
+    attempt: Attempt
+    task: Task | None
+    arguments: dict[str, Any]
+
+
+def make_context(
+    claim: Claim, definition: Definition, state: Mapping[str, JsonValue], cancelled: Cancellation, **more: Any
+) -> StepContext:
+    """Give what a step is told about its execution."""
+    attempt = claim.attempt
+    about = {"run_id": attempt.run_id, "step": attempt.step, "attempt": attempt.attempt_number}
+    return StepContext(
+        run_id=attempt.run_id,
+        workflow=definition.name,
+        step=attempt.step,
+        runnable_key=attempt.runnable_key,
+        idempotency_key=attempt.idempotency_key,
+        attempt=attempt.attempt_number,
+        fencing_token=attempt.fencing_token,
+        state=state,
+        log=LoggerAdapter(_logger, about),
+        cancelled=cancelled,
+        **more,
+    )
+
+
+def make_call(definition: Definition, attempt: Attempt, context: StepContext, resources: Mapping[str, object]) -> Call:
+    """Bind an attempt's input to its function. Raises `InvalidInput` or `MissingResource`."""
+    values = attempt.input or {}
+    if attempt.step.startswith(COMPENSATE):
+        step = definition.steps[attempt.step.removeprefix(COMPENSATE)]
+        arguments = compensation_arguments(step, values, context, resources)
+        return Call(definition, step, attempt, step.compensation, arguments)
+    step = definition.steps[attempt.step]
+    return Call(definition, step, attempt, step.task, call_arguments(step, values, context, resources))
+
+
+def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], float]) -> Outcome:
+    """Call the step and turn whatever happens into an outcome. Raises only what ends the process."""
+    step = call.step
+    if call.task is None:
+        if step.kind is StepKind.LOG:
+            _logger.log(_LEVELS[step.level], "%s: %s", call.attempt.run_id, step.message)
+        return Completed(None)
+    try:
+        returned = call.task.function(**call.arguments)
+        return completed(run_async(returned) if call.task.is_async else returned)
+    except Exception as error:  # noqa: BLE001  a step may raise anything
+        return outcome_of_error(error, step, call.attempt, random_unit)
+    except (SystemExit, asyncio.CancelledError) as error:
+        return outcome_of_error(error, step, call.attempt, random_unit)
+
+
+def completed(returned: Any) -> Outcome:
+    """Give a step's result as JSON; one that is none, or too large, is a failure that says what to do."""
+    try:
+        text = to_json(returned)
+        value = from_json(text, allow_inf_nan=False)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        message = f"the step returned a {type(returned).__name__} that is not JSON: {error}"
+        return Failed(error_map("invalid_result", message))
+    if len(text) > MAX_RESULT_BYTES:
+        message = f"the result has {len(text):,} bytes, more than 1 MiB: store it and return a reference"
+        return Failed(error_map("result_too_large", message))
+    return Completed(value)
+
+
+def outcome_of_error(
+    error: BaseException, step: StepDefinition, attempt: Attempt, random_unit: Callable[[], float]
+) -> Outcome:
+    """Turn what a step raised into a deferral, a retry or a final failure."""
+    if isinstance(error, Defer):
+        return Deferred(error.reason, error.after)
+    pause = delay(step.retry, attempt.attempt_number, random_unit(), error)
+    if pause is None:
+        return Failed(describe_error(error))
+    return Failed(describe_error(error), Retry(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}", pause))
+
+
+def describe_error(error: BaseException) -> JsonObject:
+    """Give an error as it is journalled: type, message, traceback, both bounded; secrets are redacted by key."""
+    found: JsonObject = {"type": type(error).__name__, "message": _bounded(_text(error), _LONGEST_MESSAGE)}
+    if isinstance(error, Fail):
+        return {**found, "details": error.details} if error.details else found
+    if not isinstance(error, SquidError):
+        trace = "".join(traceback.format_exception(error))
+        found["traceback"] = trace[-_LONGEST_TRACEBACK:].encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return found
+
+
+def error_map(code: str, message: str) -> JsonObject:
+    """Give an error of ours, which has a code instead of a type."""
+    return {"code": code, "message": _bounded(message, _LONGEST_MESSAGE)}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  an exception's own code
+        return "(its message cannot be shown)"
+
+
+def _bounded(text: str, most: int) -> str:
+    safe = text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return safe if len(safe) <= most else safe[: most - 1] + "…"

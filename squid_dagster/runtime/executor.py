@@ -1,0 +1,67 @@
+"""From a claim to an outcome: finds the definition, binds the input, and runs the step where it wants to run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from squid_dagster.journal import load_run
+from squid_dagster.journal.dispatch import Answer, Claim, Failed, Outcome
+from squid_dagster.protocol.errors import IncompatibleDefinition
+from squid_dagster.runtime.children import Parent, start_child_run
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.execution import (
+    AsyncRunner,
+    LazyState,
+    completed,
+    error_map,
+    make_call,
+    make_context,
+    outcome_of,
+)
+from squid_dagster.runtime.isolation import run_isolated
+from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.transactions import run_transactional
+from squid_dagster.workflow.context import Cancellation, StepContext
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.errors import InvalidInput, MissingResource
+from squid_dagster.workflow.state import outputs_of, payload_of
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """Runs steps of one runtime. `run_async` runs a coroutine to its end and gives its result."""
+
+    runtime: Runtime
+    run_async: AsyncRunner
+
+    def perform(self, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
+        """Run the claimed attempt. A transactional step that succeeded is settled already: then it is an answer.
+
+        Raises:
+            IncompatibleDefinition: the attempt's definition is not registered here: give the claim back.
+            StorageUnavailable: a transactional step lost its connection.
+        """
+        attempt = claim.attempt
+        definition = self.runtime.registry.find(attempt.workflow, attempt.definition_fingerprint)
+        if definition is None:
+            raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
+        state = LazyState(lambda: self._state(definition, attempt.run_id))
+        context = make_context(claim, definition, state, cancelled, child_starter=self._start_child)
+        try:
+            call = make_call(definition, attempt, context, self.runtime.resources)
+        except InvalidInput as error:
+            return Failed(error_map("invalid_input", str(error)))
+        except MissingResource as error:
+            return Failed(error_map("missing_resource", str(error)))
+        if call.step.transactional and call.task is call.step.task and call.task is not None:
+            return run_transactional(self.runtime, claim, call, self.run_async)
+        if call.step.isolate and call.task is not None:
+            return run_isolated(call, cancelled, self.runtime.random_unit, completed)
+        return outcome_of(call, self.run_async, self.runtime.random_unit)
+
+    def _state(self, definition: Definition, run_id: str) -> dict[str, Any]:
+        _, run = load_run(self.runtime.storage, run_id)
+        return {**payload_of(run), **outputs_of(definition, run)}
+
+    def _start_child(self, context: StepContext, workflow: Any, payload: Any, **options: Any) -> Receipt:
+        parent = Parent(context.run_id, context.runnable_key, context.step, context.attempt)
+        return start_child_run(self.runtime, parent, workflow, payload, **options)

@@ -1,0 +1,85 @@
+"""One loop that keeps all claims of a process alive, in one append for all of them, every third of a lease."""
+
+import logging
+import threading
+import time
+from datetime import timedelta
+
+from squid_dagster.journal.dispatch import Claim, DispatchStore
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
+from squid_dagster.workflow.context import Cancellation
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """Extends leases while steps run. A claim that is lost sets its step's cancellation; its result is dropped."""
+
+    def __init__(self, dispatch: DispatchStore, lease: timedelta) -> None:
+        """Begin when the first claim is added, end with `close`."""
+        self._dispatch, self._lease = dispatch, lease
+        self._held: dict[str, tuple[Claim, Cancellation, float]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lost: set[str] = set()
+
+    def add(self, claims: list[Claim]) -> list[Cancellation]:
+        """Keep these claims alive from now on; give what tells their steps that a claim is lost."""
+        valid_until = time.monotonic() + self._lease.total_seconds()
+        found = [Cancellation() for _ in claims]
+        with self._lock:
+            for claim, cancellation in zip(claims, found, strict=True):
+                self._held[claim.ref.claim_id] = (claim, cancellation, valid_until)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="squid-heartbeats", daemon=True)
+                self._thread.start()
+        return found
+
+    def remove(self, claims: list[Claim]) -> None:
+        """Let go of claims that are settled or given back."""
+        with self._lock:
+            for claim in claims:
+                self._held.pop(claim.ref.claim_id, None)
+
+    def close(self) -> None:
+        """End the loop; leases then run out by themselves."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _loop(self) -> None:
+        pause = self._lease.total_seconds() / 3
+        while not self._ended.wait(pause):
+            pause = self._lease.total_seconds() / 3 if self.beat() else self._lease.total_seconds() / 30
+
+    def beat(self) -> bool:
+        """Extend all leases once; tell whether the database could be reached."""
+        with self._lock:
+            held = list(self._held.values())
+        if not held:
+            return True
+        sent = time.monotonic()
+        try:
+            answers = self._dispatch.heartbeat([claim.ref for claim, _, _ in held], self._lease)
+        except (StorageUnavailable, SquidError) as error:
+            logger.warning("heartbeat failed, will be tried again: %s", error)
+            # Without an answer a lease may have run out: whoever holds on to it works in vain.
+            self._drop([claim for claim, _, valid_until in held if valid_until < time.monotonic()])
+            return False
+        with self._lock:
+            for (claim, cancellation, _), answer in zip(held, answers, strict=True):
+                key = claim.ref.claim_id
+                if answer.error is None and key in self._held:
+                    self._held[key] = (claim, cancellation, sent + self._lease.total_seconds())
+        self._drop([claim for (claim, _, _), answer in zip(held, answers, strict=True) if answer.error is not None])
+        return True
+
+    def _drop(self, claims: list[Claim]) -> None:
+        with self._lock:
+            for claim in claims:
+                held = self._held.pop(claim.ref.claim_id, None)
+                if held is not None:
+                    self.lost.add(claim.ref.claim_id)
+                    held[1].set()
+                    logger.warning("the claim on %s is lost: its result will be dropped", claim.ref.runnable_key)

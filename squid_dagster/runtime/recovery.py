@@ -1,0 +1,117 @@
+"""Recovery: closes every crash window of every run. One bad run never stops it, and any number may run at once."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from squid_dagster.journal import Append
+from squid_dagster.journal.queries import RunRow
+from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError
+from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.repair import repair_run
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 500
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What a recovery did. `held` are runs whose definition is not registered here, `failed` those with an error."""
+
+    scheduled: int = 0
+    applied: int = 0
+    progressed: int = 0
+    dead_lettered: int = 0
+    dead_letters: int = 0
+    children: int = 0
+    cascades: int = 0
+    fenced: int = 0
+    listed: int = 0
+    held: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def repaired(self) -> int:
+        """How many things were missing and have been put right."""
+        return (
+            self.scheduled + self.applied + self.progressed + self.dead_lettered + self.dead_letters
+            + self.children + self.cascades + self.fenced + self.listed
+        )  # fmt: skip
+
+    def add(self, done: Counter[str]) -> None:
+        """Take in what was done for one run."""
+        for name, count in done.items():
+            setattr(self, name, getattr(self, name) + count)
+
+
+def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
+    """Close all crash windows of all runs, or of one queue's: see `repair_run`; dead-letter what was delivered too
+    often; write index and catalog facts that are missing.
+
+    Runs that cannot be repaired are named in the report and go on waiting; everything else is done.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached. What was done until then stays done.
+    """
+    report = RecoveryReport()
+    for name in [queue] if queue is not None else [row.queue for row in runtime.queries.queues()]:
+        report.dead_lettered += len(runtime.dispatch.dead_letter_expired(name))
+    after = ""
+    while page := runtime.queries.runs_to_repair(after, _PAGE, queue):
+        for run_id in page:
+            _repair(runtime, run_id, report)
+        after = page[-1]
+    report.listed = list_started(runtime)
+    return report
+
+
+def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
+    try:
+        report.add(repair_run(runtime, run_id))
+    except IncompatibleDefinition as error:
+        report.held.append(run_id)
+        logger.warning("run %s is held: %s", run_id, error)
+    except SquidError as error:
+        report.failed[run_id] = str(error)
+        logger.error("run %s could not be repaired: %s", run_id, error)
+
+
+def list_started(runtime: Runtime, most: int | None = None) -> int:
+    """Write index and catalog facts of started runs that have none, in batches; return how many runs got one."""
+    listed = 0
+    last: list[RunRow] = []
+    while most is None or listed < most:
+        rows = runtime.queries.runs_to_list(_PAGE)
+        if not rows or rows == last:  # what the fold refuses to list stays as it is
+            break
+        last = rows
+        for thread, facts in _listing_facts(rows).items():
+            runtime.storage.commit([Append(thread, facts)])
+        listed += len(rows)
+    return listed
+
+
+def _listing_facts(rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
+    """Give the missing facts by thread. Their time is the run's start, so that two recoveries write the same."""
+    found: dict[str, list[Fact]] = {}
+    for row in rows:
+        if row.workflow is None or row.started_at is None:
+            continue
+        about: dict[str, Any] = {
+            "run_id": row.run_id,
+            "workflow": row.workflow,
+            "queue": row.queue or "default",
+            "occurred_at": row.started_at,
+        }
+        facts: list[Fact] = []
+        if not row.indexed:
+            facts.append(RunIndexed.model_construct(**about))
+        if not row.cataloged:
+            facts.append(RunCataloged.model_construct(**about))
+        for fact in facts:
+            found.setdefault(fact.thread, []).append(fact)
+    return found

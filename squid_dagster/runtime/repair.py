@@ -1,0 +1,81 @@
+"""Repairing one run: everything that should have followed from facts on record, and did not. Safe from anywhere."""
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+
+from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced
+from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled
+from squid_dagster.runtime.children import start_linked_child
+from squid_dagster.runtime.controls import cancel_orphan
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.signals import SignalType
+from squid_dagster.workflow.planning import plan_settled, queue_of, schedule, unprogressed
+
+
+def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
+    """Write what is missing after a crash; count it by kind. Repeating finds nothing to do.
+
+    Raises:
+        IncompatibleDefinition: something should follow from an outcome, but the run's definition is not registered.
+        NotFound, TerminalRun, ConflictingCommand: a linked child cannot be started.
+    """
+    done: Counter[str] = Counter()
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        done.clear()
+        return _missing(runtime, run_id, units[run_id], now, done)
+
+    runtime.decide([run_id], decision)
+    unit = RunUnit.fold(runtime.storage.read_run(run_id))
+    if not unit.run.stopped:
+        for child in unit.run.children.values():
+            if child.fact is not None and not _started(runtime, child.fact):
+                start_linked_child(runtime, child.fact)
+                done["children"] += 1
+    if not unit.run.terminal and _orphaned(runtime, unit):
+        done["cascades"] += cancel_orphan(runtime, run_id, _parent_of(unit) or "")
+    return done
+
+
+def _missing(runtime: Runtime, run_id: str, unit: RunUnit, now: datetime, done: Counter[str]) -> list[Fact]:
+    run, dispatch = unit.run, unit.dispatch
+    if run.terminal:
+        if not dispatch.unfenced:
+            return []
+        done["fenced"] += 1
+        return [RunFenced(run_id=run_id, queue=dispatch.queue or queue_of(run), occurred_at=now)]
+    facts: list[Fact] = []
+    for runnable in planned_but_unscheduled(run, dispatch):
+        facts.append(schedule(runnable, run.start, now))
+        done["scheduled"] += 1
+    stuck = unprogressed(run, dispatch.attempts)
+    if stuck:
+        definition = runtime.definition_of(run_id, run)
+        followed = plan_settled(definition, run, stuck, dispatch.attempts, now)
+        for attempt in stuck if followed else ():
+            done[{"completed": "applied", "failed": "progressed"}.get(attempt.status, "dead_letters")] += 1
+        facts += followed
+    return facts
+
+
+def _started(runtime: Runtime, link: ChildRunStarted) -> bool:
+    return runtime.storage.revision(f"squid:run:{link.child_run_id}") > 0
+
+
+def _parent_of(unit: RunUnit) -> str | None:
+    parent = unit.run.start.context.get("parent") if unit.run.start is not None else None
+    run_id = parent.get("run_id") if isinstance(parent, dict) else None
+    return run_id if isinstance(run_id, str) else None
+
+
+def _orphaned(runtime: Runtime, unit: RunUnit) -> bool:
+    """Tell whether the run's parent was cancelled together with its children."""
+    parent = _parent_of(unit)
+    if parent is None:
+        return False
+    above = RunUnit.fold(runtime.storage.read_run(parent)).run
+    return above.terminal_status == "cancelled" and any(
+        signal.signal_type == SignalType.CANCEL_RUN and signal.payload.get("cascade") is True
+        for signal in above.command_history
+    )

@@ -1,0 +1,70 @@
+"""Writing down what came of claims, many in one commit, with everything that follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from squid_dagster.journal.dispatch import Answer, Deferred, Failed, PlanRequest, Settlement
+from squid_dagster.protocol.errors import InvalidFact
+from squid_dagster.protocol.facts import AttemptScheduled, Fact
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.execution import error_map
+
+
+@dataclass(slots=True)
+class Settled:
+    """The answers in the order of the settlements, and in how long the next work that they made is due."""
+
+    answers: list[Answer]
+    next_due: timedelta | None = None
+
+
+@dataclass(slots=True)
+class _Planner:
+    """The runtime's planner, and a note of what it has scheduled."""
+
+    runtime: Runtime
+    queues: set[str] = field(default_factory=set)
+    dues: list[timedelta] = field(default_factory=list)
+
+    def __call__(self, request: PlanRequest) -> Sequence[Fact]:
+        facts = self.runtime.plan(request)
+        for fact in facts:
+            if isinstance(fact, AttemptScheduled):
+                self.queues.add(fact.queue)
+                self.dues.append(_from_now(fact.visible_at, request.now))
+        return facts
+
+
+def _from_now(at: datetime, now: datetime) -> timedelta:
+    return max(at - now, timedelta(0))
+
+
+def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
+    """Record outcomes and wake workers for what follows. A member that is refused says so and changes nothing.
+
+    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached; repeating is safe.
+    """
+    planner = _Planner(runtime)
+    answers = runtime.dispatch.settle(settlements, planner)
+    unwritable = [i for i, answer in enumerate(answers) if isinstance(answer.error, InvalidFact)]
+    if unwritable:
+        again = [Settlement(settlements[i].ref, _unwritable(answers[i].error)) for i in unwritable]
+        for i, answer in zip(unwritable, runtime.dispatch.settle(again, planner), strict=True):
+            answers[i] = answer
+    for settlement in settlements:
+        outcome = settlement.outcome
+        if isinstance(outcome, Deferred):
+            planner.dues.append(outcome.after)
+        elif isinstance(outcome, Failed) and outcome.retry is not None:
+            planner.dues.append(outcome.retry.after)
+    if planner.queues:
+        runtime.notifier.notify(planner.queues)
+    return Settled(answers, min(planner.dues, default=None))
+
+
+def _unwritable(error: Exception | None) -> Failed:
+    return Failed(error_map("unwritable_outcome", f"the step's outcome cannot be written down: {error}"))

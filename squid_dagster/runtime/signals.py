@@ -1,0 +1,128 @@
+"""Commands as signals: what was asked, by whom, and the receipt that answers it, today and whenever it is repeated."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import JsonValue
+
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument
+from squid_dagster.protocol.facts import RunSignalReceived
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.run import RunProjection
+
+Actor = str | dict[str, JsonValue]
+
+
+class SignalType(StrEnum):
+    """Everything that can be asked of a run."""
+
+    START_RUN = "start_run"
+    START_CRON = "start_cron"
+    START_CHILD_RUN = "start_child_run"
+    REPLAY_RUN = "replay_run"
+    APPROVE_RUN = "approve_run"
+    REJECT_RUN = "reject_run"
+    RESUME_RUN = "resume_run"
+    CANCEL_RUN = "cancel_run"
+    RETRY_ATTEMPT = "retry_attempt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """One command, as it is recorded with its effect. `actor` is a name, or a JSON object about who it was."""
+
+    type: str
+    payload: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
+    idempotency_key: str | None = None
+    actor: Actor | None = None
+    comment: str | None = None
+
+    def fact(self, run_id: str, now: datetime) -> RunSignalReceived:
+        """Give the fact that records it on the run's thread.
+
+        Raises:
+            InvalidFact: an actor, a comment, a key or metadata that cannot be written down.
+        """
+        return RunSignalReceived.model_construct(
+            run_id=run_id,
+            signal_type=self.type,
+            payload=self.payload,
+            metadata=self.metadata,
+            idempotency_key=self.idempotency_key,
+            actor=self.actor,
+            comment=self.comment,
+            occurred_at=now,
+        )
+
+    def first(self, run: RunProjection) -> RunSignalReceived | None:
+        """Give the fact that recorded this command the first time, if its key was used on the run before.
+
+        Raises:
+            ConflictingCommand: the key was used for another payload.
+        """
+        if self.idempotency_key is None:
+            return None
+        for known in run.command_history:
+            if known.signal_type == self.type and known.idempotency_key == self.idempotency_key:
+                if known.payload != self.payload:
+                    raise ConflictingCommand(
+                        f"idempotency key {self.idempotency_key!r} was used for another {self.type} of run "
+                        f"{run.run_id!r}: use a new key for a new command"
+                    )
+                return known
+        return None
+
+
+def _no_inspection(run_id: str) -> Any:
+    raise InvalidArgument(f"this receipt cannot look up run {run_id!r}: use Squid.inspect_run")
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a command answers: the first time, and with `repeated` whenever its key is used again."""
+
+    run_id: str
+    signal_type: str
+    received_at: datetime
+    idempotency_key: str | None = None
+    repeated: bool = False
+    skipped: bool = False
+    inspect: Callable[[str], Any] = field(default=_no_inspection, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, fact: RunSignalReceived, *, repeated: bool = False) -> "Receipt":
+        """Give the receipt of a recorded command."""
+        return cls(fact.run_id, fact.signal_type, fact.occurred_at, fact.idempotency_key, repeated)
+
+    @property
+    def snapshot(self) -> Any:
+        """The run as it is now, read when asked for."""
+        return self.inspect(self.run_id)
+
+
+def signal_options(
+    *,
+    actor: Actor | None = None,
+    comment: str | None = None,
+    metadata: Mapping[str, JsonValue] | None = None,
+    idempotency_key: str | None = None,
+) -> dict[str, Any]:
+    """Check what every command takes and give it as arguments of `Signal`.
+
+    Raises:
+        InvalidArgument: an empty key, or metadata that is no mapping.
+    """
+    if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
+        raise InvalidArgument(f"idempotency_key must be a non-empty text, not {idempotency_key!r:.80}")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise InvalidArgument(f"metadata must be a mapping, not a {type(metadata).__name__}")
+    return {
+        "actor": actor,
+        "comment": comment,
+        "metadata": dict(metadata or {}),
+        "idempotency_key": idempotency_key,
+    }

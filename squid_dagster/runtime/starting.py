@@ -1,0 +1,201 @@
+"""Starting runs: one, many, replayed, or by the clock. The run's facts and its queue's are one commit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+
+from pydantic import BaseModel, JsonValue
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from squid_dagster.journal import load_run
+from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
+from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.threads import check_part
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.identity import derived_run_id
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.workflow.authoring import Workflow
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.planning import plan_start
+
+Payload = Mapping[str, object] | BaseModel | None
+WorkflowRef = str | Workflow | Definition
+
+_BATCH = 500  # runs in one commit of `start_many`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A run that is to be started. `given` is the payload as it was handed over, before defaults."""
+
+    definition: Definition
+    run_id: str
+    trigger: str
+    queue: str
+    signal: Signal
+    given: JsonObject
+    priority: int = 0
+    context: JsonObject = field(default_factory=dict)
+    replayed_from: str | None = None
+
+    def facts(self, now: datetime) -> list[Fact]:
+        """Give everything that is written for it.
+
+        Raises:
+            InvalidPayload, InvalidInput: the payload does not fit the workflow.
+            InvalidFact: an option that cannot be written down.
+        """
+        definition = self.definition
+        started = RunStarted.model_construct(
+            run_id=self.run_id,
+            workflow=definition.name,
+            trigger=self.trigger,
+            input=definition.accept_payload(self.given),
+            context=self.context,
+            queue=self.queue,
+            priority=self.priority,
+            replayed_from_run_id=self.replayed_from,
+            definition_version=definition.version,
+            definition_fingerprint=definition.fingerprint,
+            occurred_at=now,
+        )
+        return [self.signal.fact(self.run_id, now), started, *plan_start(definition, started)]
+
+
+def prepare_start(
+    runtime: Runtime,
+    workflow: WorkflowRef,
+    payload: Payload,
+    *,
+    trigger: str | None = None,
+    queue: str | None = None,
+    run_id: str | None = None,
+    priority: int = 0,
+    version: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Start:
+    """Check what a start asks for and give it as a value; nothing is written.
+
+    Raises:
+        NotFound: the workflow, or that version of it, is not registered.
+        InvalidArgument, InvalidThread: a trigger that the workflow does not have, a bad queue, run id or option.
+        InvalidPayload: a payload that is no JSON object.
+    """
+    definition = runtime.registry.select(workflow, version)
+    name = definition.default_trigger.name if trigger is None else trigger
+    if name not in definition.triggers:
+        known = ", ".join(definition.triggers)
+        raise InvalidArgument(f"workflow {definition.name!r} has no trigger {name!r}: it has {known}")
+    given = payload_json(payload)
+    signal = Signal(
+        type=SignalType.START_RUN,
+        payload={"workflow": definition.name, "trigger": name, "input": given},
+        **(options or {}),  # type: ignore[arg-type]  # made by signal_options
+    )
+    if run_id is None:
+        key = signal.idempotency_key
+        run_id = runtime.new_run_id() if key is None else derived_run_id(definition.name, name, key)
+    return Start(
+        definition=definition,
+        run_id=check_part(run_id, "run id"),
+        trigger=name,
+        queue=check_part(runtime.queue if queue is None else queue, "queue"),
+        signal=signal,
+        given=given,
+        priority=priority,
+    )
+
+
+def start_run(runtime: Runtime, start: Start) -> Receipt:
+    """Start a run, or give the first receipt when it was started before, by the same key or run id.
+
+    Raises:
+        ConflictingCommand: a run of that id exists, and was started with something else.
+        InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
+    """
+    try:
+        written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
+    except Conflict:
+        return started_before(runtime, start)
+    except SquidError:
+        # The definition may have changed since the first time; a repeat is answered all the same.
+        if start.signal.idempotency_key is not None and runtime.storage.revision(f"squid:run:{start.run_id}"):
+            return started_before(runtime, start)
+        raise
+    return _receipt(written)
+
+
+def started_before(runtime: Runtime, start: Start) -> Receipt:
+    """Give the receipt of a run that exists. Raises `ConflictingCommand` when it was started with something else."""
+    _, run = load_run(runtime.storage, start.run_id)
+    first = next(iter(run.command_history), None)
+    if first is None or run.start is None or not _same(first, start):
+        key = start.signal.idempotency_key
+        used = f"idempotency key {key!r} (run {start.run_id!r})" if key is not None else f"run id {start.run_id!r}"
+        raise ConflictingCommand(f"{used} was used for another start: use a new one, or the same payload")
+    # Where a commit cannot span threads, the first start may have been cut off before its work was scheduled.
+    if not runtime.storage.atomic_across_threads:
+        from squid_dagster.runtime.repair import repair_run
+
+        repair_run(runtime, start.run_id)
+    return Receipt.of(first, repeated=True)
+
+
+def _same(first: RunSignalReceived, start: Start) -> bool:
+    return first.signal_type == start.signal.type and first.payload == start.signal.payload
+
+
+def _receipt(written: Sequence[Fact]) -> Receipt:
+    return Receipt.of(next(fact for fact in written if isinstance(fact, RunSignalReceived)))
+
+
+def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
+    """Start many runs, some hundred in one commit; promises for each what `start_run` does.
+
+    Raises:
+        As `start_run`. Runs of earlier commits have been started then: repeat with the same keys.
+    """
+    receipts: list[Receipt] = []
+    todo = iter(starts)
+    while batch := list(islice(todo, _BATCH)):
+        receipts += _start_batch(runtime, batch)
+    return receipts
+
+
+def _start_batch(runtime: Runtime, batch: list[Start]) -> list[Receipt]:
+    unique = {start.run_id: start for start in batch}
+    if len(unique) == len(batch) and runtime.storage.atomic_across_threads:
+        try:
+            written = runtime.decide(list(unique), lambda _, now: [f for s in batch for f in s.facts(now)], new=True)
+        except Conflict:
+            pass  # one of them exists already: look at each
+        else:
+            return [Receipt.of(fact) for fact in written if isinstance(fact, RunSignalReceived)]
+    return [start_run(runtime, start) for start in batch]
+
+
+def with_keys(starts: Sequence[Start], keys: Sequence[str] | None) -> Iterator[Start]:
+    """Give each start its idempotency key. Raises `InvalidArgument` unless there is one for each."""
+    if keys is None:
+        yield from starts
+        return
+    if len(keys) != len(starts):
+        raise InvalidArgument(f"{len(keys)} idempotency keys for {len(starts)} runs: give one for each")
+    for start, key in zip(starts, keys, strict=True):
+        signal = replace(start.signal, idempotency_key=key)
+        yield replace(start, signal=signal, run_id=derived_run_id(start.definition.name, start.trigger, key))
+
+
+def payload_json(payload: Payload) -> JsonObject:
+    """Give a payload as JSON, as it was handed over. Raises `InvalidPayload` unless it is a JSON object."""
+    if payload is None:
+        return {}
+    try:
+        found: JsonValue = to_jsonable_python(payload)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"the payload is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidPayload(f"the payload must be a mapping or a model, not a {type(payload).__name__}")
+    return found

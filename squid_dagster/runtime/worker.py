@@ -1,0 +1,365 @@
+"""The worker: claims attempts, runs their steps, and commits what came of them in groups.
+
+Three loops share the work: the caller's thread claims, step threads execute, and one committer settles whatever came
+in while its last commit was under way. One heartbeat loop keeps all claims alive, and one housekeeping loop tells that
+the worker is there and repairs what others left behind.
+"""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import uuid4
+
+from squid_dagster.journal.dispatch import (
+    MAX_CLAIMS,
+    Answer,
+    Claim,
+    Completed,
+    Deferred,
+    Outcome,
+    Settlement,
+    check_lease,
+)
+from squid_dagster.journal.notifier import Listener
+from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.threads import check_part
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.executor import Executor
+from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.housekeeping import Housekeeping
+from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
+from squid_dagster.runtime.settlement import settle
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_POLL = timedelta(milliseconds=500)
+_LONGEST_BACKOFF = 5.0
+_GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
+_GROUP = 500  # outcomes in one commit
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished."""
+
+    worker_id: str
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    deferred: int = 0
+    released: int = 0
+    refused: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    steps: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused")
+        told = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
+        return f"worker {self.worker_id}: {told}, in {self.seconds:.1f} s and {self.commits} commits"
+
+
+class Worker:
+    """Runs steps of the registered workflows from one or more queues, until it is stopped or, if asked, idle."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        queues: Sequence[str],
+        *,
+        concurrency: int = 10,
+        until_idle: bool = False,
+        lease: timedelta | None = None,
+        poll: timedelta = DEFAULT_POLL,
+        grace: timedelta = timedelta(seconds=30),
+        max_age: timedelta | None = None,
+        housekeeping: timedelta | None = timedelta(seconds=30),
+        worker_id: str | None = None,
+        kind: str = "worker",
+    ) -> None:
+        """Prepare a worker; `run` does the work.
+
+        `concurrency` steps run at a time. `poll` is how often it looks when no wakeup comes. When stopped, running
+        steps have `grace` to finish; what is left is given back. `housekeeping` is how often it recovers and starts due
+        crons; None leaves that to others.
+
+        Raises:
+            InvalidArgument, InvalidThread: a number or time out of range, or a bad queue.
+        """
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CLAIMS:
+            raise InvalidArgument(f"concurrency must be a whole number from 1 to {MAX_CLAIMS}, not {concurrency!r}")
+        if not queues:
+            raise InvalidArgument("a worker needs at least one queue")
+        self._runtime = runtime
+        self._queues = [check_part(queue, "queue") for queue in queues]
+        self._concurrency, self._until_idle = concurrency, until_idle
+        self._lease = runtime.lease if lease is None else lease
+        check_lease(self._lease)
+        self._poll, self._grace, self._max_age = poll.total_seconds(), grace, max_age
+        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self.report = WorkerReport(self.worker_id)
+        self._row = WorkerRow(
+            worker_id=self.worker_id,
+            kind=kind,
+            queues=tuple(self._queues),
+            definitions=tuple(sorted(runtime.registry.keys)),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            capacity=concurrency,
+        )
+        self._housekeeping = Housekeeping(runtime, self._describe, None if until_idle else housekeeping, self._queues)
+        self._heartbeats = Heartbeats(runtime.dispatch, self._lease)
+        self._async = AsyncLoop()
+        self._executor = Executor(runtime, self._async.run)
+        self._pool = StepPool(concurrency, self._execute)
+        self._done: SimpleQueue[tuple[Job, Outcome | Answer | SquidError] | None] = SimpleQueue()
+        self._slots = threading.Condition()
+        self._held: dict[str, Job] = {}
+        self._next_due: float | None = None
+        self._stops = 0
+        self._listener: Listener | None = None
+
+    # --- control ----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ask the worker to stop: it claims nothing more, finishes or gives back, and `run` returns.
+
+        A second time, it gives everything back at once. Safe from any thread and from a signal handler.
+        """
+        self._stops += 1
+
+    def run(self) -> WorkerReport:
+        """Work until stopped, too old or, with `until_idle`, until nothing is due; then say what was done.
+
+        SIGTERM and SIGINT stop it when called from the main thread.
+        """
+        began = time.monotonic()
+        committer = threading.Thread(target=self._commit_loop, name="squid-committer", daemon=True)
+        self._listener = self._runtime.notifier.listen(self._queues)
+        with self._signals(), self._housekeeping:
+            committer.start()
+            try:
+                self._claim_loop(began)
+            finally:
+                self._finish(committer)
+        self.report.seconds = time.monotonic() - began
+        logger.info("%s", self.report)
+        return self.report
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # The handler only counts: it may interrupt a thread that holds any lock of ours.
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _describe(self) -> WorkerRow:
+        return replace(self._row, running=len(self._held))
+
+    # --- claiming ---------------------------------------------------------------------------------------------------
+
+    def _claim_loop(self, began: float) -> None:
+        assert self._listener is not None  # noqa: S101  run opened it
+        backoff = 0.0
+        while not self._stops and not self._too_old(began):
+            free, idle = self._free_slots()
+            if not free:
+                continue
+            try:
+                claims = self._claim(free)
+            except SquidError as error:
+                backoff = min(max(0.2, backoff * 2), _LONGEST_BACKOFF)
+                logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
+                self._listener.wait(backoff)
+                continue
+            backoff = 0.0
+            if claims:
+                self._begin(claims)
+            elif idle and self._until_idle:
+                return
+            else:
+                self._listener.wait(self._pause())
+
+    def _too_old(self, began: float) -> bool:
+        return self._max_age is not None and time.monotonic() - began > self._max_age.total_seconds()
+
+    def _pause(self) -> float:
+        """How long to wait for a wakeup: until the next work that this worker knows of, and never beyond the floor."""
+        due, self._next_due = self._next_due, None
+        if due is None:
+            return self._poll
+        return min(max(due - time.monotonic(), 0.001), self._poll)
+
+    def _free_slots(self) -> tuple[int, bool]:
+        """Wait for free slots, a moment longer when more are about to come; tell also whether nothing is under way."""
+        with self._slots:
+            if len(self._held) >= self._concurrency:
+                self._slots.wait(self._poll)
+            free = self._concurrency - len(self._held)
+            if 0 < free < self._concurrency // 4:
+                self._slots.wait(_GATHER)
+                free = self._concurrency - len(self._held)
+            return free, not self._held
+
+    def _claim(self, free: int) -> list[Claim]:
+        claims: list[Claim] = []
+        for queue in list(self._queues):
+            if len(claims) < free:
+                claims += self._runtime.dispatch.claim(
+                    queue,
+                    self.worker_id,
+                    limit=min(free - len(claims), MAX_CLAIMS),
+                    lease=self._lease,
+                    definitions=self._runtime.registry.keys,
+                )
+        # The next claim begins with another queue, so that a full one never starves the others.
+        self._queues.append(self._queues.pop(0))
+        return claims
+
+    def _begin(self, claims: list[Claim]) -> None:
+        jobs = [Job(*pair) for pair in zip(claims, self._heartbeats.add(claims), strict=True)]
+        with self._slots:
+            self._held.update((job.claim.ref.claim_id, job) for job in jobs)
+        self.report.claimed += len(claims)
+        self._pool.submit(jobs)
+
+    # --- executing --------------------------------------------------------------------------------------------------
+
+    def _execute(self, job: Job) -> None:
+        try:
+            outcome: Any = self._executor.perform(job.claim, job.cancelled)
+        except SquidError as error:
+            outcome = error
+        except BaseException:
+            logger.exception("%s could not be executed: it is given back", job.claim.ref.runnable_key)
+            outcome = SquidError("the worker could not execute it")
+        self._done.put((job, outcome))
+
+    # --- settling ---------------------------------------------------------------------------------------------------
+
+    def _commit_loop(self) -> None:
+        ending = False
+        while not ending:
+            group = [self._done.get()]
+            while len(group) < _GROUP:
+                try:
+                    group.append(self._done.get_nowait())
+                except Empty:
+                    break
+            ending = None in group
+            self._commit([each for each in group if each is not None])
+
+    def _commit(self, group: list[tuple[Job, Outcome | Answer | SquidError]]) -> None:
+        """Write down what came of these jobs; whatever happens, they are done with afterwards."""
+        mine = [(job, came) for job, came in group if job.claim.ref.claim_id in self._held]
+        try:
+            given_back = [job.claim for job, came in mine if isinstance(came, SquidError)]
+            self._release(given_back, "the worker could not execute it")
+            answered = [(job, came) for job, came in mine if isinstance(came, Answer)]
+            self._count([(job, Completed(None), answer) for job, answer in answered])
+            settled = [(job, came) for job, came in mine if not isinstance(came, Answer | SquidError)]
+            self._settle(settled)
+            if answered:
+                self._runtime.notifier.notify({job.claim.ref.queue for job, _ in answered})
+        except Exception:
+            logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
+        finally:
+            jobs = [job for job, _ in mine]
+            self._heartbeats.remove([job.claim for job in jobs])
+            with self._slots:
+                for job in jobs:
+                    self._held.pop(job.claim.ref.claim_id, None)
+                self._slots.notify_all()
+            if self._listener is not None:
+                self._listener.wake()
+
+    def _settle(self, group: list[tuple[Job, Outcome]]) -> None:
+        settlements = [Settlement(job.claim.ref, outcome) for job, outcome in group]
+        backoff = 0.1
+        while settlements:
+            try:
+                found = settle(self._runtime, settlements)
+            except SquidError as error:
+                # Outcomes are kept until the database is back; a lease that ran out meanwhile is refused then.
+                if self._stops > 1:
+                    raise
+                logger.warning("outcomes could not be written, will be tried again: %s", error)
+                time.sleep(backoff)
+                backoff = min(backoff * 2, _LONGEST_BACKOFF)
+                continue
+            self.report.commits += 1
+            if found.next_due is not None:
+                self._next_due = time.monotonic() + found.next_due.total_seconds()
+            self._count([(*pair, answer) for pair, answer in zip(group, found.answers, strict=True)])
+            return
+
+    def _count(self, answered: list[tuple[Job, Outcome, Answer]]) -> None:
+        report = self.report
+        for job, outcome, answer in answered:
+            if answer.error is not None:
+                report.refused += 1
+                logger.warning("%s", answer.error)
+            elif isinstance(outcome, Completed):
+                report.completed += 1
+                report.steps[f"{job.claim.attempt.workflow}.{job.claim.attempt.step}"] += 1
+            elif isinstance(outcome, Deferred):
+                report.deferred += 1
+            elif outcome.retry is not None:
+                report.retried += 1
+            else:
+                report.failed += 1
+
+    def _release(self, claims: list[Claim], reason: str) -> None:
+        if claims:
+            answers = self._runtime.dispatch.release([claim.ref for claim in claims], reason)
+            self.report.released += sum(answer.error is None for answer in answers)
+            self._runtime.notifier.notify({claim.ref.queue for claim in claims})
+
+    # --- stopping ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, committer: threading.Thread) -> None:
+        self._hand_back(self._pool.take_back())
+        deadline = time.monotonic() + self._grace.total_seconds()
+        with self._slots:
+            while self._held and time.monotonic() < deadline and self._stops < 2:
+                self._slots.wait(0.1)
+            left = list(self._held.values())
+        self._hand_back(left)
+        self._done.put(None)
+        committer.join(self._grace.total_seconds())
+        self._heartbeats.close()
+        self._pool.close()
+        self._async.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _hand_back(self, jobs: list[Job]) -> None:
+        """Give attempts back; whatever their steps still return is dropped."""
+        with self._slots:
+            for job in jobs:
+                self._held.pop(job.claim.ref.claim_id, None)
+                job.cancelled.set()
+        self._heartbeats.remove([job.claim for job in jobs])
+        try:
+            self._release([job.claim for job in jobs], "the worker stopped")
+        except SquidError as error:
+            logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)

@@ -1,0 +1,213 @@
+"""The rules that are about one run, read from its facts one after another, without the help of any fold."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from squid_dagster.protocol.anomalies import unreadable
+from squid_dagster.protocol.entries import Entry, digest
+from squid_dagster.protocol.facts import Runnable
+from squid_dagster.testing.violations import Rule, Violation, violation
+
+# What may be written about a run that has ended: that its queue's work is fenced, and where it is to be found.
+_AFTER_THE_END = frozenset({"run_fenced", "run_indexed", "run_cataloged"})
+_INTENT = ("idempotency_key", "attempt_number", "queue", "step", "input", "visible_at")
+
+
+class _Holder(NamedTuple):
+    """Who may act on an attempt, and until when."""
+
+    runnable_key: str
+    claim_id: str
+    token_hash: str
+    lease_until: datetime
+
+    def is_writer_of(self, fact: Any) -> bool:
+        return (self.runnable_key, self.claim_id, self.token_hash) == (
+            fact.runnable_key,
+            fact.claim_id,
+            fact.claim_token_hash,
+        )
+
+
+@dataclass(slots=True)
+class RunRules:
+    """What the facts of one run have said so far; `check` takes them all."""
+
+    started: Any = None
+    ended: Any = None
+    fenced: bool = False
+    planned: dict[str, Runnable] = field(default_factory=dict)
+    scheduled: dict[str, Entry] = field(default_factory=dict)
+    visits: dict[str, str] = field(default_factory=dict)  # idempotency keys by runnable key
+    settled: dict[str, Any] = field(default_factory=dict)  # the settling fact by runnable key
+    holders: dict[str, _Holder] = field(default_factory=dict)  # by idempotency key
+    tokens: dict[str, int] = field(default_factory=dict)  # by idempotency key
+    applied: dict[str, Any] = field(default_factory=dict)  # the applying fact by idempotency key
+
+    def check(self, entries: Sequence[Entry]) -> Iterator[Violation]:
+        """Give what is wrong with a run, of which these are all facts by position."""
+        for entry in entries:
+            if unreadable(entry) is None:
+                yield from self._look_at(entry)
+        for key, entry in self.scheduled.items():
+            yield from self._planned(key, entry)
+        left = [key for key in self.visits if key not in self.settled]
+        if self.ended is not None and left and not self.fenced:
+            text = f"leaves {', '.join(map(repr, sorted(left)))} claimable: no run_fenced follows"
+            yield violation(Rule.NOTHING_CLAIMABLE_AFTER_THE_END, self.ended, text)
+
+    def _look_at(self, entry: Entry) -> Iterator[Violation]:
+        fact: Any = entry.fact
+        if self.ended is not None and fact.type not in _AFTER_THE_END:
+            if fact.type == "run_terminal" and _content(fact) == _content(self.ended.fact):
+                return
+            yield violation(Rule.NOTHING_AFTER_THE_END, entry, f"comes after the end, at {self.ended.position}")
+            return
+        rule = getattr(self, f"_{fact.type}", None)
+        if rule is not None:
+            yield from rule(entry, fact)
+
+    # --- the run's own thread, and the lists ------------------------------------------------------------------------
+
+    def _run_started(self, _: Entry, fact: Any) -> Iterator[Violation]:
+        self.started = self.started or fact
+        return iter(())
+
+    def _run_terminal(self, entry: Entry, _: Any) -> Iterator[Violation]:
+        self.ended = entry
+        return iter(())
+
+    def _runnables_planned(self, _: Entry, fact: Any) -> Iterator[Violation]:
+        for runnable in fact.runnables:
+            self.planned.setdefault(runnable.runnable_key, runnable)
+        return iter(())
+
+    def _runnable_applied(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        key = fact.runnable_key
+        outcome = self.settled.get(key)
+        if outcome is None:
+            yield violation(Rule.APPLIED_WAS_SETTLED, entry, f"applies {key!r}, which nobody has settled")
+        elif outcome.type == "attempt_completed":
+            if digest(outcome.result) != digest(fact.result) or _is_failure(fact):
+                yield violation(Rule.APPLIED_WAS_SETTLED, entry, f"applies {key!r} with another result than its own")
+        elif not _is_failure(fact) or fact.result is not None:
+            yield violation(Rule.APPLIED_WAS_SETTLED, entry, f"applies {key!r} as a success, but it has failed")
+        first = self.applied.setdefault(self._visit(key), fact)
+        if first is not fact and _content(first) != _content(fact):
+            yield violation(Rule.APPLIED_ONCE, entry, f"applies {key!r} after {first.runnable_key!r} was applied")
+
+    def _listed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        if self.started is None:
+            yield violation(Rule.LISTED_WAS_STARTED, entry, "names a run that was not started")
+        elif self.started.workflow != fact.workflow:
+            text = f"names workflow {fact.workflow!r}, but the run is one of {self.started.workflow!r}"
+            yield violation(Rule.LISTED_WAS_STARTED, entry, text)
+
+    _run_indexed = _run_cataloged = _listed
+
+    # --- the queue's thread -----------------------------------------------------------------------------------------
+
+    def _run_fenced(self, _: Entry, __: Any) -> Iterator[Violation]:
+        self.fenced = True
+        return iter(())
+
+    def _attempt_scheduled(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        self.scheduled.setdefault(fact.runnable_key, entry)
+        self.visits.setdefault(fact.runnable_key, fact.idempotency_key)
+        return iter(())
+
+    def _attempt_claimed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        yield from self._unsettled(entry, fact)
+        visit = self._visit(fact.runnable_key)
+        holder = self.holders.get(visit)
+        if holder is not None and holder.lease_until > fact.occurred_at:
+            text = f"takes {fact.runnable_key!r} while claim {holder.claim_id!r} holds {holder.runnable_key!r}"
+            yield violation(Rule.ONE_HOLDER, entry, f"{text} until {holder.lease_until.isoformat()}")
+        else:
+            self.holders[visit] = _Holder(fact.runnable_key, fact.claim_id, fact.claim_token_hash, fact.lease_until)
+        if fact.fencing_token is not None:
+            last = self.tokens.get(visit, 0)
+            if fact.fencing_token <= last:
+                yield violation(Rule.TOKENS_GROW, entry, f"has token {fact.fencing_token}, after {last}")
+            self.tokens[visit] = max(last, fact.fencing_token)
+
+    def _attempt_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        yield from self._unsettled(entry, fact)
+        yield from self._held(entry, fact)
+        visit = self._visit(fact.runnable_key)
+        holder = self.holders.get(visit)
+        if holder is not None and holder.is_writer_of(fact):
+            self.holders[visit] = holder._replace(lease_until=max(holder.lease_until, fact.lease_until))
+
+    def _attempt_released(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        yield from self._unsettled(entry, fact)
+        yield from self._held(entry, fact)
+        self._let_go(fact)
+
+    def _settlement(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        first = self.settled.setdefault(fact.runnable_key, fact)
+        if first is not fact:
+            if _content(first) != _content(fact):
+                yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
+            return
+        yield from self._held(entry, fact)
+        self._let_go(fact)
+        if fact.type == "attempt_failed" and fact.retry_runnable_key is not None:
+            self.visits.setdefault(fact.retry_runnable_key, self._visit(fact.runnable_key))
+
+    _attempt_completed = _attempt_failed = _settlement
+
+    def _attempt_dead_lettered(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        first = self.settled.setdefault(fact.runnable_key, fact)
+        if first.type != fact.type:
+            yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
+        holder = self.holders.pop(self._visit(fact.runnable_key), None)
+        if first is fact and holder is not None and holder.lease_until > fact.occurred_at:
+            text = f"parks {fact.runnable_key!r} while claim {holder.claim_id!r} holds it"
+            yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def _visit(self, key: str) -> str:
+        return self.visits.get(key) or key.rpartition(":")[0]
+
+    def _unsettled(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        first = self.settled.get(fact.runnable_key)
+        if first is not None:
+            yield violation(Rule.SETTLED_STAYS, entry, f"touches {fact.runnable_key!r}, settled by {first.type}")
+
+    def _held(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        holder = self.holders.get(self._visit(fact.runnable_key))
+        if holder is None or not holder.is_writer_of(fact):
+            text = f"is about {fact.runnable_key!r}, which claim {fact.claim_id!r} does not hold"
+            yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
+        elif holder.lease_until <= fact.occurred_at:
+            text = f"is about {fact.runnable_key!r}, whose lease ran out at {holder.lease_until.isoformat()}"
+            yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
+
+    def _let_go(self, fact: Any) -> None:
+        visit = self._visit(fact.runnable_key)
+        holder = self.holders.get(visit)
+        if holder is not None and holder.is_writer_of(fact):
+            del self.holders[visit]
+
+    def _planned(self, key: str, entry: Entry) -> Iterator[Violation]:
+        runnable = self.planned.get(key)
+        if runnable is None:
+            yield violation(Rule.SCHEDULED_WAS_PLANNED, entry, f"schedules {key!r}, which its run has not planned")
+            return
+        differing = [name for name in _INTENT if getattr(runnable, name) != getattr(entry.fact, name)]
+        if differing:
+            text = f"schedules {key!r} with another {' and '.join(differing)} than planned"
+            yield violation(Rule.SCHEDULED_WAS_PLANNED, entry, text)
+
+
+def _is_failure(applied: Any) -> bool:
+    return (applied.transition or {}).get("on") == "error"
+
+
+def _content(fact: Any) -> Any:
+    """Give what a fact says, apart from when: a repeat says the same."""
+    return fact.model_dump(mode="json", exclude={"occurred_at"})

@@ -1,0 +1,26 @@
+"""What the looking half of the kit takes: a squid or a storage, whichever is at hand."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.entries import Entry
+
+if TYPE_CHECKING:
+    from squid_dagster.api import Squid
+
+_PAGE = 5_000  # entries in one read
+
+
+def storage_of(source: "Squid | Storage") -> Storage:
+    """Give the storage that holds all facts."""
+    found: Storage = getattr(source, "journal", source)
+    return found
+
+
+def read_all(storage: Storage) -> Iterator[Entry]:
+    """Give everything up to a cut, by position."""
+    after, upto = 0, storage.cut()
+    while page := storage.read_between(after, upto, _PAGE):
+        yield from page
+        after = page[-1].position

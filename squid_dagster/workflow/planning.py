@@ -1,0 +1,454 @@
+"""The planner: which facts follow from a start, an outcome, a decision, a retry. Pure: the caller appends them.
+
+A step of kind wait is a runnable that becomes visible when the wait is over. Manual steps are never scheduled: reaching
+one pauses the run. When a run fails, what it has done is undone one step after another, newest first, before it ends.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import JsonValue
+
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import InvalidTransition
+from squid_dagster.protocol.facts import (
+    AttemptScheduled,
+    Fact,
+    ManualStepPaused,
+    ManualStepResolved,
+    RunFenced,
+    Runnable,
+    RunnableApplied,
+    RunnablesPlanned,
+    RunQueued,
+    RunStarted,
+    RunTerminal,
+)
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.run import RunProjection, apply_run
+from squid_dagster.protocol.threads import idempotency_key, runnable_key
+from squid_dagster.workflow.binding import bind, bind_compensation
+from squid_dagster.workflow.declared import COMPLETE, FAIL, Outcome, StepKind
+from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
+from squid_dagster.workflow.errors import InvalidInput
+from squid_dagster.workflow.state import (
+    COMPENSATE,
+    Visit,
+    failure_of,
+    open_visits,
+    outputs_of,
+    payload_of,
+    visit_count,
+    visits,
+)
+
+DEFAULT_QUEUE = "default"
+_ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}
+_FINAL = (AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus.DEAD_LETTERED)
+
+
+def plan_start(definition: Definition, start: RunStarted) -> list[Fact]:
+    """Give the facts that follow a start: the first steps planned and scheduled, or the run paused.
+
+    Raises:
+        InvalidInput: the payload does not provide what a first step takes.
+    """
+    planning = _Planning(definition, RunProjection(run_id=start.run_id, start=start), start.occurred_at)
+    planning.facts.append(RunQueued(run_id=start.run_id, queue=planning.queue, occurred_at=start.occurred_at))
+    planning.enter(planning.prepare(definition.entry_steps, {}))
+    return planning.facts
+
+
+def plan_settled(
+    definition: Definition,
+    run: RunProjection,
+    settled: Iterable[Attempt],
+    attempts: Mapping[str, Attempt],
+    now: datetime,
+) -> list[Fact]:
+    """Give the facts that follow from attempts that were completed, have failed or were given up.
+
+    `attempts` are all attempts of the run that are known, among them the retries that failures have created. Nothing
+    follows from what is applied already, from a deferral, or for a run that has stopped.
+    """
+    planning = _Planning(definition, run.copy(), now)
+    for attempt in settled:
+        planning.settle(attempt, attempts)
+    return planning.facts
+
+
+def plan_resolution(
+    definition: Definition, run: RunProjection, action: str, result: JsonObject, metadata: JsonObject, now: datetime
+) -> list[Fact]:
+    """Give the facts that follow from a person's decision: "resumed", "approved" or "rejected".
+
+    Raises:
+        InvalidTransition: the run does not wait for such a decision.
+    """
+    state = run.manual_state
+    wanted = "pause" if action == "resumed" else "approval"
+    if run.stopped or state is None or state.kind != wanted:
+        waits = f"waits at {state.kind} {state.step!r}" if state is not None else f"is {run.status}"
+        raise InvalidTransition(f"run {run.run_id!r} {waits}: there is nothing that could be {action}")
+    return _Planning(definition, run.copy(), now).resolve(state.step, action, result, metadata)
+
+
+def plan_retry(run: RunProjection, attempt: Attempt, now: datetime) -> list[Fact]:
+    """Give the facts that put a dead letter back: one more attempt at the same visit, visible at once.
+
+    Raises:
+        InvalidTransition: the attempt is no dead letter that its run waits for.
+    """
+    planned = run.planned.get(attempt.runnable_key)
+    key = f"{attempt.idempotency_key}:{attempt.attempt_number + 1}"
+    if attempt.status is not AttemptStatus.DEAD_LETTERED or planned is None or planned.runnable is None:
+        raise InvalidTransition(f"{attempt.runnable_key!r} is {attempt.status}: only a dead letter can be retried")
+    if run.stopped or attempt.runnable_key in run.applied or key in run.planned:
+        raise InvalidTransition(f"the run has gone on from {attempt.runnable_key!r}: there is nothing to retry")
+    again = planned.runnable.model_copy(
+        update={"runnable_key": key, "attempt_number": attempt.attempt_number + 1, "visible_at": now}
+    )
+    return [
+        RunnablesPlanned(run_id=attempt.run_id, runnables=[again], occurred_at=now),
+        schedule(again, run.start, now),
+    ]
+
+
+def plan_end(run: RunProjection, status: str, now: datetime, error: JsonObject | None = None) -> list[Fact]:
+    """Give the facts that end a run, with the fence for work that is still open."""
+    run_id = run.run_id or ""
+    facts: list[Fact] = []
+    if open_visits(run):
+        facts.append(RunFenced(run_id=run_id, queue=queue_of(run), occurred_at=now))
+    return [*facts, RunTerminal(run_id=run_id, status=status, error=error, occurred_at=now)]  # type: ignore[arg-type]
+
+
+def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[Attempt]:
+    """Give the settled attempts from which something should follow and nothing is on record, oldest first."""
+    if run.stopped:
+        return []
+    found = [
+        attempt
+        for key, attempt in attempts.items()
+        if attempt.status in _FINAL
+        and key in run.planned
+        and key not in run.applied
+        and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in run.planned
+    ]
+    return sorted(found, key=lambda a: (a.settled_at or a.last_at, a.runnable_key))
+
+
+def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> AttemptScheduled:
+    """Give the fact that puts a planned runnable on its queue."""
+    return AttemptScheduled(
+        run_id=runnable.run_id,
+        runnable_key=runnable.runnable_key,
+        idempotency_key=runnable.idempotency_key,
+        attempt_number=runnable.attempt_number,
+        queue=runnable.queue,
+        step=runnable.step,
+        input=runnable.input,
+        visible_at=runnable.visible_at,
+        priority=runnable.priority,
+        max_deliveries=runnable.max_deliveries,
+        workflow=start.workflow if start else None,
+        definition_version=start.definition_version if start else None,
+        definition_fingerprint=start.definition_fingerprint if start else None,
+        occurred_at=now,
+    )
+
+
+def queue_of(run: RunProjection) -> str:
+    """Give the one queue that all work of a run goes through."""
+    return (run.start.queue if run.start is not None else None) or DEFAULT_QUEUE
+
+
+class _Planning:
+    """Facts in the making: each one is folded at once, so that the next decision sees it."""
+
+    def __init__(self, definition: Definition, run: RunProjection, now: datetime) -> None:
+        self.definition = definition
+        self.run = run
+        self.now = now
+        self.run_id = run.run_id or ""
+        self.queue = queue_of(run)
+        self.facts: list[Fact] = []
+
+    def add(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        apply_run(self.run, Entry(fact.thread, 0, 0, fact))
+
+    # --- outcomes ---------------------------------------------------------------------------------------------------
+
+    def settle(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
+        key = attempt.runnable_key
+        if self.run.stopped or key not in self.run.planned or key in self.run.applied:
+            return
+        if attempt.status is AttemptStatus.COMPLETED:
+            self._succeeded(attempt)
+        elif attempt.status is AttemptStatus.FAILED:
+            retry = attempts.get(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}")
+            if retry is None:
+                self._failed(attempt)
+            elif retry.runnable_key not in self.run.planned:
+                self._mirror(attempt, retry)
+        elif attempt.status is AttemptStatus.DEAD_LETTERED and self._leaves_dead_letter(attempt):
+            self._failed(attempt)
+
+    def _leaves_dead_letter(self, attempt: Attempt) -> bool:
+        """Tell whether the run goes on from a dead letter by itself, or waits for a person."""
+        if attempt.step.startswith(COMPENSATE):
+            return False
+        return failure_of(self.run) is not None or bool(self.definition.routes.get((attempt.step, "error")))
+
+    def _mirror(self, failed: Attempt, retry: Attempt) -> None:
+        planned = self.run.planned[failed.runnable_key].runnable
+        assert planned is not None  # noqa: S101  planning folds whole facts
+        again = planned.model_copy(
+            update={
+                "runnable_key": retry.runnable_key,
+                "attempt_number": retry.attempt_number,
+                "visible_at": retry.visible_at,
+            }
+        )
+        self.add(RunnablesPlanned(run_id=self.run_id, runnables=[again], occurred_at=self.now))
+
+    def _succeeded(self, attempt: Attempt) -> None:
+        if attempt.step.startswith(COMPENSATE) or failure_of(self.run) is not None:
+            self._apply(attempt, attempt.result, None)
+            self._undo_or_end()
+            return
+        step = self.definition.steps[attempt.step]
+        outputs = outputs_of(self.definition, self.run)
+        if step.output is not None:
+            outputs[step.output] = attempt.result
+        if self.definition.mode is Mode.DEPENDENCIES:
+            self._join(step, attempt, outputs)
+        else:
+            decision, entered = self._follow(step, "ok", outputs, None)
+            self._apply(attempt, attempt.result, decision)
+            self._go(decision, entered)
+
+    def _failed(self, attempt: Attempt) -> None:
+        error = attempt.error or {"code": "dead_letter", "message": f"delivered {attempt.deliveries} times, never done"}
+        if attempt.step.startswith(COMPENSATE) or failure_of(self.run) is not None:
+            self._apply(attempt, None, {"from": attempt.step, "on": "error", "to": FAIL, "error": error})
+            self._undo_or_end()
+            return
+        step = self.definition.steps[attempt.step]
+        decision, entered = self._follow(step, "error", outputs_of(self.definition, self.run), error)
+        self._apply(attempt, None, decision)
+        self._go(decision, entered)
+
+    def resolve(self, step_name: str, action: str, result: JsonObject, metadata: JsonObject) -> list[Fact]:
+        step = self.definition.steps[step_name]
+        outputs = outputs_of(self.definition, self.run)
+        if step.output is not None:
+            outputs[step.output] = result
+        error: JsonObject | None = None
+        if action == "rejected":
+            error = {"code": "rejected", "message": f"{step_name!r} was rejected", "decision": result}
+        decision, entered = self._follow(step, _ACTIONS[action], outputs, error)
+        self.add(
+            ManualStepResolved(
+                run_id=self.run_id,
+                step=step_name,
+                action=action,  # type: ignore[arg-type]  # checked by the fact itself
+                result=result,
+                metadata=metadata,
+                transition=decision,
+                occurred_at=self.now,
+            )
+        )
+        self._go(decision, entered)
+        return self.facts
+
+    def _apply(self, attempt: Attempt, result: JsonValue, transition: JsonObject | None) -> None:
+        self.add(
+            RunnableApplied(
+                run_id=self.run_id,
+                runnable_key=attempt.runnable_key,
+                result=result,
+                transition=transition,
+                occurred_at=self.now,
+            )
+        )
+
+    # --- what comes next --------------------------------------------------------------------------------------------
+
+    def _follow(
+        self, step: StepDefinition, outcome: Outcome, outputs: dict[str, JsonValue], error: JsonObject | None
+    ) -> tuple[JsonObject, list[Runnable | ManualStepPaused]]:
+        """Choose the route and prepare where it leads; anything that is wrong with that fails the run, in words."""
+        route = self._choose(step, outcome, outputs, error)
+        decision: JsonObject = {"from": step.name, "on": outcome, "to": FAIL} if route is None else route.decision()
+        if error is not None:
+            decision["error"] = error
+        entered: list[Runnable | ManualStepPaused] = []
+        if route is None and outcome == "ok":
+            decision["error"] = {"code": "no_matching_route", "message": f"no route of {step.name!r} fits its result"}
+        elif route is not None and route.to == FAIL and error is None:
+            decision["error"] = {"code": "routed_to_fail", "message": f"{step.name!r} was routed to fail"}
+        elif route is not None and not route.ends_run:
+            try:
+                entered = self.prepare([route.to], outputs)
+            except InvalidInput as problem:
+                refused: JsonObject = {"code": "invalid_input", "message": str(problem)}
+                decision |= {"to": FAIL, "error": refused if error is None else {**refused, "cause": error}}
+        return decision, entered
+
+    def _choose(
+        self, step: StepDefinition, outcome: Outcome, outputs: Mapping[str, JsonValue], error: JsonObject | None
+    ) -> Route | None:
+        state = {**payload_of(self.run), **outputs, **({"error": error} if error is not None else {})}
+        routes = self.definition.routes.get((step.name, outcome), ())
+        return next((route for route in routes if route.when is None or route.when.holds(state)), None)
+
+    def _go(self, decision: JsonObject, entered: Sequence[Runnable | ManualStepPaused]) -> None:
+        if decision["to"] == COMPLETE:
+            self._end("completed")
+        elif decision["to"] == FAIL:
+            self._undo_or_end()
+        else:
+            self.enter(entered)
+
+    def _join(self, step: StepDefinition, attempt: Attempt, outputs: dict[str, JsonValue]) -> None:
+        """Apply a result in a workflow of dependencies, and enter every step that has just become possible."""
+        done = {visit.runnable.step for visit in visits(self.run)} | {step.name}
+        ready = [
+            name
+            for name in self.definition.dependents.get(step.name, ())
+            if done.issuperset(self.definition.steps[name].after) and not visit_count(self.run, name)
+        ]
+        try:
+            entered = self.prepare(ready, outputs)
+        except InvalidInput as problem:
+            error: JsonObject = {"code": "invalid_input", "message": str(problem)}
+            self._apply(attempt, attempt.result, {"from": step.name, "on": "ok", "to": FAIL, "error": error})
+            self._undo_or_end()
+            return
+        self._apply(attempt, attempt.result, None)
+        self.enter(entered)
+        if done.issuperset(self.definition.steps):
+            self._end("completed")
+
+    def prepare(self, names: Iterable[str], outputs: Mapping[str, JsonValue]) -> list[Runnable | ManualStepPaused]:
+        """Give what entering these steps takes. Raises `InvalidInput` when one of them cannot be entered."""
+        return [self._entry(self.definition.steps[name], outputs) for name in names]
+
+    def _entry(self, step: StepDefinition, outputs: Mapping[str, JsonValue]) -> Runnable | ManualStepPaused:
+        visit = visit_count(self.run, step.name) + 1
+        if step.max_visits is not None and visit > step.max_visits:
+            raise InvalidInput(f"step {step.name!r} may be visited {step.max_visits} times (max_visits), not once more")
+        if step.is_manual:
+            metadata: JsonObject = {"visit": visit}
+            if step.deadline is not None:
+                metadata["deadline"] = _deadline(step, self.now)
+            return ManualStepPaused(
+                run_id=self.run_id,
+                step=step.name,
+                kind=step.kind.value,  # type: ignore[arg-type]  # a manual kind
+                metadata=metadata,
+                occurred_at=self.now,
+            )
+        visible_at = self.now + step.duration if step.kind is StepKind.WAIT and step.duration else self.now
+        return self._runnable(step, step.name, visit, bind(step, payload_of(self.run), outputs), visible_at)
+
+    def _runnable(
+        self, step: StepDefinition, name: str, visit: int, values: JsonObject, visible_at: datetime
+    ) -> Runnable:
+        run_priority = self.run.start.priority if self.run.start is not None else 0
+        more: dict[str, Any] = {}
+        if step.deadline is not None and name == step.name:
+            more["deadline"] = _deadline(step, visible_at)
+        return Runnable(
+            run_id=self.run_id,
+            runnable_key=runnable_key(self.run_id, name, visit, 1),
+            idempotency_key=idempotency_key(self.run_id, name, visit),
+            attempt_number=1,
+            queue=self.queue,
+            step=name,
+            input=values,
+            visible_at=visible_at,
+            priority=run_priority if step.priority is None else step.priority,
+            max_deliveries=step.max_deliveries,
+            recovery=step.recovery(),
+            **more,
+        )
+
+    def enter(self, entered: Sequence[Runnable | ManualStepPaused]) -> None:
+        for pause in entered:
+            if isinstance(pause, ManualStepPaused):
+                self.add(pause)
+        runnables = [each for each in entered if isinstance(each, Runnable)]
+        if runnables:
+            self.add(RunnablesPlanned(run_id=self.run_id, runnables=runnables, occurred_at=self.now))
+            self.facts += [schedule(each, self.run.start, self.now) for each in runnables]
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _undo_or_end(self) -> None:
+        """Undo the newest step that was not undone yet; end the run when there is none, and nothing is under way."""
+        under_way = open_visits(self.run)
+        if any(f":{COMPENSATE}" in key for key in under_way):
+            return
+        entered = self._next_compensation()
+        if entered is not None:
+            self.enter([entered])
+        elif not under_way or not self._compensates:
+            self._end("failed", self._error())
+
+    @property
+    def _compensates(self) -> bool:
+        """Tell whether a step that is still under way would have to be undone once it is done."""
+        return any(step.compensation is not None for step in self.definition.steps.values())
+
+    def _next_compensation(self) -> Runnable | None:
+        outputs = outputs_of(self.definition, self.run)
+        for visit in reversed(list(visits(self.run))):
+            step = self.definition.steps.get(visit.runnable.step)
+            if step is None or step.compensation is None or not visit.succeeded:
+                continue
+            number = int(visit.runnable.idempotency_key.rpartition(":")[2])
+            name = COMPENSATE + step.name
+            if runnable_key(self.run_id, name, number, 1) in self.run.planned:
+                continue
+            if step.output is not None:
+                outputs = {**outputs, step.output: visit.fact.result}
+            values = bind_compensation(step, payload_of(self.run), outputs)
+            return self._runnable(step, name, number, values, self.now)
+        return None
+
+    def _error(self) -> JsonObject:
+        error = dict(failure_of(self.run) or {})
+        failures: list[JsonValue] = [
+            _compensation_failure(visit) for visit in visits(self.run) if _is_failed_compensation(visit)
+        ]
+        return {**error, "compensation_failures": failures} if failures else error
+
+    def _end(self, status: str, error: JsonObject | None = None) -> None:
+        for fact in plan_end(self.run, status, self.now, error):
+            self.add(fact)
+
+
+def _is_failed_compensation(visit: Visit) -> bool:
+    return visit.runnable.step.startswith(COMPENSATE) and not visit.succeeded
+
+
+def _compensation_failure(visit: Visit) -> JsonObject:
+    step = visit.runnable.step.removeprefix(COMPENSATE)
+    return {"step": step, "error": (visit.fact.transition or {}).get("error")}
+
+
+def _deadline(step: StepDefinition, starts_at: datetime) -> JsonObject:
+    assert step.deadline is not None  # noqa: S101  asked for by the caller
+    deadline = step.deadline
+    due_at = starts_at + deadline.within
+    found: JsonObject = {"due_at": due_at.isoformat()}
+    if deadline.due_soon is not None:
+        found["due_soon_at"] = (due_at - deadline.due_soon).isoformat()
+    if deadline.escalate_after is not None:
+        found["escalate_at"] = (due_at + deadline.escalate_after).isoformat()
+    return found

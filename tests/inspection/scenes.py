@@ -1,0 +1,301 @@
+"""Histories as the runtime writes them, one move at a time, on a storage in memory and by the real planner.
+
+A scene is one run. It writes facts and nothing else: what they mean is for inspection to say.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from squid_dagster.inspection.case import Case, QueueState, make_case
+from squid_dagster.inspection.explain import Explanation, explain
+from squid_dagster.inspection.record import read_record
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.protocol import (
+    Attempt,
+    AttemptClaimed,
+    AttemptCompleted,
+    AttemptDeadLettered,
+    AttemptFailed,
+    AttemptHeartbeat,
+    AttemptReleased,
+    Fact,
+    RunSignalReceived,
+    RunStarted,
+    RunUnit,
+)
+from squid_dagster.protocol.attempts import OPEN
+from squid_dagster.workflow import Deadline, Definition, Retry, Workflow, path
+from squid_dagster.workflow.planning import plan_end, plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.registry import Registry
+from tests.facts import T0, token_hash
+
+RUN = "run-1"
+
+
+class Order(BaseModel):
+    order_id: str = "o-1"
+
+
+def charge(order_id: str) -> dict[str, Any]:
+    return {"order_id": order_id}
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def undo() -> None:
+    """Undo it."""
+
+
+def order(version: str | None = "1") -> Workflow:
+    """Charge, rest an hour, check; ask a person about large amounts; a failed charge may be mended."""
+    workflow = Workflow("orders", payload=Order, version=version, entry="charge")
+    due = Deadline(timedelta(minutes=5))
+    workflow.step(name="charge", retry=Retry(max_attempts=3), deadline=due, max_visits=3)(charge)
+    workflow.step(name="mend")(nothing)
+    workflow.wait("rest", timedelta(hours=1))
+    workflow.step(name="check")(nothing)
+    workflow.approval(
+        "review", deadline=Deadline(timedelta(hours=2), timedelta(minutes=30), escalate_after=timedelta(hours=1))
+    )
+    workflow.route("charge", to="rest")
+    workflow.route("charge", on="error", to="mend", recovery="compensation")
+    workflow.route("mend", to="fail")
+    workflow.route("rest", to="check")
+    workflow.route("check", to="review", when=path("check.amount") > 100)
+    workflow.route("check", to="charge", when=path("check.api_token") == "hunter2")
+    workflow.route("check", to="complete")
+    workflow.route("review", to="complete")
+    workflow.route("review", on="error", to="fail")
+    return workflow
+
+
+def changed_order() -> Workflow:
+    """Another workflow of the same name."""
+    workflow = Workflow("orders", payload=Order, version="2")
+    workflow.step(name="charge")(charge)
+    workflow.route("charge", to="complete")
+    return workflow
+
+
+def fan() -> Workflow:
+    """Three steps side by side, and one that joins them."""
+    workflow = Workflow("fan", version="1")
+    for name in ("left", "middle", "right"):
+        workflow.step(name=name)(nothing)
+    workflow.step(name="join", after=["left", "middle", "right"])(nothing)
+    return workflow
+
+
+def saga() -> Workflow:
+    """Two steps that can be undone, one that cannot, and one that may fail."""
+    workflow = Workflow("saga", version="1")
+    workflow.step(name="book", compensate=undo)(nothing)
+    workflow.step(name="pay", compensate=undo)(nothing)
+    workflow.step(name="mail", irreversible=True)(nothing)
+    workflow.step(name="ship", max_deliveries=2)(nothing)
+    for source, target in (("book", "pay"), ("pay", "mail"), ("mail", "ship"), ("ship", "complete")):
+        workflow.route(source, to=target)
+    return workflow
+
+
+def looping() -> Workflow:
+    """A step that is visited again until it is content, by two ways, and one that comes back to itself."""
+    workflow = Workflow("looping", version="1", entry="poll")
+    workflow.step(name="poll", max_visits=5)(nothing)
+    workflow.step(name="look", max_visits=5)(nothing)
+    workflow.pause("breathe", max_visits=5)
+    workflow.route("poll", to="poll", when=path("poll.again") == True)  # noqa: E712
+    workflow.route("poll", to="look")
+    workflow.route("look", to="breathe", when=path("look.tired") == True)  # noqa: E712
+    workflow.route("look", to="poll", when=path("look.again") == True)  # noqa: E712
+    workflow.route("look", to="complete")
+    workflow.route("breathe", to="poll")
+    return workflow
+
+
+class Somebody(NamedTuple):
+    """A worker as it announces itself."""
+
+    worker_id: str
+    queues: tuple[str, ...] = ("default",)
+    definitions: tuple[str, ...] | None = None
+
+
+@dataclass
+class Scene:
+    """One run of a workflow, and the clock it lives by."""
+
+    definition: Definition
+    clock: VirtualClock = field(default_factory=lambda: VirtualClock(T0))
+    run_id: str = RUN
+    claims: int = 0
+
+    def __post_init__(self) -> None:
+        self.storage = MemoryStorage(self.clock)
+        self.registry = Registry([self.definition])
+
+    @property
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    @property
+    def unit(self) -> RunUnit:
+        return RunUnit.fold(self.storage.read_run(self.run_id))
+
+    def write(self, *facts: Fact) -> None:
+        for fact in facts:
+            self.storage.append(fact.thread, [fact])
+
+    def advance(self, **span: float) -> "Scene":
+        self.clock.advance(timedelta(**span))
+        return self
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def signal(self, signal_type: str, **fields: Any) -> None:
+        base = {"run_id": self.run_id, "occurred_at": self.now, "payload": {}, "metadata": {}}
+        self.write(RunSignalReceived(**{**base, "signal_type": signal_type, **fields}))
+
+    def start(self, **fields: Any) -> "Scene":
+        definition = self.definition
+        base = {
+            "run_id": self.run_id,
+            "workflow": definition.name,
+            "trigger": "manual",
+            "input": definition.accept_payload({}),
+            "queue": "default",
+            "definition_version": definition.version,
+            "definition_fingerprint": definition.fingerprint,
+            "occurred_at": self.now,
+        }
+        started = RunStarted(**{**base, **fields})
+        self.signal("start_run", payload={"workflow": definition.name, "input": started.input}, actor="ada")
+        self.write(started, *plan_start(definition, started))
+        return self
+
+    def attempt(self, step: str) -> Attempt:
+        """The latest attempt at a step."""
+        found = [a for a in self.unit.dispatch.attempts.values() if a.step == step]
+        return max(found, key=lambda a: (a.position, a.attempt_number))
+
+    def claim(self, step: str, lease: float = 60, owner: str = "worker-a") -> "Scene":
+        attempt = self.attempt(step)
+        assert attempt.status in OPEN
+        self.claims += 1
+        self.write(
+            AttemptClaimed(
+                **self._fence(attempt, f"claim-{self.claims}"),
+                owner_id=owner,
+                lease_until=self.now + timedelta(seconds=lease),
+            )
+        )
+        assert self.attempt(step).claim_id == f"claim-{self.claims}", "the claim was refused"
+        return self
+
+    def _fence(self, attempt: Attempt, claim: str | None = None) -> dict[str, Any]:
+        held = claim or attempt.claim_id or ""
+        return {
+            "run_id": self.run_id,
+            "runnable_key": attempt.runnable_key,
+            "queue": attempt.queue,
+            "claim_id": held,
+            "claim_token_hash": token_hash(held),
+            "occurred_at": self.now,
+        }
+
+    def beat(self, step: str, lease: float = 60) -> "Scene":
+        fence = self._fence(self.attempt(step))
+        self.write(AttemptHeartbeat(**fence, lease_until=self.now + timedelta(seconds=lease)))
+        return self
+
+    def completion(self, step: str, result: Any = None) -> Fact:
+        return AttemptCompleted(**self._fence(self.attempt(step)), result=result)
+
+    def failure(self, step: str, retry_in: float | None = None, error: dict[str, Any] | None = None) -> Fact:
+        attempt = self.attempt(step)
+        retry: dict[str, Any] = {}
+        if retry_in is not None:
+            key = f"{attempt.idempotency_key}:{attempt.attempt_number + 1}"
+            retry = {"retry_runnable_key": key, "retry_visible_at": self.now + timedelta(seconds=retry_in)}
+        said = error or {"type": "ValueError", "message": "declined"}
+        return AttemptFailed(**self._fence(attempt), error=said, **retry)
+
+    def complete(self, step: str, result: Any = None) -> "Scene":
+        self.write(self.completion(step, result))
+        return self.settle(self.attempt(step).runnable_key)
+
+    def fail(self, step: str, retry_in: float | None = None, error: dict[str, Any] | None = None) -> "Scene":
+        key = self.attempt(step).runnable_key
+        self.write(self.failure(step, retry_in, error))
+        return self.settle(key)
+
+    def defer(self, step: str, seconds: float, reason: str | None = None) -> "Scene":
+        later = self.now + timedelta(seconds=seconds)
+        self.write(AttemptReleased(**self._fence(self.attempt(step)), reason=reason, visible_at=later))
+        return self
+
+    def settle(self, key: str) -> "Scene":
+        """Let the run take up what is known of an attempt."""
+        attempts = self.unit.dispatch.attempts
+        self.write(*plan_settled(self.definition, self.unit.run, [attempts[key]], attempts, self.now))
+        return self
+
+    def die(self, step: str) -> "Scene":
+        """Let every delivery of an attempt run out, and park it."""
+        attempt = self.attempt(step)
+        while self.attempt(step).deliveries < attempt.max_deliveries:
+            self.claim(step, lease=10).advance(seconds=11)
+        self.write(
+            AttemptDeadLettered(
+                run_id=self.run_id,
+                runnable_key=attempt.runnable_key,
+                queue=attempt.queue,
+                deliveries=attempt.max_deliveries,
+                error={"code": "dead_letter", "message": "the lease ran out"},
+                occurred_at=self.now,
+            )
+        )
+        return self
+
+    def decide(self, action: str, actor: str = "grace", comment: str | None = None) -> "Scene":
+        command = {"approved": "approve_run", "rejected": "reject_run", "resumed": "resume_run"}[action]
+        self.signal(command, actor=actor, comment=comment)
+        result: dict[str, Any] = {} if action == "resumed" else {"decision": action, "actor": actor}
+        self.write(*plan_resolution(self.definition, self.unit.run, action, result, {}, self.now))
+        return self
+
+    def end(self, status: str = "cancelled", **fields: Any) -> "Scene":
+        self.signal("cancel_run", **{"actor": "grace", **fields})
+        self.write(*plan_end(self.unit.run, status, self.now))
+        return self
+
+    def do(self, step: str, result: Any = None) -> "Scene":
+        return self.claim(step).advance(seconds=5).complete(step, result)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def case(
+        self,
+        registry: Registry | None = None,
+        workers: Sequence[Somebody] | None = None,
+        queue_state: QueueState | None = None,
+        at_revision: int | None = None,
+    ) -> Case:
+        record = read_record(self.storage, self.run_id, at_revision)
+        known = self.registry if registry is None else registry
+        return make_case(record, self.now, registry=known, workers=workers, queue_state=queue_state)
+
+    def explain(self, **known: Any) -> Explanation:
+        return explain(self.case(**known))
+
+
+def scene(workflow: Workflow) -> Scene:
+    """A run that has just started."""
+    return Scene(workflow.freeze()).start()

@@ -1,0 +1,142 @@
+"""Every reason has a history that leads to it; every answer names the facts that prove it, and what to do."""
+
+import json
+
+import pytest
+
+from squid_dagster.inspection import RunReason
+from squid_dagster.inspection.diagnosis import RULES
+from tests.inspection.reasons import STORIES
+
+_CALLS = {
+    "approve": "squid.approve('run-1', actor=...)",
+    "reject": "squid.reject('run-1', actor=...)",
+    "resume": "squid.resume('run-1')",
+    "cancel": "squid.cancel('run-1')",
+    "recover": "squid.recover()",
+    "resume_queue": "squid.resume_queue('default')",
+    "start_worker": "squid.worker('default')",
+    "register_definition": "Squid.connect(workflows=[...])",
+    "inspect_history": "squid.inspect_run('run-1', include_history=True)",
+    "wait": None,
+}
+
+
+SUMMARIES = {
+    RunReason.TERMINAL: "The run completed at 2026-01-01T01:00:15Z.",
+    RunReason.QUARANTINED: (
+        "The run is quarantined: entry 2 of thread 'squid:dispatch:default' cannot be read (input: Field required)."
+    ),
+    RunReason.UNREADABLE_ENTRY: (
+        "Entry 2 of thread 'squid:dispatch:default' cannot be read (step: wrong): "
+        "whoever meets it next will quarantine the run."
+    ),
+    RunReason.MANUAL_INTERVENTION_REQUIRED: (
+        "Step 'review' waits for an approval since 2026-01-01T01:00:15Z, for 1 h 35 min."
+    ),
+    RunReason.DEAD_LETTER: (
+        "Step 'ship' was handed out 2 times and never finished; "
+        "it is a dead letter, and nobody tries again by themselves."
+    ),
+    RunReason.QUEUE_PAUSED: (
+        "Queue 'default' is paused since 2026-01-01T00:00:05Z: nobody can claim step 'charge' until it is resumed."
+    ),
+    RunReason.NO_WORKER_FOR_QUEUE: (
+        "Step 'charge' has been waiting for 5 min, but no live worker has announced itself for queue 'default'."
+    ),
+    RunReason.EXPIRED_CLAIM: (
+        "Worker 'worker-a' let its lease on step 'charge' run out 10 s ago: "
+        "with the next claim on the queue the attempt is handed to another worker."
+    ),
+    RunReason.COMPENSATING: (
+        "The run has failed (ValueError: declined) and ends once everything is undone. "
+        "The undoing of step 'pay' is next, and it waits for a worker."
+    ),
+    RunReason.ATTEMPT_CLAIMED: "Worker 'worker-a' works on step 'charge' for 35 s (lease until 2026-01-01T00:01:20Z).",
+    RunReason.RETRY_SCHEDULED: (
+        "Step 'charge' failed (ValueError: declined); attempt 2 of 3 begins at 2026-01-01T00:00:30Z, in 30 s."
+    ),
+    RunReason.DEFERRED_CONTINUATION: (
+        "Step 'charge' has deferred itself (the bank is closed) and comes back at 2026-01-01T00:02:00Z, in 2 min."
+    ),
+    RunReason.WAIT_STEP: "The run rests in wait 'rest' and goes on at 2026-01-01T01:00:05Z, in 50 min.",
+}
+
+
+def test_every_reason_has_a_history_that_leads_to_it() -> None:
+    assert set(STORIES) == set(RunReason)
+
+
+@pytest.mark.parametrize("reason", RunReason)
+def test_the_history_of_a_reason_is_explained_by_it(reason: RunReason) -> None:
+    told, known = STORIES[reason]()
+
+    found = told.explain(**known)
+
+    assert found.reason == reason.value
+    assert found.summary.endswith(".")
+    assert "\n" not in found.summary
+    assert found.as_of == told.now
+
+
+@pytest.mark.parametrize("reason", RunReason)
+def test_every_answer_names_the_facts_that_prove_it(reason: RunReason) -> None:
+    told, known = STORIES[reason]()
+
+    found = told.explain(**known)
+
+    assert found.evidence
+    for proof in found.evidence:
+        (entry,) = told.storage.read(proof.thread, after=proof.revision - 1, limit=1)
+        assert (entry.seq, entry.fact.type, entry.fact.occurred_at) == (proof.revision, proof.type, proof.occurred_at)
+
+
+@pytest.mark.parametrize("reason", RunReason)
+def test_actions_are_calls_that_can_be_copied(reason: RunReason) -> None:
+    told, known = STORIES[reason]()
+
+    for action in told.explain(**known).next_actions:
+        if action.action in _CALLS:
+            assert action.call == _CALLS[action.action]
+
+
+@pytest.mark.parametrize("reason", RunReason)
+def test_an_explanation_is_json_with_stable_keys(reason: RunReason) -> None:
+    told, known = STORIES[reason]()
+
+    found = json.loads(json.dumps(told.explain(**known).to_dict()))
+
+    assert list(found) == [
+        "run_id",
+        "workflow",
+        "definition_version",
+        "queue",
+        "status",
+        "reason",
+        "step",
+        "summary",
+        "details",
+        "next_actions",
+        "evidence",
+        "as_of",
+    ]
+    assert all(list(each) == ["thread", "revision", "type", "occurred_at"] for each in found["evidence"])
+    assert all(list(each) == ["action", "call", "note"] for each in found["next_actions"])
+
+
+def test_rules_are_looked_at_in_the_order_of_the_reasons() -> None:
+    order_of = list(RunReason)
+    places = []
+    for reason in RunReason:
+        told, known = STORIES[reason]()
+        case = told.case(**known)
+        place = next((i for i, rule in enumerate(RULES) if rule(case) is not None), len(RULES))
+        places.append((place, order_of.index(reason)))
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("reason", SUMMARIES)
+def test_the_summary_is_a_sentence_that_a_person_can_act_on(reason: RunReason) -> None:
+    told, known = STORIES[reason]()
+
+    assert told.explain(**known).summary == SUMMARIES[reason]

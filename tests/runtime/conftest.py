@@ -1,0 +1,51 @@
+"""A `Squid` on every storage, so that one suite of behaviour runs on them all: memory, thread by thread, Postgres."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Storage
+from tests.journal.contract import plain_url
+from tests.runtime.stage import MakeSquid, Workflows
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_url: str) -> str:
+    """The same server, told not to wait for the disk: hundreds of schemas are made here, and none outlives the tests."""
+    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return postgres_url
+
+
+@pytest.fixture(params=["memory", "memory, thread by thread", "postgres"])
+def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
+    """An empty journal by the virtual clock, in every adapter."""
+    match request.param:
+        case "memory":
+            return MemoryStorage(clock)
+        case "memory, thread by thread":
+            return MemoryStorage(clock, atomic_across_threads=False)
+    found = request.getfixturevalue("postgres_virtual")
+    assert isinstance(found, PostgresStorage)
+    return found
+
+
+@pytest.fixture
+def make_squid(storage: Storage) -> Iterator[MakeSquid]:
+    """Make a `Squid` of workflows on the journal under test; a second one sees the same journal."""
+    made: list[Squid] = []
+
+    def make(workflows: Workflows = (), **options: object) -> Squid:
+        # Without jitter unless a test wants it, so that pauses are what the policy says.
+        made.append(Squid(storage, workflows, **{"random_unit": lambda: 0.0, **options}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for squid in made:
+        squid.runtime.notifier.close()
