@@ -49,8 +49,8 @@ from squid_dagster.runtime.starting import Payload, WorkflowRef, prepare_start, 
 from squid_dagster.runtime.worker import Worker, WorkerReport
 from squid_dagster.workflow import MissingResource, StepContext, Workflow, load_workflows
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import DEFAULT_QUEUE
 from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 ALIVE_WITHIN = timedelta(seconds=20)  # a worker that has not announced itself for so long does not count
 

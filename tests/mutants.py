@@ -204,7 +204,7 @@ MUTANTS = (
         'queues[fact.queue] = fact.type == "queue_paused"',
         "queues[fact.queue] = True",
     ),
-    Mutant("the last start wins", RUN, "if run.start_digest is not None:", "if False:"),
+    Mutant("the last start wins", RUN, "if run.start is not None or run.start_kept is not None:", "if False:"),
     Mutant(
         "the last plan wins",
         RUN,

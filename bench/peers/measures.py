@@ -112,8 +112,8 @@ def _drain(server: Server, system: System, count: int, steps: int, settings: Map
             process.finish()
         server.settle(url)
         with Process(system.command, Order("drain", url, count, steps, settings)) as process:
-            ready = process.wait_for("ready")["at"]
-            first = process.wait_for("last")["first"]
+            ready: float = process.wait_for("ready")["at"]
+            first: float = process.wait_for("last")["first"]
             end = _wait_until_done(url, system, count, steps)
             process.finish()
     # A system that begins while it still starts up is not charged for the rest of that.

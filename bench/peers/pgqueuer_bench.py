@@ -1,7 +1,8 @@
 """pgqueuer, driven by the orders of the benchmark; runs in the peers' environment.
 
-Its best documented setting: asyncpg and uvloop as its own benchmark tool has them, `pgq autovac`'s table settings as its
-checklist asks, tables as durable as ours ("durable", the default).
+Its best documented setting: asyncpg and uvloop, as its own benchmark tool has them; the batch size, the pool and the
+number of managers in the process that were fastest; the table settings of `pgq autovac`, as its checklist asks. Tables
+are "durable", its default: the faster levels lose jobs in a crash.
 """
 
 # mypy: disable-error-code="import-not-found"

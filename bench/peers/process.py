@@ -1,4 +1,4 @@
-"""One process of one system: started with an order, listened to line by line, ended by us if it does not end by itself."""
+"""One process of one system: started with an order, listened to line by line, ended by us if it does not end itself."""
 
 import json
 import subprocess

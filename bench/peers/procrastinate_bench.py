@@ -1,4 +1,9 @@
-"""procrastinate, driven by the orders of the benchmark; runs in the peers' environment."""
+"""procrastinate, driven by the orders of the benchmark; runs in the peers' environment.
+
+Its best documented setting: asynchronous tasks, so that no job needs a thread; concurrency in one process as "Execute
+multiple jobs at the same time" has it, with a connection for each and one more as "Mind the size of your PostgreSQL
+pool" asks; jobs in bulk by `batch_defer`. uvloop is not in its documentation and does it no harm, so it gets it.
+"""
 
 # mypy: disable-error-code="import-not-found"
 # mypy: allow-untyped-decorators
@@ -20,27 +25,14 @@ def prepare(order: Order) -> None:
 
 
 def single(order: Order) -> None:
-    """Defer one job after another."""
-    if order.settings.get("sync_client", True):
-        app, noop = _app(SyncPsycopgConnector(conninfo=order.url), lambda: None)
-        with app.open():
-            for n in range(WARM_UP):
+    """Defer one job after another; the synchronous client is the faster one here."""
+    app, noop = _app(SyncPsycopgConnector(conninfo=order.url), lambda: None)
+    with app.open():
+        for n in range(WARM_UP):
+            noop.defer(n=n)
+        with Stopwatch(order.count):
+            for n in range(order.count):
                 noop.defer(n=n)
-            with Stopwatch(order.count):
-                for n in range(order.count):
-                    noop.defer(n=n)
-        return
-
-    async def defer() -> None:
-        app, noop = _app(PsycopgConnector(conninfo=order.url), lambda: None)
-        async with app.open_async():
-            for n in range(WARM_UP):
-                await noop.defer_async(n=n)
-            with Stopwatch(order.count):
-                for n in range(order.count):
-                    await noop.defer_async(n=n)
-
-    _loop(order)(defer())
 
 
 def bulk(order: Order) -> None:
@@ -90,7 +82,7 @@ def _app(connector: Any, handle: Callable[[], None]) -> tuple[Any, Any]:
 
 
 def _loop(order: Order) -> Callable[[Any], Any]:
-    return uvloop.run if order.settings["uvloop"] else asyncio.run  # type: ignore[no-any-return]
+    return uvloop.run if order.settings["uvloop"] else asyncio.run
 
 
 if __name__ == "__main__":

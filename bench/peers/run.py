@@ -44,7 +44,9 @@ def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quic
     all_figures = [figure for figure, _ in found]
     print(results.table(all_figures))
     print(", ".join(f"{name} {value}" for name, value in shown.items()))
-    if not quick:
+    if quick:
+        print("quick: a tenth of the work, once; nothing is judged or written")
+    else:
         results.write(RESULTS, found, _versions(shown))
         print(f"written to {RESULTS.relative_to(ROOT)}")
     return quick or all(kept for figure in all_figures for kept in figure.targets().values())

@@ -27,7 +27,7 @@ class Sizes:
 
     def quick(self) -> "Sizes":
         """Give a tenth of it, enough to see that everything works."""
-        return Sizes(self.drain // 10, self.workflows // 10, self.single // 10, self.bulk // 10, 10)
+        return Sizes(self.drain // 10, self.workflows // 10, self.single // 10, self.bulk // 10, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ _SYSTEMS = (
             "bulk_chunk": 500,
         },
         three_step={"async_workflows": False, "worker_concurrency": 50, "polling_interval_sec": 0.01},
-        idle={"async_workflows": False, "worker_concurrency": 20, "polling_interval_sec": 0.01},
+        idle={"async_workflows": False, "polling_interval_sec": 0.001, "pool_size": 5},
         sizes=Sizes(drain=1_500, workflows=400, single=500, bulk=1_500),
         waiting="SELECT count(*) FROM dbos.workflow_status WHERE status = 'ENQUEUED'",
         done="SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'",
@@ -95,6 +95,7 @@ _SYSTEMS = (
         python=environment.PYTHON,
         module="bench.peers.procrastinate_bench",
         settings={"concurrency": 3, "pool_size": 4, "uvloop": True, "bulk_chunk": 1_000},
+        idle={"concurrency": 1, "pool_size": 2},
         sizes=Sizes(drain=2_000, workflows=0, single=500, bulk=10_000),
         waiting="SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'",
         done="SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'",

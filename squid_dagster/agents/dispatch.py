@@ -24,7 +24,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import Fact, LiveWakeupEmitted, Runnable, RunQueued
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
-from squid_dagster.workflow.planning import schedule
+from squid_dagster.workflow.scheduling import schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from squid_dagster.protocol.run import RunProjection, application_digest
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled, results_ready_to_apply
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import plan_settled, schedule
+from squid_dagster.workflow.planning import plan_settled
+from squid_dagster.workflow.scheduling import schedule
 
 DefinitionOf = Callable[[str, RunProjection], Definition]
 

@@ -14,8 +14,8 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
-from squid_dagster.workflow.planning import unprogressed
 from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.scheduling import unprogressed
 from squid_dagster.workflow.state import COMPENSATE, failure_of
 
 

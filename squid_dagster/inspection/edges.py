@@ -1,5 +1,6 @@
 """The edges of a run's graph: routes and dependencies, and which of them the run has taken."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.nodes import GraphNode, NodeStatus, Story
 from squid_dagster.inspection.shown import asks_for_secret, brief
 from squid_dagster.protocol.redaction import REDACTED
-from squid_dagster.workflow.conditions import Condition
+from squid_dagster.workflow.conditions import Condition, Operator
 from squid_dagster.workflow.declared import Outcome
 from squid_dagster.workflow.definition import Definition, Mode, Route
 from squid_dagster.workflow.state import COMPENSATE
@@ -61,7 +62,7 @@ def make_edges(case: Case, nodes: Mapping[str, GraphNode], seen: Mapping[str, St
             edges += _routes(case.definition, taken, nodes, ended=case.run.terminal)
         else:
             edges += _dependencies(case.definition, nodes)
-    edges += [_taken(decision, times) for decision, times in taken.items()]
+    edges += [_taken(decision, times, place) for place, (decision, times) in enumerate(taken.items())]
     edges += [
         GraphEdge(
             id=f"{step.removeprefix(COMPENSATE)}:compensation:{step}",
@@ -166,15 +167,26 @@ def _dependencies(definition: Definition, nodes: Mapping[str, GraphNode]) -> Ite
             )
 
 
-def _taken(decision: Decision, times: int) -> GraphEdge:
+def _taken(decision: Decision, times: int, place: int) -> GraphEdge:
     """Give an edge that no route declares: an error nobody routes, or a run whose definition is not at hand."""
     return GraphEdge(
-        id=f"{decision.source}:{decision.outcome}:{decision.to}:taken"
-        + ("" if decision.condition is None else f":{decision.condition}"),
+        id=f"{decision.source}:{decision.outcome}:{decision.to}:taken:{place}",
         source=decision.source,
         target=decision.to,
         type="route",
         status=EdgeStatus.CHOSEN,
         times=times,
         outcome=decision.outcome,
+        condition=_recorded(decision.condition),
     )
+
+
+def _recorded(condition: str | None) -> str | None:
+    """Spell a condition as a fact has recorded it; whatever else stands there is not told."""
+    found: Any = json.loads(condition) if condition is not None else {}
+    try:
+        return condition_text(
+            Condition(tuple(map(str, found["path"])), Operator(found["operator"]), found.get("value"))
+        )
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None

@@ -22,6 +22,14 @@ class Worker(Protocol):
     def definitions(self) -> Sequence[str] | None:
         """The keys of the definitions that it executes; None when it takes anything."""
 
+    @property
+    def capacity(self) -> int:
+        """How many attempts it works on at once."""
+
+    @property
+    def running(self) -> int:
+        """How many it works on now."""
+
 
 class Hold(NamedTuple):
     """Why a run is held: the definition that it was started with, and the one that is registered now, if any."""

@@ -152,9 +152,10 @@ def _untangle(grid: _Grid) -> None:
     best, least = [list(row) for row in grid.rows], _crossings(grid)
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
-        for row in grid.rows[1:] if down else reversed(grid.rows[:-1]):
-            place = {cell: i for each in grid.rows for i, cell in enumerate(each)}
-            row.sort(key=lambda cell: _middle(grid, cell, place, down=down))
+        for near, row in pairwise(grid.rows if down else grid.rows[::-1]):
+            place = {cell: i for each in (near, row) for i, cell in enumerate(each)}
+            middles = {cell: _middle(grid, cell, place, down=down) for cell in row}
+            row.sort(key=middles.__getitem__)
         if (found := _crossings(grid)) < least:
             best, least = [list(row) for row in grid.rows], found
     grid.rows = best

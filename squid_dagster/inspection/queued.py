@@ -128,13 +128,17 @@ def attempt_visible(case: Case) -> Finding | None:
     if not case.visible:
         return None
     first = case.visible[0]
-    busy = f"; {len(case.claimed)} of its attempts are being worked on" if case.claimed else ""
+    takers = _takers(case, first)
+    full = bool(takers) and all(worker.running >= worker.capacity for worker in takers)
+    busy = f"; other attempts of the run are being worked on ({len(case.claimed)})" if case.claimed else ""
+    busy += f"; all live workers that could take it are busy ({len(takers)})" if full else ""
+    more = (Action("start_worker", f"squid.worker({case.queue!r})"),) if full else ()
     return Finding(
         RunReason.ATTEMPT_VISIBLE,
         f"{named(first.step)} has been waiting for a worker of queue {case.queue!r} for {_waited(case, first)}{busy}.",
         first.step,
         {**_keys(case.visible), "visible_since": first.visible_at, **_workers(case, first)},
-        (wait(f"the next free worker of queue {case.queue!r} takes it"),),
+        (wait(f"the next free worker of queue {case.queue!r} takes it"), *more),
         tuple(_origin(case, each) for each in case.visible),
     )
 

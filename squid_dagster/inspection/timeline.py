@@ -1,7 +1,13 @@
-"""What happened to a run, in order: one event for each fact, the refused ones too."""
+"""What happened to a run, in order: one event for each fact, the refused ones too.
 
+Facts are told in the order of the journal, with one exception: of the facts of one instant, what is done about a
+decision (put on the queue, fenced) follows the decision, wherever in its commit it was written.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from squid_dagster.inspection.record import Record, read_record
@@ -53,7 +59,7 @@ def timeline(record: Record) -> list[TimelineEvent]:
     steps = _steps(record)
     events: list[TimelineEvent] = []
     beats: dict[str, int] = {}  # by claim: where its latest row of heartbeats stands among the events
-    for entry in record.entries:
+    for entry in _as_told(record.entries):
         event = _event(entry, record, steps)
         if event.kind != "attempt_heartbeat" or event.refused is not None:
             beats.pop(_claim(entry), None)
@@ -65,6 +71,33 @@ def timeline(record: Record) -> list[TimelineEvent]:
             event = replace(event, details={**event.details, "count": 1})
         events.append(event)
     return events
+
+
+def _as_told(entries: Sequence[Entry]) -> Iterator[Entry]:
+    for _, group in groupby(entries, key=lambda entry: entry.fact.occurred_at):
+        instant = list(enumerate(group))
+        causes = {name: place for place, entry in reversed(instant) for name in _decides(entry)}
+        told = sorted(instant, key=lambda each: _rank(each[0], causes.get(_follows(each[1]), -1)))
+        yield from (entry for _, entry in told)
+
+
+def _rank(place: int, cause: int) -> tuple[int, bool]:
+    """Give a fact its place, or the one right after its cause if that comes later."""
+    return (cause, True) if cause > place else (place, False)
+
+
+def _decides(entry: Entry) -> list[str]:
+    """Name what a fact of the run decides on."""
+    fact: Any = entry.fact
+    if unreadable(entry) is None and fact.type == "runnables_planned":
+        return [runnable.runnable_key for runnable in fact.runnables]
+    return [fact.type] if fact.type in ("run_started", "run_terminal") else []
+
+
+def _follows(entry: Entry) -> str:
+    """Name the decision that a fact of the queue follows from."""
+    follows = {"run_queued": "run_started", "run_fenced": "run_terminal"}.get(entry.fact.type, "")
+    return (_declared(entry.fact, "runnable_key") or "") if entry.fact.type == "attempt_scheduled" else follows
 
 
 def _event(entry: Entry, record: Record, steps: dict[str, str]) -> TimelineEvent:

@@ -222,4 +222,6 @@ def view_entry(entry: Entry, record: Record) -> dict[str, Any]:
     if isinstance(fact, MalformedFact):
         return {**view, "unreadable": without_values(fact.reason), "data": {}}
     data = fact.data if isinstance(fact, UnknownFact) else fact.model_dump(mode="json", exclude=set(_ENVELOPE))
+    if fact.type == "entry_quarantined":
+        data = {**data, "reason": without_values(data["reason"])}
     return {**view, "unreadable": None, "data": shown_object(data)}

@@ -29,15 +29,27 @@ from squid_dagster.protocol.threads import run_thread
 class Planned(NamedTuple):
     """A planned runnable; only its digest where it was read from a view."""
 
-    digest: str
+    kept: str | None
     runnable: Runnable | None = None
+
+    @property
+    def digest(self) -> str:
+        """What tells a repeated plan from a conflicting one; made when somebody asks, which is rare."""
+        return plan_digest(self.runnable) if self.runnable is not None else self.kept or ""
 
 
 class Applied(NamedTuple):
     """An applied outcome; only its digest where it was read from a view."""
 
-    digest: str
+    kept: str | None
     fact: RunnableApplied | None = None
+
+    @property
+    def digest(self) -> str:
+        """What tells a repeated application from a conflicting one; made when somebody asks, which is rare."""
+        if self.fact is None:
+            return self.kept or ""
+        return application_digest(self.fact.result, self.fact.transition)
 
 
 class Child(NamedTuple):
@@ -77,7 +89,7 @@ class RunProjection:
 
     run_id: str | None = None
     start: RunStarted | None = None
-    start_digest: str | None = None
+    start_kept: str | None = None  # the digest of the start, where it was read from a view
     planned: dict[str, Planned] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     planned_visits: int = 0
@@ -123,8 +135,15 @@ class RunProjection:
         if self.manual_state is not None:
             return "paused"
         if self.planned_visits == 0:
-            return "started" if self.start is not None or self.start_digest is not None else "new"
+            return "started" if self.start is not None or self.start_kept is not None else "new"
         return "idle" if self.applied_visits >= self.planned_visits else "running"
+
+    @property
+    def start_digest(self) -> str | None:
+        """What tells a repeated start from a conflicting one; None when there was no start."""
+        if self.start is None:
+            return self.start_kept
+        return digest(self.start.model_dump(mode="json", exclude={"occurred_at"}))
 
     @property
     def terminal(self) -> bool:
@@ -199,32 +218,36 @@ def _judge(run: RunProjection, entry: Entry) -> Reason | None:
 
 
 def _start(run: RunProjection, fact: RunStarted) -> Reason | None:
-    start = digest(fact.model_dump(mode="json", exclude={"occurred_at"}))
-    if run.start_digest is not None:
-        return None if run.start_digest == start else Reason.CONFLICTING_RUN_START
-    run.start, run.start_digest = fact, start
+    if run.start is not None or run.start_kept is not None:
+        same = run.start_digest == RunProjection(start=fact).start_digest
+        return None if same else Reason.CONFLICTING_RUN_START
+    run.start = fact
     return None
 
 
 def _plan(run: RunProjection, entry: Entry, fact: RunnablesPlanned) -> None:
     for runnable in fact.runnables:
-        plan = digest(
-            [
-                runnable.idempotency_key,
-                runnable.attempt_number,
-                runnable.queue,
-                runnable.step,
-                runnable.input,
-                runnable.visible_at.isoformat(),
-            ]
-        )
         known = run.planned.get(runnable.runnable_key)
         if known is None:
-            run.planned[runnable.runnable_key] = Planned(plan, runnable)
+            run.planned[runnable.runnable_key] = Planned(None, runnable)
             # A retry is another attempt at a visit that was counted when it was first planned.
             run.planned_visits += runnable.attempt_number == 1
-        elif known.digest != plan:
+        elif known.digest != plan_digest(runnable):
             run.anomalies.append(anomaly(Reason.CONFLICTING_RUNNABLE_INTENT, entry, runnable.runnable_key))
+
+
+def plan_digest(runnable: Runnable) -> str:
+    """Give the digest by which a repeated plan is told from a conflicting one."""
+    return digest(
+        [
+            runnable.idempotency_key,
+            runnable.attempt_number,
+            runnable.queue,
+            runnable.step,
+            runnable.input,
+            runnable.visible_at.isoformat(),
+        ]
+    )
 
 
 def application_digest(result: Any, transition: dict[str, Any] | None) -> str:
@@ -235,11 +258,11 @@ def application_digest(result: Any, transition: dict[str, Any] | None) -> str:
 def _apply(run: RunProjection, fact: RunnableApplied) -> Reason | None:
     if fact.runnable_key not in run.planned:
         return Reason.UNKNOWN_RUNNABLE_INTENT
-    application = application_digest(fact.result, fact.transition)
     known = run.applied.get(fact.runnable_key)
     if known is not None:
-        return None if known.digest == application else Reason.CONFLICTING_RESULT
-    run.applied[fact.runnable_key] = Applied(application, fact)
+        same = known.digest == application_digest(fact.result, fact.transition)
+        return None if same else Reason.CONFLICTING_RESULT
+    run.applied[fact.runnable_key] = Applied(None, fact)
     run.applied_visits += 1
     return None
 

@@ -16,8 +16,9 @@ from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
-from squid_dagster.runtime.starting import Start, start_run
-from squid_dagster.workflow.planning import plan_end, plan_resolution, plan_retry
+from squid_dagster.runtime.starting import Start, has_begun, start_run, started_before
+from squid_dagster.workflow.planning import plan_resolution
+from squid_dagster.workflow.scheduling import plan_end, plan_retry
 from squid_dagster.workflow.state import visits
 
 _ACTIONS = {
@@ -162,7 +163,17 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
         NotFound: no such run.
         UnsafeReplay: steps that cannot be repeated were completed, and `allow_irreversible` is not set.
         IncompatibleDefinition: the definition that it ran with is not registered.
+        ConflictingCommand: the idempotency key was used with another content.
     """
+    signal = Signal(
+        type=SignalType.REPLAY_RUN,
+        payload={"run_id": run_id, "allow_irreversible": allow_irreversible is True},
+        **options,
+    )
+    key = signal.idempotency_key
+    new_id = runtime.new_run_id() if key is None else derived_run_id("replay_run", run_id, key)
+    if has_begun(runtime, new_id, signal):
+        return started_before(runtime, new_id, signal)
     unit = RunUnit.fold(runtime.storage.read_run(run_id))
     run = _existing(run_id, unit)
     assert run.start is not None  # noqa: S101  _existing refuses others
@@ -180,12 +191,6 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
             f"run {run_id!r} has completed {', '.join(map(repr, unsafe))}, which cannot be undone: check by hand what "
             "they did, then replay with allow_irreversible=True"
         )
-    signal = Signal(
-        type=SignalType.REPLAY_RUN,
-        payload={"run_id": run_id, "allow_irreversible": allow_irreversible is True},
-        **options,
-    )
-    key = signal.idempotency_key
     schedule = run.start.context.get("schedule")
     context: JsonObject = {}
     if isinstance(schedule, dict):
@@ -194,11 +199,12 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
         runtime,
         Start(
             definition=runtime.definition_of(run_id, run),
-            run_id=runtime.new_run_id() if key is None else derived_run_id("replay_run", run_id, key),
+            run_id=new_id,
             trigger=run.start.trigger or "manual",
             queue=run.start.queue or runtime.queue,
             signal=signal,
             given=run.start.input,
+            accepted=run.start.input,  # by the same contract, which need not accept its own JSON
             priority=run.start.priority,
             context=context,
             replayed_from=run_id,

@@ -14,8 +14,9 @@ from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import DEFAULT_QUEUE, plan_settled
+from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 
 def new_run_id() -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal import load_run
@@ -34,8 +34,9 @@ def start_cron(
 ) -> Receipt:
     """Start the run of one window, or of one signal of another scheduler: once, whatever is repeated.
 
-    The window is `{"start_at": ..., "end_at": ...}`, as texts. A repeat gives the first receipt, also when the
-    definition has changed since; for a trigger with `idempotency="skip_duplicate"` it says `skipped`.
+    The window is `{"start_at": ..., "end_at": ...}`, as ISO 8601 texts with a timezone. A repeat gives the first
+    receipt, also when the definition has changed since; for a trigger with `idempotency="skip_duplicate"` it says
+    `skipped`.
 
     Raises:
         NotFound: the workflow is not registered.
@@ -74,7 +75,8 @@ def start_due_crons(runtime: Runtime, now: datetime | None = None) -> list[Recei
         for cron in definition.triggers.values():
             if isinstance(cron, Cron):
                 last = runtime.queries.latest_schedule(definition.name, cron.name)
-                windows = due_windows(cron, last, at, at - FIRST_WINDOW_WITHIN, _MOST)
+                since = at - FIRST_WINDOW_WITHIN if last is None else last
+                windows = due_windows(cron, last, at, since, _MOST)
                 receipts += [_start_window(runtime, definition, cron, window) for window in windows]
     return receipts
 
@@ -87,13 +89,25 @@ def _start_window(runtime: Runtime, definition: Definition, cron: Cron, window: 
 def _window(given: Mapping[str, str] | None) -> dict[str, str] | None:
     if not given:
         return None
-    found = {name: given.get(name) for name in ("start_at", "end_at")}
-    for name, text in found.items():
-        try:
-            datetime.fromisoformat(text or "")
-        except (TypeError, ValueError):
-            raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text, not {text!r:.80}") from None
-    return {name: str(text) for name, text in found.items()}
+    start_at, end_at = (_moment(name, given.get(name)) for name in ("start_at", "end_at"))
+    if end_at <= start_at:
+        raise InvalidArgument(f"intended_window must end after its start {given.get('start_at')!r:.80}")
+    # One spelling for one moment: whoever names the same window in another timezone means the same run.
+    return {"start_at": _spelled(start_at), "end_at": _spelled(end_at)}
+
+
+def _moment(name: str, text: object) -> datetime:
+    try:
+        found = datetime.fromisoformat(text if isinstance(text, str) else "")
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text with a timezone, not {text!r:.80}")
+
+
+def _spelled(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _start(

@@ -10,7 +10,8 @@ from squid_dagster.runtime.children import start_linked_child
 from squid_dagster.runtime.controls import cancel_orphan
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.signals import SignalType
-from squid_dagster.workflow.planning import plan_settled, queue_of, schedule, unprogressed
+from squid_dagster.workflow.planning import plan_settled
+from squid_dagster.workflow.scheduling import queue_of, schedule, unprogressed
 
 
 def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:

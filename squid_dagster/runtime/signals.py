@@ -116,8 +116,8 @@ def signal_options(
     Raises:
         InvalidArgument: an empty key, or metadata that is no mapping.
     """
-    if idempotency_key is not None and (not isinstance(idempotency_key, str) or not idempotency_key):
-        raise InvalidArgument(f"idempotency_key must be a non-empty text, not {idempotency_key!r:.80}")
+    if idempotency_key is not None:
+        check_key(idempotency_key)
     if metadata is not None and not isinstance(metadata, Mapping):
         raise InvalidArgument(f"metadata must be a mapping, not a {type(metadata).__name__}")
     return {
@@ -126,3 +126,10 @@ def signal_options(
         "metadata": dict(metadata or {}),
         "idempotency_key": idempotency_key,
     }
+
+
+def check_key(idempotency_key: str) -> str:
+    """Return a key that can be used again; raise `InvalidArgument` for one that is no text, or empty."""
+    if not isinstance(idempotency_key, str) or not idempotency_key:
+        raise InvalidArgument(f"idempotency_key must be a non-empty text, not {idempotency_key!r:.80}")
+    return idempotency_key

@@ -12,13 +12,14 @@ from squid_dagster.journal import load_run
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.threads import check_part
+from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType, check_key
 from squid_dagster.workflow.authoring import Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_start
+from squid_dagster.workflow.values import canonical
 
 Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition
@@ -28,7 +29,11 @@ _BATCH = 500  # runs in one commit of `start_many`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A run that is to be started. `given` is the payload as it was handed over, before defaults."""
+    """A run that is to be started.
+
+    `given` is the payload as it was handed over, before defaults, as JSON; `payload` is the same as an object, where
+    there is one; `accepted` is what the contract made of it, once it was checked.
+    """
 
     definition: Definition
     run_id: str
@@ -36,9 +41,17 @@ class Start:
     queue: str
     signal: Signal
     given: JsonObject
+    payload: Payload = None
+    accepted: JsonObject | None = None
     priority: int = 0
     context: JsonObject = field(default_factory=dict)
     replayed_from: str | None = None
+
+    def input(self) -> JsonObject:
+        """Give what the workflow's contract makes of the payload. Raises `InvalidPayload`."""
+        if self.accepted is not None:
+            return self.accepted
+        return self.definition.accept_payload(self.given if self.payload is None else self.payload)
 
     def facts(self, now: datetime) -> list[Fact]:
         """Give everything that is written for it.
@@ -52,7 +65,7 @@ class Start:
             run_id=self.run_id,
             workflow=definition.name,
             trigger=self.trigger,
-            input=definition.accept_payload(self.given),
+            input=self.input(),
             context=self.context,
             queue=self.queue,
             priority=self.priority,
@@ -80,7 +93,8 @@ def prepare_start(
 
     Raises:
         NotFound: the workflow, or that version of it, is not registered.
-        InvalidArgument, InvalidThread: a trigger that the workflow does not have, a bad queue, run id or option.
+        InvalidArgument, InvalidThread: a trigger that the workflow does not have, a bad queue, run id or option, or
+            both a run id and an idempotency key.
         InvalidPayload: a payload that is no JSON object.
     """
     definition = runtime.registry.select(workflow, version)
@@ -94,8 +108,12 @@ def prepare_start(
         payload={"workflow": definition.name, "trigger": name, "input": given},
         **(options or {}),  # type: ignore[arg-type]  # made by signal_options
     )
+    key = signal.idempotency_key
+    if run_id is not None and key is not None:
+        raise InvalidArgument(
+            f"a start takes run_id={run_id!r} or idempotency_key={key!r}, not both: either one starts the run once"
+        )
     if run_id is None:
-        key = signal.idempotency_key
         run_id = runtime.new_run_id() if key is None else derived_run_id(definition.name, name, key)
     return Start(
         definition=definition,
@@ -104,8 +122,16 @@ def prepare_start(
         queue=check_part(runtime.queue if queue is None else queue, "queue"),
         signal=signal,
         given=given,
+        payload=payload if _says_more(payload, definition) else None,
         priority=priority,
     )
+
+
+def _says_more(payload: Payload, definition: Definition) -> bool:
+    # An object of the contract is valid as it is; its JSON need not be, with aliases, strict or computed fields.
+    if isinstance(payload, BaseModel):
+        return definition.payload is not None and isinstance(payload, definition.payload)
+    return bool(payload)
 
 
 def start_run(runtime: Runtime, start: Start) -> Receipt:
@@ -118,33 +144,43 @@ def start_run(runtime: Runtime, start: Start) -> Receipt:
     try:
         written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
     except Conflict:
-        return started_before(runtime, start)
+        return started_before(runtime, start.run_id, start.signal)
     except SquidError:
-        # The definition may have changed since the first time; a repeat is answered all the same.
-        if start.signal.idempotency_key is not None and runtime.storage.revision(f"squid:run:{start.run_id}"):
-            return started_before(runtime, start)
+        if has_begun(runtime, start.run_id, start.signal):
+            return started_before(runtime, start.run_id, start.signal)
         raise
     return _receipt(written)
 
 
-def started_before(runtime: Runtime, start: Start) -> Receipt:
+def has_begun(runtime: Runtime, run_id: str, signal: Signal) -> bool:
+    """Tell whether the run of a start with an idempotency key is there, so that its repeat is answered all the same.
+
+    The definition may have changed since the first time, or whatever else would refuse it now.
+    """
+    return signal.idempotency_key is not None and runtime.storage.revision(run_thread(run_id)) > 0
+
+
+def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
     """Give the receipt of a run that exists. Raises `ConflictingCommand` when it was started with something else."""
-    _, run = load_run(runtime.storage, start.run_id)
+    _, run = load_run(runtime.storage, run_id)
     first = next(iter(run.command_history), None)
-    if first is None or run.start is None or not _same(first, start):
-        key = start.signal.idempotency_key
-        used = f"idempotency key {key!r} (run {start.run_id!r})" if key is not None else f"run id {start.run_id!r}"
+    if first is None or run.start is None or not _same(first, signal):
+        key = signal.idempotency_key
+        used = f"idempotency key {key!r} (run {run_id!r})" if key is not None else f"run id {run_id!r}"
         raise ConflictingCommand(f"{used} was used for another start: use a new one, or the same payload")
     # Where a commit cannot span threads, the first start may have been cut off before its work was scheduled.
     if not runtime.storage.atomic_across_threads:
         from squid_dagster.runtime.repair import repair_run
 
-        repair_run(runtime, start.run_id)
+        repair_run(runtime, run_id)
     return Receipt.of(first, repeated=True)
 
 
-def _same(first: RunSignalReceived, start: Start) -> bool:
-    return first.signal_type == start.signal.type and first.payload == start.signal.payload
+def _same(first: RunSignalReceived, signal: Signal) -> bool:
+    try:
+        return first.signal_type == signal.type and canonical(first.payload) == canonical(signal.payload)
+    except ValueError:  # not a number: no journal holds it
+        return False
 
 
 def _receipt(written: Sequence[Fact]) -> Receipt:
@@ -155,18 +191,29 @@ def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
     """Start many runs, some hundred in one commit; promises for each what `start_run` does.
 
     Raises:
+        InvalidPayload: one of the payloads does not fit; nothing was started.
         As `start_run`. Runs of earlier commits have been started then: repeat with the same keys.
     """
     receipts: list[Receipt] = []
-    todo = iter(starts)
+    todo = iter([_checked(runtime, start) for start in starts])
     while batch := list(islice(todo, _BATCH)):
         receipts += _start_batch(runtime, batch)
     return receipts
 
 
+def _checked(runtime: Runtime, start: Start) -> Start:
+    try:
+        return replace(start, accepted=start.input())
+    except SquidError:
+        if has_begun(runtime, start.run_id, start.signal):
+            return start
+        raise
+
+
 def _start_batch(runtime: Runtime, batch: list[Start]) -> list[Receipt]:
     unique = {start.run_id: start for start in batch}
-    if len(unique) == len(batch) and runtime.storage.atomic_across_threads:
+    alike = len(unique) == len(batch) and all(start.accepted is not None for start in batch)
+    if alike and runtime.storage.atomic_across_threads:
         try:
             written = runtime.decide(list(unique), lambda _, now: [f for s in batch for f in s.facts(now)], new=True)
         except Conflict:
@@ -177,14 +224,14 @@ def _start_batch(runtime: Runtime, batch: list[Start]) -> list[Receipt]:
 
 
 def with_keys(starts: Sequence[Start], keys: Sequence[str] | None) -> Iterator[Start]:
-    """Give each start its idempotency key. Raises `InvalidArgument` unless there is one for each."""
+    """Give each start its idempotency key. Raises `InvalidArgument` unless there is a non-empty one for each."""
     if keys is None:
         yield from starts
         return
     if len(keys) != len(starts):
         raise InvalidArgument(f"{len(keys)} idempotency keys for {len(starts)} runs: give one for each")
     for start, key in zip(starts, keys, strict=True):
-        signal = replace(start.signal, idempotency_key=key)
+        signal = replace(start.signal, idempotency_key=check_key(key))
         yield replace(start, signal=signal, run_id=derived_run_id(start.definition.name, start.trigger, key))
 
 

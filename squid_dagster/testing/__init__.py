@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from squid_dagster.journal.clock import VirtualClock
     from squid_dagster.testing.driving import LimitReached, advance, drain, execute_until_blocked
-    from squid_dagster.testing.golden import GoldenMismatch, assert_golden, golden
+    from squid_dagster.testing.golden_histories import GoldenMismatch, assert_golden, golden
     from squid_dagster.testing.injection import (
         CRASH_EXIT_CODE,
         Boundary,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "squid_dagster.journal.clock": ("VirtualClock",),
     "squid_dagster.testing.driving": ("LimitReached", "advance", "drain", "execute_until_blocked"),
-    "squid_dagster.testing.golden": ("GoldenMismatch", "assert_golden", "golden"),
+    "squid_dagster.testing.golden_histories": ("GoldenMismatch", "assert_golden", "golden"),
     "squid_dagster.testing.injection": (
         "CRASH_EXIT_CODE",
         "Boundary",

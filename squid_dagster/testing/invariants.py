@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.dispatch import apply_queue
+from squid_dagster.protocol.anomalies import anomaly, unreadable
 from squid_dagster.protocol.entries import Entry, by_run
 from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.testing.breaches import Rule, Violation, violation
 from squid_dagster.testing.run_rules import RunRules
 from squid_dagster.testing.sources import read_all, storage_of
-from squid_dagster.testing.violations import Rule, Violation, violation
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
@@ -68,11 +67,9 @@ def _order(journal: Sequence[Entry]) -> Iterator[Violation]:
         revisions[entry.thread], position = entry.seq, entry.position
 
 
-def _anomalies(runs: Iterable[Sequence[Entry]], loose: Sequence[Entry]) -> Iterator[Violation]:
-    queue_anomalies: list[Anomaly] = []
-    for entry in loose:
-        apply_queue({}, queue_anomalies, entry)
-    for each in [*queue_anomalies, *(each for entries in runs for each in RunUnit.fold(entries).anomalies)]:
+def _anomalies(runs: Iterable[Sequence[Entry]], loose: Iterable[Entry]) -> Iterator[Violation]:
+    unread = [anomaly(reason, entry) for entry in loose if (reason := unreadable(entry)) is not None]
+    for each in [*unread, *(each for entries in runs for each in RunUnit.fold(entries).anomalies)]:
         about = f" ({each.subject!r})" if each.subject is not None else ""
         text = f"{each.entry_type}{about} is refused by the fold: {each.reason.value}"
         yield Violation(Rule.NO_ANOMALY, text, each.run_id, each.thread, each.seq, each.position)

@@ -1,6 +1,7 @@
-"""A `Squid` for tests: a journal in memory, a clock that is moved by hand, the same run ids in every run of the test."""
+"""A `Squid` for tests: a journal in memory, a clock that is moved by hand, and the same run ids every time."""
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
 
@@ -25,10 +26,10 @@ class VirtualSquid(Squid):
         Raises:
             InvalidArgument: the storage goes by another clock.
         """
-        if storage.now() != clock.now():
+        if not _goes_by(storage, clock):
             raise InvalidArgument(
-                f"the storage says that it is {storage.now().isoformat()}, the clock {clock.now().isoformat()}: "
-                "build the storage with this clock, such as MemoryStorage(clock)"
+                f"the storage does not go by this clock, it says that it is {storage.now().isoformat()}: "
+                "build it with the clock, such as MemoryStorage(clock)"
             )
         super().__init__(storage, workflows, **options)
         self.clock = clock
@@ -38,7 +39,12 @@ class SquidFactory(Protocol):
     """What the fixture `squid` gives: called with workflows, it makes a `VirtualSquid` and closes it in the end."""
 
     def __call__(
-        self, workflows: Workflows = (), *, clock: VirtualClock | None = None, storage: Storage | None = None, **options: Any
+        self,
+        workflows: Workflows = (),
+        *,
+        clock: VirtualClock | None = None,
+        storage: Storage | None = None,
+        **options: Any,
     ) -> VirtualSquid:
         """Make one, as `make_squid` does; without a clock of its own it goes by the fixture `squid_clock`."""
 
@@ -66,6 +72,13 @@ def make_squid(
         )
     settings = {"new_run_id": counted_run_ids(storage), "random_unit": lambda: 0.0, **options}
     return VirtualSquid(storage, workflows, clock=found, **settings)
+
+
+def _goes_by(storage: Storage, clock: VirtualClock) -> bool:
+    """Tell whether a storage follows a clock, by moving it a moment on and back: two clocks may show the same time."""
+    moment = timedelta(microseconds=1)
+    told = clock.advance(moment) == storage.now()
+    return clock.advance(-moment) == storage.now() and told
 
 
 def counted_run_ids(storage: Storage) -> Callable[[], str]:

@@ -1,6 +1,6 @@
 """The rules that are about one run, read from its facts one after another, without the help of any fold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from squid_dagster.protocol.anomalies import unreadable
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.facts import Runnable
-from squid_dagster.testing.violations import Rule, Violation, violation
+from squid_dagster.testing.breaches import Rule, Violation, violation
 
 # What may be written about a run that has ended: that its queue's work is fenced, and where it is to be found.
 _AFTER_THE_END = frozenset({"run_fenced", "run_indexed", "run_cataloged"})
@@ -65,26 +65,30 @@ class RunRules:
                 return
             yield violation(Rule.NOTHING_AFTER_THE_END, entry, f"comes after the end, at {self.ended.position}")
             return
-        rule = getattr(self, f"_{fact.type}", None)
-        if rule is not None:
-            yield from rule(entry, fact)
+        self._note(entry, fact)
+        if fact.type in _JUDGED:
+            yield from _JUDGED[fact.type](self, entry, fact)
+
+    def _note(self, entry: Entry, fact: Any) -> None:
+        """Take in what breaks no rule by itself."""
+        match fact.type:
+            case "run_started":
+                self.started = self.started or fact
+            case "run_terminal":
+                self.ended = entry
+            case "run_fenced":
+                self.fenced = True
+            case "runnables_planned":
+                for runnable in fact.runnables:
+                    self.planned.setdefault(runnable.runnable_key, runnable)
+            case "attempt_scheduled":
+                self.scheduled.setdefault(fact.runnable_key, entry)
+                self.visits.setdefault(fact.runnable_key, fact.idempotency_key)
 
     # --- the run's own thread, and the lists ------------------------------------------------------------------------
 
-    def _run_started(self, _: Entry, fact: Any) -> Iterator[Violation]:
-        self.started = self.started or fact
-        return iter(())
-
-    def _run_terminal(self, entry: Entry, _: Any) -> Iterator[Violation]:
-        self.ended = entry
-        return iter(())
-
-    def _runnables_planned(self, _: Entry, fact: Any) -> Iterator[Violation]:
-        for runnable in fact.runnables:
-            self.planned.setdefault(runnable.runnable_key, runnable)
-        return iter(())
-
-    def _runnable_applied(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_applied(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge an applied outcome: it was settled so, and its visit is applied once."""
         key = fact.runnable_key
         outcome = self.settled.get(key)
         if outcome is None:
@@ -98,27 +102,18 @@ class RunRules:
         if first is not fact and _content(first) != _content(fact):
             yield violation(Rule.APPLIED_ONCE, entry, f"applies {key!r} after {first.runnable_key!r} was applied")
 
-    def _listed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_listed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge an index or catalog fact: it names a run that was started."""
         if self.started is None:
             yield violation(Rule.LISTED_WAS_STARTED, entry, "names a run that was not started")
         elif self.started.workflow != fact.workflow:
             text = f"names workflow {fact.workflow!r}, but the run is one of {self.started.workflow!r}"
             yield violation(Rule.LISTED_WAS_STARTED, entry, text)
 
-    _run_indexed = _run_cataloged = _listed
-
     # --- the queue's thread -----------------------------------------------------------------------------------------
 
-    def _run_fenced(self, _: Entry, __: Any) -> Iterator[Violation]:
-        self.fenced = True
-        return iter(())
-
-    def _attempt_scheduled(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        self.scheduled.setdefault(fact.runnable_key, entry)
-        self.visits.setdefault(fact.runnable_key, fact.idempotency_key)
-        return iter(())
-
-    def _attempt_claimed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_claim(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge a claim: nobody holds the visit, and the token is a new one."""
         yield from self._unsettled(entry, fact)
         visit = self._visit(fact.runnable_key)
         holder = self.holders.get(visit)
@@ -133,7 +128,8 @@ class RunRules:
                 yield violation(Rule.TOKENS_GROW, entry, f"has token {fact.fencing_token}, after {last}")
             self.tokens[visit] = max(last, fact.fencing_token)
 
-    def _attempt_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge a heartbeat: only the holder extends its lease."""
         yield from self._unsettled(entry, fact)
         yield from self._held(entry, fact)
         visit = self._visit(fact.runnable_key)
@@ -141,15 +137,17 @@ class RunRules:
         if holder is not None and holder.is_writer_of(fact):
             self.holders[visit] = holder._replace(lease_until=max(holder.lease_until, fact.lease_until))
 
-    def _attempt_released(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_release(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge a release: only the holder gives an attempt back."""
         yield from self._unsettled(entry, fact)
         yield from self._held(entry, fact)
         self._let_go(fact)
 
-    def _settlement(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_outcome(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge an outcome: only the holder settles, and only once; a repeat is nothing new."""
         first = self.settled.setdefault(fact.runnable_key, fact)
         if first is not fact:
-            if _content(first) != _content(fact):
+            if _outcome(first) != _outcome(fact):
                 yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
             return
         yield from self._held(entry, fact)
@@ -157,9 +155,8 @@ class RunRules:
         if fact.type == "attempt_failed" and fact.retry_runnable_key is not None:
             self.visits.setdefault(fact.retry_runnable_key, self._visit(fact.runnable_key))
 
-    _attempt_completed = _attempt_failed = _settlement
-
-    def _attempt_dead_lettered(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def judge_dead_letter(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Judge a dead letter: nobody holds the attempt, and it was not settled."""
         first = self.settled.setdefault(fact.runnable_key, fact)
         if first.type != fact.type:
             yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
@@ -204,8 +201,27 @@ class RunRules:
             yield violation(Rule.SCHEDULED_WAS_PLANNED, entry, text)
 
 
+_JUDGED: dict[str, Callable[[RunRules, Entry, Any], Iterator[Violation]]] = {
+    "runnable_applied": RunRules.judge_applied,
+    "run_indexed": RunRules.judge_listed,
+    "run_cataloged": RunRules.judge_listed,
+    "attempt_claimed": RunRules.judge_claim,
+    "attempt_heartbeat": RunRules.judge_heartbeat,
+    "attempt_released": RunRules.judge_release,
+    "attempt_completed": RunRules.judge_outcome,
+    "attempt_failed": RunRules.judge_outcome,
+    "attempt_dead_lettered": RunRules.judge_dead_letter,
+}
+
+
 def _is_failure(applied: Any) -> bool:
     return (applied.transition or {}).get("on") == "error"
+
+
+def _outcome(fact: Any) -> Any:
+    """Give who settled an attempt, and how: what a repeat has in common with the first time."""
+    result = fact.result if fact.type == "attempt_completed" else fact.error
+    return fact.type, getattr(fact, "claim_id", None), getattr(fact, "claim_token_hash", None), digest(result)
 
 
 def _content(fact: Any) -> Any:

@@ -14,8 +14,7 @@ _PAGE = 5_000  # entries in one read
 
 def storage_of(source: "Squid | Storage") -> Storage:
     """Give the storage that holds all facts."""
-    found: Storage = getattr(source, "journal", source)
-    return found
+    return source if isinstance(source, Storage) else source.journal
 
 
 def read_all(storage: Storage) -> Iterator[Entry]:

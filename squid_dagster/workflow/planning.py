@@ -14,17 +14,14 @@ from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
-    AttemptScheduled,
     Fact,
     ManualStepPaused,
     ManualStepResolved,
-    RunFenced,
     Runnable,
     RunnableApplied,
     RunnablesPlanned,
     RunQueued,
     RunStarted,
-    RunTerminal,
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection, apply_run
@@ -33,6 +30,7 @@ from squid_dagster.workflow.binding import bind, bind_compensation
 from squid_dagster.workflow.declared import COMPLETE, FAIL, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
+from squid_dagster.workflow.scheduling import deadline_of, plan_end, queue_of, schedule
 from squid_dagster.workflow.state import (
     COMPENSATE,
     Visit,
@@ -44,9 +42,7 @@ from squid_dagster.workflow.state import (
     visits,
 )
 
-DEFAULT_QUEUE = "default"
 _ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}
-_FINAL = (AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus.DEAD_LETTERED)
 
 
 def plan_start(definition: Definition, start: RunStarted) -> list[Fact]:
@@ -93,76 +89,6 @@ def plan_resolution(
         waits = f"waits at {state.kind} {state.step!r}" if state is not None else f"is {run.status}"
         raise InvalidTransition(f"run {run.run_id!r} {waits}: there is nothing that could be {action}")
     return _Planning(definition, run.copy(), now).resolve(state.step, action, result, metadata)
-
-
-def plan_retry(run: RunProjection, attempt: Attempt, now: datetime) -> list[Fact]:
-    """Give the facts that put a dead letter back: one more attempt at the same visit, visible at once.
-
-    Raises:
-        InvalidTransition: the attempt is no dead letter that its run waits for.
-    """
-    planned = run.planned.get(attempt.runnable_key)
-    key = f"{attempt.idempotency_key}:{attempt.attempt_number + 1}"
-    if attempt.status is not AttemptStatus.DEAD_LETTERED or planned is None or planned.runnable is None:
-        raise InvalidTransition(f"{attempt.runnable_key!r} is {attempt.status}: only a dead letter can be retried")
-    if run.stopped or attempt.runnable_key in run.applied or key in run.planned:
-        raise InvalidTransition(f"the run has gone on from {attempt.runnable_key!r}: there is nothing to retry")
-    again = planned.runnable.model_copy(
-        update={"runnable_key": key, "attempt_number": attempt.attempt_number + 1, "visible_at": now}
-    )
-    return [
-        RunnablesPlanned(run_id=attempt.run_id, runnables=[again], occurred_at=now),
-        schedule(again, run.start, now),
-    ]
-
-
-def plan_end(run: RunProjection, status: str, now: datetime, error: JsonObject | None = None) -> list[Fact]:
-    """Give the facts that end a run, with the fence for work that is still open."""
-    run_id = run.run_id or ""
-    facts: list[Fact] = []
-    if open_visits(run):
-        facts.append(RunFenced(run_id=run_id, queue=queue_of(run), occurred_at=now))
-    return [*facts, RunTerminal(run_id=run_id, status=status, error=error, occurred_at=now)]  # type: ignore[arg-type]
-
-
-def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[Attempt]:
-    """Give the settled attempts from which something should follow and nothing is on record, oldest first."""
-    if run.stopped:
-        return []
-    found = [
-        attempt
-        for key, attempt in attempts.items()
-        if attempt.status in _FINAL
-        and key in run.planned
-        and key not in run.applied
-        and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in run.planned
-    ]
-    return sorted(found, key=lambda a: (a.settled_at or a.last_at, a.runnable_key))
-
-
-def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> AttemptScheduled:
-    """Give the fact that puts a planned runnable on its queue."""
-    return AttemptScheduled(
-        run_id=runnable.run_id,
-        runnable_key=runnable.runnable_key,
-        idempotency_key=runnable.idempotency_key,
-        attempt_number=runnable.attempt_number,
-        queue=runnable.queue,
-        step=runnable.step,
-        input=runnable.input,
-        visible_at=runnable.visible_at,
-        priority=runnable.priority,
-        max_deliveries=runnable.max_deliveries,
-        workflow=start.workflow if start else None,
-        definition_version=start.definition_version if start else None,
-        definition_fingerprint=start.definition_fingerprint if start else None,
-        occurred_at=now,
-    )
-
-
-def queue_of(run: RunProjection) -> str:
-    """Give the one queue that all work of a run goes through."""
-    return (run.start.queue if run.start is not None else None) or DEFAULT_QUEUE
 
 
 class _Planning:
@@ -345,7 +271,7 @@ class _Planning:
         if step.is_manual:
             metadata: JsonObject = {"visit": visit}
             if step.deadline is not None:
-                metadata["deadline"] = _deadline(step, self.now)
+                metadata["deadline"] = deadline_of(step, self.now)
             return ManualStepPaused(
                 run_id=self.run_id,
                 step=step.name,
@@ -362,7 +288,7 @@ class _Planning:
         run_priority = self.run.start.priority if self.run.start is not None else 0
         more: dict[str, Any] = {}
         if step.deadline is not None and name == step.name:
-            more["deadline"] = _deadline(step, visible_at)
+            more["deadline"] = deadline_of(step, visible_at)
         return Runnable(
             run_id=self.run_id,
             runnable_key=runnable_key(self.run_id, name, visit, 1),
@@ -440,15 +366,3 @@ def _is_failed_compensation(visit: Visit) -> bool:
 def _compensation_failure(visit: Visit) -> JsonObject:
     step = visit.runnable.step.removeprefix(COMPENSATE)
     return {"step": step, "error": (visit.fact.transition or {}).get("error")}
-
-
-def _deadline(step: StepDefinition, starts_at: datetime) -> JsonObject:
-    assert step.deadline is not None  # noqa: S101  asked for by the caller
-    deadline = step.deadline
-    due_at = starts_at + deadline.within
-    found: JsonObject = {"due_at": due_at.isoformat()}
-    if deadline.due_soon is not None:
-        found["due_soon_at"] = (due_at - deadline.due_soon).isoformat()
-    if deadline.escalate_after is not None:
-        found["escalate_at"] = (due_at + deadline.escalate_after).isoformat()
-    return found

@@ -30,8 +30,9 @@ from squid_dagster.protocol import (
 )
 from squid_dagster.protocol.attempts import OPEN
 from squid_dagster.workflow import Deadline, Definition, Retry, Workflow, path
-from squid_dagster.workflow.planning import plan_end, plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.planning import plan_resolution, plan_settled, plan_start
 from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.scheduling import plan_end
 from tests.facts import T0, token_hash
 
 RUN = "run-1"
@@ -126,6 +127,8 @@ class Somebody(NamedTuple):
     worker_id: str
     queues: tuple[str, ...] = ("default",)
     definitions: tuple[str, ...] | None = None
+    capacity: int = 1
+    running: int = 0
 
 
 @dataclass

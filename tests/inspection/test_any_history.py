@@ -1,6 +1,7 @@
 """Whatever a journal holds, inspection answers: it never raises, is plain JSON, and tells no more than the facts."""
 
 import json
+from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
@@ -141,7 +142,9 @@ def test_any_run_has_a_timeline_of_all_its_facts(case: Case) -> None:
     for event in events:
         json.dumps(event.to_dict(), allow_nan=False)
         assert event.summary.endswith(".")
-    assert [event.position for event in events] == sorted(event.position for event in events)
+    instants = enumerate(groupby(case.record.entries, key=lambda entry: entry.fact.occurred_at))
+    places = {entry.position: place for place, (_, group) in instants for entry in group}
+    assert [places[event.position] for event in events] == sorted(places[event.position] for event in events)
     beats = [event for event in events if event.kind == "attempt_heartbeat" and event.refused is None]
     together = sum(event.details.get("count", 1) - 1 for event in beats)
     assert len(events) + together == len(case.record.entries)

@@ -182,7 +182,18 @@ def test_siblings_at_work_are_told_beside_the_one_that_waits() -> None:
 
     assert found.reason == "attempt_visible"
     assert found.details["runnable_keys"] == ["run-1:middle:1:1", "run-1:right:1:1"]
-    assert "1 of its attempts are being worked on" in found.summary
+    assert "other attempts of the run are being worked on (1)" in found.summary
+
+
+def test_workers_that_are_all_busy_are_told() -> None:
+    told = scene(order())
+    busy, free = Somebody("w-1", capacity=2, running=2), Somebody("w-2", capacity=2, running=1)
+
+    found = told.explain(workers=[busy, Somebody("w-3", ("slow",))])
+
+    assert found.summary.endswith("for 0 s; all live workers that could take it are busy (1).")
+    assert [each.action for each in found.next_actions] == ["wait", "start_worker"]
+    assert "busy" not in told.explain(workers=[busy, free]).summary
 
 
 def test_commands_and_those_that_were_repeated_are_told() -> None:
@@ -237,6 +248,17 @@ def test_the_pause_is_found_behind_much_other_work() -> None:
     found = explain_run(told.storage, FoldQueries(told.storage), RUN, now=told.now)
 
     assert "queue_paused" in [each.type for each in found.evidence]
+
+
+def test_a_queue_that_was_resumed_meanwhile_is_told_without_a_fact() -> None:
+    told, other = scene(order()), scene(order())
+    other.write(queue_paused())
+
+    for change in ((), (queue_paused(), queue_resumed())):
+        told.write(*change)
+        found = explain_run(told.storage, FoldQueries(other.storage), RUN, now=told.now)
+        assert found.reason == "queue_paused"
+        assert [each.type for each in found.evidence] == ["attempt_scheduled"]
 
 
 def test_nothing_is_said_of_workers_and_pauses_that_nobody_has_looked_at() -> None:

@@ -1,6 +1,7 @@
 """A run as a graph: nodes and their states, edges and which were taken, where the run is."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ def test_dependencies_are_chosen_pending_and_blocked() -> None:
         "left:dependency:join": "chosen",
         "middle:dependency:join": "blocked",
         "right:dependency:join": "blocked",
-        "middle:error:fail:taken": "chosen",
+        "middle:error:fail:taken:0": "chosen",
     }
     assert _statuses(found) == {
         "left": "completed",
@@ -210,7 +211,7 @@ def test_compensations_are_nodes_of_their_own() -> None:
         "pay:compensation:compensate:pay",
         "book:compensation:compensate:book",
     ]
-    assert _edges(found)["ship:error:fail:taken"] == "chosen"
+    assert _edges(found)["ship:error:fail:taken:0"] == "chosen"
 
 
 def test_a_dead_letter_blocks_what_comes_after_it() -> None:
@@ -241,6 +242,7 @@ def test_without_its_definition_a_run_is_drawn_from_its_facts() -> None:
         ("review", "complete"),
     ]
     assert {edge.status for edge in found.edges} == {EdgeStatus.CHOSEN}
+    assert [edge.condition for edge in found.edges] == [None, None, "check.amount > 100", None]
     assert {node.id: node.kind for node in found.nodes}["review"] == "approval"
 
 
@@ -249,6 +251,28 @@ def test_steps_that_are_not_declared_are_drawn_behind_those_that_are() -> None:
     told.write(planned(runnable(step="extra")), scheduled(step="extra"))
 
     assert [node.id for node in _drawn(told).nodes][5] == "extra"
+
+
+def test_an_end_leaves_later_dependencies_skipped() -> None:
+    workflow = Workflow("chain")
+    for name, before in (("a", []), ("b", ["a"]), ("c", ["b"])):
+        workflow.step(name=name, after=before)(nothing)
+
+    found = _drawn(scene(workflow).end())
+
+    assert _statuses(found) == {"a": "cancelled", "b": "skipped", "c": "skipped"}
+    assert _edges(found) == {"a:dependency:b": "blocked", "b:dependency:c": "skipped"}
+
+
+def test_a_manual_step_is_known_as_one_without_its_definition() -> None:
+    told = scene(looping()).do("poll").do("look", {"tired": True})
+
+    def kind() -> str:
+        return next(node.kind for node in graph(told.case(registry=Registry())).nodes if node.id == "breathe")
+
+    assert kind() == "pause"
+    told.decide("resumed")
+    assert kind() == "pause"
 
 
 def test_a_decision_without_a_record_is_known_when_there_was_one_way_only() -> None:
@@ -280,15 +304,15 @@ def test_a_fact_that_names_unknown_steps_draws_no_loose_edge() -> None:
 def test_history_is_shown_on_request() -> None:
     told = scene(order()).do("charge", {"paid": 5, "api_key": "hunter2"})
 
-    def of(**options: bool) -> dict[str, object]:
+    def of(**options: bool) -> Any:
         found = inspect_run_graph(told.storage, RUN, now=told.now, registry=told.registry, **options).to_dict()
-        return next(node for node in found["nodes"] if node["id"] == "charge")  # type: ignore[no-any-return]
+        return next(node for node in found["nodes"] if node["id"] == "charge")
 
     assert (of()["output"], of()["attempts"], of()["input"]) == (None, [], None)
     whole = of(include_history=True)
     assert whole["output"] == {"paid": 5, "api_key": "[REDACTED]"}
     assert whole["input"] == {"order_id": "o-1"}
-    assert [each["status"] for each in whole["attempts"]] == ["completed"]  # type: ignore[attr-defined]
+    assert [each["status"] for each in whole["attempts"]] == ["completed"]
     assert whole["transition"] == {"from": "charge", "on": "ok", "to": "rest"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import hash_token, new_claims
+from squid_dagster.journal.dispatch import Completed, Settlement, hash_token, new_claims
 from squid_dagster.journal.postgres import dispatch as dispatch_module
 from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
@@ -19,6 +19,8 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from tests.facts import T0, cataloged, planned, queued, scheduled, signal, started, t
 from tests.journal.contract import put, raw
+from tests.journal.writers import plan as plan_end
+from tests.journal.writers import start
 
 MINE, OTHERS, DEPTH = "run-mine", 4000, 20_000
 
@@ -220,6 +222,36 @@ def test_a_claim_reads_few_rows_however_deep_the_queue_and_whatever_is_not_due(d
             assert read.rows <= 30
 
 
+def test_claims_and_settlements_read_few_rows_also_by_plans_that_were_made_while_the_tables_were_empty(
+    postgres: PostgresStorage,
+) -> None:
+    store = PostgresDispatchStore(postgres)
+    start(postgres, ["first"])
+    store.settle([Settlement(c.ref, Completed(None)) for c in store.claim("default", "w")], plan_end)
+    start(postgres, [f"grown-{n}" for n in range(2_000)])
+    before = _fetched(postgres)
+    for _ in range(4):
+        claims = store.claim("default", "w", limit=50)
+        answers = store.settle([Settlement(c.ref, Completed(None)) for c in claims], plan_end)
+        assert [answer.error for answer in answers] == [None] * 50
+    after = _fetched(postgres)
+    # a dozen rows of each table for each run, whatever else is in it
+    assert after["journal_entries"] > before["journal_entries"]
+    for table, fetched in after.items():
+        assert fetched - before[table] <= 200 * 12, table
+
+
+def _fetched(storage: PostgresStorage) -> dict[str, int]:
+    """Count the rows of each table that were fetched so far; the storage's one connection tells its own at once."""
+    storage.rows("SELECT pg_stat_force_next_flush()")
+    found = storage.rows(
+        """SELECT relname, coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
+             FROM pg_stat_user_tables WHERE schemaname = %s""",
+        storage.schema,
+    )
+    return {str(name): int(fetched) for name, fetched in found}
+
+
 def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep: PostgresStorage) -> None:
     with raw(deep) as connection:
         for definitions in (["nothing/known"], []):
@@ -245,7 +277,7 @@ def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
     """The statement inside a claim that looks for due attempts of a rank."""
     return _nested(
         connection,
-        "SELECT array_agg(c.run_id)",
+        "SELECT array_agg(c.run_id",
         "EXIT WHEN v_runs IS NULL",
         {
             "p_queue": "'deep'",

@@ -8,7 +8,9 @@ import psycopg
 from psycopg import Connection
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
-from sqlalchemy import Engine, create_engine, exc
+from psycopg.types.json import set_json_loads
+from pydantic_core import from_json
+from sqlalchemy import Engine, create_engine, event, exc
 from sqlalchemy.engine import make_url
 
 from squid_dagster.journal.tiers import display_url, normalized_url
@@ -26,13 +28,15 @@ def make_engine(url: str, pool_size: int = 5) -> Engine:
     if isinstance(password := parsed.query.get("password"), str):
         # Where SQLAlchemy knows it for one, and hides it.
         parsed = parsed.difference_update_query(["password"]).set(password=password)
-    return create_engine(
+    engine = create_engine(
         parsed,
         pool_size=pool_size,
         max_overflow=pool_size,
         hide_parameters=True,
         connect_args={"prepare_threshold": None, "application_name": "squid_dagster", "connect_timeout": 10},
     )
+    event.listen(engine, "connect", lambda connection, _: set_json_loads(from_json, connection))
+    return engine
 
 
 @contextmanager

@@ -207,7 +207,7 @@ def connect(engine: Engine) -> PgConnection:
         lent = engine.raw_connection()
     except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
         raise unavailable(engine, error) from None
+    connection: Any = lent.driver_connection  # before it is detached: afterwards nobody knows it
     lent.detach()
-    connection: Any = lent.driver_connection
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
     return connection

@@ -1,6 +1,5 @@
 """Rows from facts: the fold of whole runs into the tables of the live views, or into their shadows."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -72,7 +71,7 @@ class ViewRows:
         for table, text in _INSERT.items():
             found: list[Row] = getattr(self, table)
             if found:
-                connection.execute(statement(text, schema, suffix), (json.dumps(found, ensure_ascii=False),))
+                connection.execute(statement(text, schema, suffix), (rows.to_text(found),))
 
 
 def rows_of_runs(entries: Iterable[Entry], run_ids: Iterable[str]) -> ViewRows:

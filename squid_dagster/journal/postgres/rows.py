@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic_core import to_json
+
 from squid_dagster.journal.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
@@ -19,6 +21,11 @@ from squid_dagster.protocol.unit import RunUnit
 Row = dict[str, Any]
 
 _RUN_TIMES = ("started_at", "ended_at", "window_start")
+
+
+def to_text(found: list[Row]) -> str:
+    """Write rows as the JSON that the database takes."""
+    return to_json(found).decode()
 
 
 def iso(value: datetime | None) -> str | None:
@@ -201,7 +208,7 @@ def _projection(row: Row) -> RunProjection:
     manual, quarantine = row["manual_state"], row["quarantine"]
     return RunProjection(
         run_id=row["run_id"],
-        start_digest=row["start_digest"],
+        start_kept=row["start_digest"],
         planned_visits=row["planned_visits"],
         applied_visits=row["applied_visits"],
         manual_state=ManualState(manual[0], manual[1], _required(manual[2]), manual[3]) if manual else None,

@@ -4,7 +4,6 @@ Facts of an append have no place in the journal yet. They are folded with provis
 append, and `position` is the fact's place in the commit, negated; the database puts the real ones in.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -205,7 +204,7 @@ class _Loaded(NamedTuple):
 
 
 def _json(found: list[Row]) -> str | None:
-    return json.dumps(found, ensure_ascii=False) if found else None
+    return rows.to_text(found) if found else None
 
 
 def entries_json(appends: Sequence[Verified], place: dict[str, int]) -> str:

@@ -63,9 +63,9 @@ BEGIN
         v_position := 0;
         LOOP
             -- The next candidates of this rank over all lanes, then those of them that nobody else is holding.
-            SELECT array_agg(c.run_id), array_agg(c.runnable_key),
-                   (array_agg(c.due_at ORDER BY c.due_at DESC, c.position DESC))[1],
-                   (array_agg(c.position ORDER BY c.due_at DESC, c.position DESC))[1]
+            SELECT array_agg(c.run_id ORDER BY c.due_at, c.position),
+                   array_agg(c.runnable_key ORDER BY c.due_at, c.position),
+                   max(c.due_at), (array_agg(c.position ORDER BY c.due_at, c.position))[count(*)]
               INTO v_runs, v_keys, v_due, v_position
               FROM (SELECT d.* FROM unnest(v_lanes) lane CROSS JOIN LATERAL (
                         SELECT a.run_id, a.runnable_key, a.due_at, a.position FROM {schema}.attempts a

@@ -1,0 +1,206 @@
+"""What happened to a run, told in order."""
+
+import pytest
+
+from squid_dagster.inspection import inspect_run_timeline
+from squid_dagster.inspection.sentences import sentence
+from squid_dagster.inspection.timeline import timeline
+from squid_dagster.protocol import FACT_TYPES
+from squid_dagster.protocol.errors import InvalidArgument, NotFound
+from tests.facts import (
+    EXAMPLES,
+    claimed,
+    completed,
+    fenced,
+    malformed,
+    planned,
+    queued,
+    runnable,
+    scheduled,
+    signal,
+    started,
+    terminal,
+    unknown,
+)
+from tests.inspection.reasons import damaged
+from tests.inspection.scenes import RUN, Scene, looping, order, saga, scene
+
+
+def _told(told: Scene) -> list[str]:
+    return [event.summary for event in inspect_run_timeline(told.storage, RUN)]
+
+
+def test_a_run_is_told_from_its_start_to_its_end() -> None:
+    told = scene(order()).claim("charge").fail("charge", retry_in=10).advance(seconds=10).do("charge")
+    told.advance(hours=1).do("rest").do("check", {"amount": 500}).decide("approved", comment="fine by me")
+
+    assert _told(told) == [
+        "ada asked for the run.",
+        "The run of workflow 'orders', version '1' started.",
+        "The run's work goes through queue 'default'.",
+        "The run planned 'charge'.",
+        "Step 'charge' was put on queue 'default'.",
+        "Step 'charge' was claimed by worker 'worker-a' until 2026-01-01T00:01:00Z.",
+        "Step 'charge' failed: ValueError: declined; it is tried again at 2026-01-01T00:00:10Z.",
+        "The run planned 'charge' (attempt 2).",
+        "Step 'charge' was claimed by worker 'worker-a' until 2026-01-01T00:01:10Z.",
+        "Step 'charge' was completed by its worker.",
+        "Step 'charge' counts as done; the run goes on to 'rest'.",
+        "The run planned 'rest'.",
+        "Step 'rest' was put on queue 'default', visible from 2026-01-01T01:00:15Z on.",
+        "Step 'rest' was claimed by worker 'worker-a' until 2026-01-01T01:01:15Z.",
+        "Step 'rest' was completed by its worker.",
+        "Step 'rest' counts as done; the run goes on to 'check'.",
+        "The run planned 'check'.",
+        "Step 'check' was put on queue 'default'.",
+        "Step 'check' was claimed by worker 'worker-a' until 2026-01-01T01:01:20Z.",
+        "Step 'check' was completed by its worker.",
+        "Step 'check' counts as done; the run goes on to 'review'.",
+        "Step 'review' waits for an approval.",
+        "grace approved: fine by me.",
+        "Step 'review' was approved.",
+        "The run completed.",
+    ]
+
+
+def test_undoing_is_told_as_such() -> None:
+    told = scene(saga()).do("book").claim("pay").fail("pay").do("compensate:book")
+
+    assert _told(told)[-7:] == [
+        "Step 'pay' counts as failed; with that, the run has failed.",
+        "The run planned 'compensate:book'.",
+        "The undoing of step 'book' was put on queue 'default'.",
+        "The undoing of step 'book' was claimed by worker 'worker-a' until 2026-01-01T00:01:05Z.",
+        "The undoing of step 'book' was completed by its worker.",
+        "The undoing of step 'book' counts as done.",
+        "The run failed: ValueError: declined.",
+    ]
+
+
+def test_deferrals_pauses_and_dead_letters_are_told() -> None:
+    told = scene(saga()).claim("book").defer("book", 60, "not yet").advance(seconds=60).do("book").do("pay")
+    told.do("mail").die("ship")
+
+    summaries = _told(told)
+
+    assert "Step 'book' deferred itself until 2026-01-01T00:01:00Z: not yet." in summaries
+    assert summaries[-1] == "Step 'ship' was handed out 2 times and never finished: it is a dead letter."
+    told = scene(looping()).do("poll").do("look", {"tired": True}).decide("resumed")
+    assert "Step 'breathe' waits for somebody to resume it." in _told(told)
+    assert "Step 'breathe' was resumed." in _told(told)
+
+
+def test_heartbeats_that_follow_each_other_are_one_event() -> None:
+    told = scene(order()).claim("charge")
+    for _ in range(3):
+        told.advance(seconds=20).beat("charge")
+    told.complete("charge")
+
+    (beat,) = [each for each in inspect_run_timeline(told.storage, RUN) if each.kind == "attempt_heartbeat"]
+
+    assert beat.summary == (
+        "Step 'charge' is still being worked on, until 2026-01-01T00:02:00Z (3 heartbeats since 2026-01-01T00:00:20Z)."
+    )
+    assert (beat.details["count"], beat.details["lease_until"]) == (3, "2026-01-01T00:02:00Z")
+
+
+def test_heartbeats_of_the_next_worker_are_another_event() -> None:
+    told = scene(order()).claim("charge", lease=10).advance(seconds=5).beat("charge", lease=10)
+    told.advance(seconds=30).claim("charge").advance(seconds=5).beat("charge")
+
+    beats = [each for each in inspect_run_timeline(told.storage, RUN) if each.kind == "attempt_heartbeat"]
+
+    assert [each.details["count"] for each in beats] == [1, 1]
+
+
+def test_a_refused_fact_is_told_as_refused() -> None:
+    told = scene(order()).claim("charge").advance(seconds=20)
+    told.write(claimed(step="charge", claim="thief", at=20), completed(step="charge", claim="thief", at=20))
+
+    events = inspect_run_timeline(told.storage, RUN)[-2:]
+
+    assert [each.refused for each in events] == ["active_claim", "stale_claim"]
+    assert events[0].summary.startswith("Refused (active claim): Step 'charge' was claimed by worker 'worker-thief'")
+
+
+def test_what_follows_from_a_decision_is_told_after_it_wherever_it_was_written() -> None:
+    told = Scene(order().freeze())
+    told.write(queued(), scheduled(), signal(), started(), planned())
+    told.write(fenced(at=50), terminal(), scheduled(step="ship", at=60), queued(at=70))
+
+    kinds = [(each.kind, each.position) for each in inspect_run_timeline(told.storage, RUN)]
+
+    assert kinds == [
+        ("run_signal_received", 3),
+        ("run_started", 4),
+        ("run_queued", 1),
+        ("runnables_planned", 5),
+        ("attempt_scheduled", 2),
+        ("run_terminal", 7),
+        ("run_fenced", 6),
+        ("attempt_scheduled", 8),
+        ("run_queued", 9),
+    ]
+
+
+def test_events_say_who_where_and_which_step() -> None:
+    told = scene(order()).claim("charge")
+
+    first, *_, last = inspect_run_timeline(told.storage, RUN)
+
+    assert (first.actor, first.step, first.thread, first.revision) == ("ada", None, "squid:run:run-1", 1)
+    assert (last.actor, last.step, last.thread, last.revision) == ("worker-a", "charge", "squid:dispatch:default", 3)
+    assert list(last.to_dict()) == [
+        "at",
+        "thread",
+        "revision",
+        "position",
+        "kind",
+        "summary",
+        "step",
+        "actor",
+        "refused",
+        "details",
+    ]
+    assert "claim_token_hash" not in last.details
+
+
+def test_an_entry_that_cannot_be_read_is_told_without_what_it_holds() -> None:
+    (event,) = [each for each in timeline(damaged().case().record) if each.refused is not None]
+
+    assert event.summary == "An entry of type 'attempt_scheduled' cannot be read: step: wrong."
+    assert (event.refused, event.details) == ("malformed_entry", {})
+
+
+@pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type)
+def test_every_fact_has_a_sentence(fact: object) -> None:
+    for step in ("charge", "compensate:charge", None):
+        told = sentence(fact, step)  # type: ignore[arg-type]
+        assert told[0].isupper() or told.startswith("ada")
+        assert told.endswith(".")
+
+
+def test_all_types_of_facts_are_among_the_examples() -> None:
+    assert {fact.type for fact in EXAMPLES} == set(FACT_TYPES)
+
+
+def test_facts_that_this_version_does_not_know_are_told_too() -> None:
+    assert "does not know" in sentence(unknown().fact, None)
+    assert "cannot be read" in sentence(malformed().fact, None)
+
+
+def test_a_plan_of_many_is_cut() -> None:
+    many = planned(*(runnable(step=f"s{number}") for number in range(7)))
+
+    assert sentence(many, None) == "The run planned 's0', 's1', 's2', 's3', 's4' and 2 more."
+    assert sentence(many.model_copy(update={"runnables": []}), None) == "The run planned nothing."
+
+
+def test_an_earlier_revision_has_a_shorter_story() -> None:
+    told = scene(order()).do("charge")
+
+    assert len(inspect_run_timeline(told.storage, RUN, at_revision=1)) == 1
+    with pytest.raises(InvalidArgument, match="from 1 to 5"):
+        inspect_run_timeline(told.storage, RUN, at_revision=9)
+    with pytest.raises(NotFound):
+        inspect_run_timeline(told.storage, "run-9")

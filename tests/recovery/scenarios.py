@@ -1,0 +1,319 @@
+"""The scenarios: every command, every outcome of a step, the agents, a worker, and recovery itself."""
+
+from datetime import timedelta
+from typing import Any
+
+from squid_dagster.agents import DispatchAgent
+from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.identity import derived_run_id
+from tests.facts import T0
+from tests.recovery import workflows as w
+from tests.recovery.damage import DAMAGE, orphans_of_a_cascade, start_half
+from tests.recovery.stage import RECOVER, WORK, Move, Scenario, Scene, commands, passes, starts
+
+LINE = w.line()
+OWNER = "somebody"
+
+
+def _scenario(name: str, *moves: Move, known: tuple[Any, ...] = (), before: tuple[Move, ...] = (), **more: Any) -> Scenario:
+    return Scenario(name, (LINE, *known), moves, before, **more)
+
+
+# --- commands that are more than one call ---------------------------------------------------------------------------
+
+
+def _start_by_key(scene: Scene) -> None:
+    scene.squid.start(LINE, {}, idempotency_key=scene.name("keyed"), actor="ada")
+
+
+def _started_by_key(scene: Scene) -> bool:
+    run_id = derived_run_id("line", "manual", scene.name("keyed"))
+    return any(entry.fact.type == "run_started" for entry in scene.squid.journal.read_run(run_id))
+
+
+def _many(scene: Scene) -> list[str]:
+    return [scene.name(f"many-{number}") for number in range(3)]
+
+
+def _start_many(scene: Scene) -> None:
+    scene.squid.start_many(LINE, [{}, {}, {}], idempotency_keys=_many(scene))
+
+
+def _started_many(scene: Scene) -> bool:
+    runs = [derived_run_id("line", "manual", key) for key in _many(scene)]
+    return all(scene.squid.journal.read_run(run_id) for run_id in runs)
+
+
+def _window(scene: Scene) -> dict[str, str]:
+    begins = T0 + timedelta(hours=scene.number)
+    return {"start_at": begins.isoformat(), "end_at": (begins + timedelta(hours=1)).isoformat()}
+
+
+def _started_by_the_clock(scene: Scene) -> bool:
+    found = scene.squid.journal.read_between(0, scene.squid.journal.cut())
+    return any(e.fact.type == "run_started" and getattr(e.fact, "queue", "") == scene.case for e in found)
+
+
+def _start_cron(scene: Scene) -> None:
+    scene.squid.start_cron("hourly", "hourly", intended_window=_window(scene))
+
+
+def _start_due_crons(scene: Scene) -> None:
+    scene.squid.start_due_crons(T0 + timedelta(hours=scene.number, minutes=1))
+
+
+def _start_by_signal(scene: Scene) -> None:
+    scene.squid.apply_signal(
+        {
+            "type": "start_run",
+            "payload": {"workflow": "line", "input": {}, "queue": scene.case},
+            "idempotency_key": scene.name("keyed"),
+        }
+    )
+
+
+def _pause(scene: Scene) -> None:
+    scene.squid.pause_queue(scene.case, idempotency_key=scene.name("pause"), actor="ada")
+
+
+def _resume(scene: Scene) -> None:
+    scene.squid.resume_queue(scene.case, idempotency_key=scene.name("resume"))
+
+
+def _start_child_from_outside(scene: Scene) -> None:
+    """Do what a step does that was handed the squid instead of its context."""
+    from squid_dagster.workflow import StepContext
+
+    key = f"{scene.name('run')}:long:1"
+    context = StepContext(
+        run_id=scene.name("run"), workflow="waiting", step="long", runnable_key=f"{key}:1", idempotency_key=key
+    )
+    scene.squid.start_child_run(context, "line", {}, child_key="outside")
+
+
+# --- what agents and workers do -------------------------------------------------------------------------------------
+
+
+def _handle_by_agent(scene: Scene) -> None:
+    agent = scene.squid.dispatch_agent(scene.case)
+    claim = agent.claim_next(OWNER)
+    assert claim is not None
+    agent.heartbeat(claim)
+    agent.release(claim, "not today")
+    again = agent.claim_next(OWNER)
+    assert again is not None
+    agent.complete(again, {"did": "first"})
+
+
+def _fail_by_agent(scene: Scene) -> None:
+    agent = scene.squid.dispatch_agent(scene.case)
+    claim = agent.claim_next(OWNER)
+    assert claim is not None
+    agent.fail(claim, {"message": "planted"}, retry_after=timedelta(seconds=10))
+
+
+def _complete_without_plan(scene: Scene) -> None:
+    runtime = scene.squid.runtime
+    agent = DispatchAgent(runtime.storage, runtime.dispatch, scene.case)
+    claim = agent.claim_next(OWNER)
+    assert claim is not None
+    agent.complete(claim, {"did": "first"})
+
+
+def _apply_by_agent(scene: Scene) -> None:
+    scene.squid.workflow_agent(scene.name("run")).apply_pending_results()
+
+
+def _schedule_by_run(scene: Scene) -> None:
+    scene.squid.workflow_agent(scene.name("run")).schedule_pending_dispatches()
+
+
+def _schedule_by_queue(scene: Scene) -> None:
+    pending = scene.squid.workflow_agent(scene.name("run")).pending_dispatches()
+    scene.squid.dispatch_agent(scene.case).schedule_attempts(scene.name("run"), pending)
+
+
+def _deliver_twice(scene: Scene) -> None:
+    """Let two workers die over the first attempt, and their leases run out."""
+    from tests.recovery.stage import WorkerDied
+
+    while not scene.has("attempt_claimed", count=2):
+        try:
+            scene.squid.execute_next(scene.case)
+        except WorkerDied:
+            scene.clock.advance(timedelta(minutes=10))
+
+
+def _beat(scene: Scene) -> None:
+    runtime = scene.squid.runtime
+    heartbeats = Heartbeats(runtime.dispatch, runtime.lease)
+    heartbeats.add(runtime.dispatch.claim(scene.case, OWNER))
+    assert heartbeats.beat()
+    heartbeats.close()
+
+
+STOPPER = w.Stopper()
+
+
+def _work_and_stop(scene: Scene) -> None:
+    worker = scene.squid.new_worker(scene.case, concurrency=1)
+
+    def stop() -> None:
+        worker.stop()
+        worker.stop()
+
+    STOPPER.stop = stop
+    try:
+        worker.run()
+    finally:
+        STOPPER.stop = None
+
+
+def _work_until_idle(scene: Scene) -> None:
+    scene.squid.worker(scene.case, concurrency=1, until_idle=True)
+
+
+def _plant(kinds: list[Any]) -> tuple[Move, ...]:
+    return tuple(
+        Move(
+            f"plant {kind.__name__}",
+            lambda scene, kind=kind: kind(scene.squid, scene.clock, scene.name(kind.__name__)),
+            lambda _: False,
+        )
+        for kind in kinds
+    )
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    # starts
+    _scenario("start", Move("start", _start_by_key, _started_by_key), WORK),
+    _scenario("start many", Move("start many", _start_many, _started_many), WORK),
+    _scenario("start cron", Move("start cron", _start_cron, _started_by_the_clock), WORK, known=(w.hourly(),)),
+    _scenario("start due crons", Move("tick", _start_due_crons, _started_by_the_clock), WORK, known=(w.hourly(),)),
+    _scenario("start by signal", Move("apply signal", _start_by_signal, _started_by_key)),
+    _scenario(
+        "start child",
+        Move("start child", _start_child_from_outside, lambda scene: scene.has("child_run_started")),
+        WORK,
+        known=(w.waiting(),),
+        before=(starts(w.waiting()),),
+    ),
+    _scenario("child from a step", starts(w.parent()), WORK, known=(w.parent(),)),
+    _scenario(
+        "replay",
+        Move(
+            "replay",
+            lambda scene: scene.squid.replay(scene.name("run"), idempotency_key=scene.name("again")),
+            lambda scene: bool(
+                scene.squid.journal.read_run(derived_run_id("replay_run", scene.name("run"), scene.name("again")))
+            ),
+        ),
+        WORK,
+        before=(starts(LINE), WORK),
+    ),
+    # controls
+    _scenario(
+        "approve",
+        starts(w.reviewed()),
+        WORK,
+        commands("approve", "approve_run", actor="ada", comment="fine"),
+        WORK,
+        known=(w.reviewed(),),
+    ),
+    _scenario(
+        "reject",
+        commands("reject", "reject_run", actor="ada"),
+        WORK,
+        known=(w.reviewed(),),
+        before=(starts(w.reviewed()), WORK),
+    ),
+    _scenario("resume", starts(w.paused_first()), commands("resume", "resume_run"), WORK, known=(w.paused_first(),)),
+    _scenario(
+        "reject at once",
+        starts(w.decided_first()),
+        commands("reject", "reject_run", actor="ada"),
+        known=(w.decided_first(),),
+    ),
+    _scenario("cancel", starts(w.waiting()), commands("cancel", "cancel_run"), known=(w.waiting(),)),
+    _scenario(
+        "cancel with children",
+        commands("cancel", "cancel_run", cascade=True),
+        known=w.family(),
+        before=(starts(w.family()[0]), WORK),
+    ),
+    _scenario(
+        "pause and resume a queue",
+        Move("pause", _pause, lambda scene: scene.queue_has("queue_paused", scene.name("pause"))),
+        starts(LINE),
+        WORK,
+        Move("resume", _resume, lambda scene: scene.queue_has("queue_resumed", scene.name("resume"))),
+        WORK,
+    ),
+    # outcomes
+    _scenario("fan out and join", starts(w.diamond()), WORK, known=(w.diamond(),)),
+    _scenario("retry", starts(w.retried()), WORK, known=(w.retried(),)),
+    _scenario("final failure beside open work", starts(w.failing()), WORK, known=(w.failing(),)),
+    _scenario("error route", starts(w.mended()), WORK, known=(w.mended(),)),
+    _scenario("saga", starts(w.saga()), WORK, known=(w.saga(),)),
+    _scenario("defer", starts(w.deferring()), WORK, known=(w.deferring(),)),
+    _scenario("unwritable result", WORK, known=(w.unwritable(),), before=(starts(w.unwritable()),)),
+    # dead letters
+    _scenario(
+        "dead letter, met by a claim and retried",
+        starts(w.deadly()),
+        WORK,
+        commands("retry_attempt", "retry_attempt"),
+        WORK,
+        known=(w.deadly(),),
+    ),
+    _scenario(
+        "dead letter, met by recovery and routed",
+        Move("deliver twice", _deliver_twice, lambda scene: scene.has("attempt_claimed", count=2)),
+        passes(timedelta(minutes=10)),
+        RECOVER,
+        WORK,
+        known=(w.deadly_mended(),),
+        before=(starts(w.deadly_mended()),),
+    ),
+    # agents and workers
+    _scenario(
+        "agents",
+        Move("handle", _handle_by_agent, lambda scene: scene.has("attempt_completed")),
+        Move("fail", _fail_by_agent, lambda scene: scene.has("attempt_failed")),
+        WORK,
+        before=(starts(LINE),),
+    ),
+    _scenario(
+        "agent of a run",
+        Move("schedule", _schedule_by_run, lambda scene: scene.has("attempt_scheduled")),
+        Move("complete", _complete_without_plan, lambda scene: scene.has("attempt_completed")),
+        Move("apply", _apply_by_agent, lambda scene: scene.has("runnable_applied")),
+        WORK,
+        before=(Move("half", lambda scene: start_half(scene.squid, "line", scene.name("run")), lambda _: False),),
+    ),
+    _scenario(
+        "agent of a queue",
+        Move("schedule", _schedule_by_queue, lambda scene: scene.has("attempt_scheduled")),
+        WORK,
+        before=(Move("half", lambda scene: start_half(scene.squid, "line", scene.name("run")), lambda _: False),),
+    ),
+    _scenario(
+        "worker",
+        Move("beat", _beat, lambda scene: scene.has("attempt_heartbeat")),
+        passes(timedelta(minutes=10)),
+        Move("stopped worker", _work_and_stop, lambda scene: scene.has("attempt_claimed", count=2)),
+        Move("worker", _work_until_idle, lambda _: False),
+        known=(w.interrupted(),),
+        before=(starts(w.interrupted()),),
+        resources={"stopper": STOPPER},
+    ),
+    # recovery
+    _scenario(
+        "recovery",
+        RECOVER,
+        WORK,
+        known=(w.mended(), w.retried(), w.deadly_mended(), w.decided_first(), *w.family()),
+        before=_plant([kind for kind in DAMAGE if kind is not orphans_of_a_cascade]),
+    ),
+    _scenario("recovery of a cascade", RECOVER, known=w.family(), before=_plant([orphans_of_a_cascade])),
+)

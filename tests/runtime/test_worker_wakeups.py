@@ -1,0 +1,161 @@
+"""Hints wake a worker that would not look for an hour; losing them costs latency, never work."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from pydantic import BaseModel
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.storage import Storage
+from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
+from tests.journal.contract import raw
+from tests.processes import children
+from tests.runtime.actors import (
+    NEVER,
+    PATIENCE,
+    all_done,
+    at_work,
+    errand,
+    facts_of,
+    hear,
+    queue_facts,
+    status_of,
+    until,
+    worker_process,
+)
+
+OFTEN = timedelta(milliseconds=50)
+_LISTENERS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'squid_dagster listener'"
+_CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'squid_dagster listener'"
+
+
+class Item(BaseModel):
+    """A number."""
+
+    n: int = 0
+
+
+def chain() -> Workflow:
+    workflow = Workflow("chain")
+
+    @workflow.step
+    def first() -> int:
+        return 1
+
+    @workflow.step(after=first)
+    def second(first: int) -> int:
+        return first + 1
+
+    workflow.wait("rest", timedelta(milliseconds=100), after=second)
+
+    @workflow.step(after="rest")
+    def third(second: int) -> int:
+        return second + 1
+
+    return workflow
+
+
+def listeners(storage: PostgresStorage) -> set[int]:
+    with raw(storage) as connection:
+        return {pid for (pid,) in connection.execute(_LISTENERS)}
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def journal(request: pytest.FixtureRequest) -> Storage:
+    """A journal by the real time, in both adapters."""
+    found = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
+    assert isinstance(found, MemoryStorage | PostgresStorage)
+    return found
+
+
+def test_a_start_wakes_a_worker_that_has_nothing_to_do(journal: Storage) -> None:
+    squid = Squid(journal, chain())
+    with at_work(squid, poll=NEVER):
+        for _ in range(3):
+            until(all_done(journal, [squid.start("chain").run_id]), "a run that nobody polls for")
+
+
+def test_a_start_in_another_process_wakes_a_worker(postgres: PostgresStorage) -> None:
+    with children() as started:
+        started.append(worker_process(postgres, poll=3600))
+        hear(started[0], "ready")
+        with Squid(postgres, errand) as squid:
+            for _ in range(3):
+                until(all_done(postgres, [squid.start("errand").run_id]), "a run that nobody polls for")
+
+
+def test_a_retry_a_deferral_and_a_wait_are_taken_up_when_they_are_due_though_nobody_polls(journal: Storage) -> None:
+    # given steps that come back after different times, and a worker that remembers them all
+    seen: dict[tuple[str, int], int] = {}
+    workflow = Workflow("later", payload=Item)
+
+    @workflow.step(retry=Retry(max_attempts=2, initial=timedelta(milliseconds=300)))
+    def step(ctx: StepContext, n: int) -> int:
+        key = (ctx.run_id, n)
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 1:
+            return n
+        if n == 0:
+            raise ValueError("once more")
+        if n == 1:
+            raise Defer("not yet", after=timedelta(milliseconds=600))
+        raise Defer("not for long", after=timedelta(days=1))
+
+    workflow.wait("rest", timedelta(milliseconds=100), after=step)
+    squid = Squid(journal, workflow)
+    with at_work(squid, poll=NEVER):
+        early, middle, late = (squid.start("later", {"n": n}).run_id for n in range(3))
+        until(lambda: len(queue_facts(journal, "attempt_released")) == 2, "two deferrals")
+        # when something else wakes it in between
+        squid.start("later", {"n": 3})
+        # then it still takes up each when its time has come, whatever was settled last
+        until(all_done(journal, [early, middle]), "the retry and the short deferral")
+    assert status_of(journal, late) == "running"
+
+
+def test_a_listener_that_is_cut_off_connects_again_and_misses_nothing(postgres: PostgresStorage) -> None:
+    squid = Squid(postgres, chain())
+    with at_work(squid, poll=NEVER), raw(postgres) as connection:
+        for _ in range(3):
+            before = until(lambda: listeners(postgres), "a listener")
+            connection.execute(_CUT)
+            run_id = squid.start("chain").run_id
+            until(all_done(postgres, [run_id]), "a run started while nobody listened")
+            until(lambda before=before: listeners(postgres) - before, "another listener")
+
+
+def test_without_any_hint_work_is_found_by_polling(postgres: PostgresStorage) -> None:
+    # given a worker whose listener never reaches the server
+    nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
+    squid = Squid(postgres, chain(), listen_url=nowhere)
+    with at_work(squid, poll=OFTEN):
+        run_id = squid.start("chain").run_id
+        until(all_done(postgres, [run_id]), "a run that was found by polling")
+        assert not listeners(postgres)
+
+
+def test_an_attempt_that_is_given_back_wakes_another_worker(postgres: PostgresStorage) -> None:
+    owners: list[str] = []
+    begun = threading.Event()
+    workflow = Workflow("slow")
+
+    @workflow.step
+    def step(ctx: StepContext) -> None:
+        owners.append(ctx.run_id)
+        begun.set()
+        if len(owners) == 1:
+            ctx.cancelled.wait(PATIENCE)
+
+    first, second = Squid(postgres, workflow), Squid(postgres, workflow)
+    run_id = first.start("slow").run_id
+    with at_work(first, poll=NEVER, grace=timedelta(0)) as leaving:
+        assert begun.wait(PATIENCE)
+        with at_work(second, poll=NEVER):
+            assert leaving.stop().released == 1
+            until(all_done(postgres, [run_id]), "the run, done by the other worker")
+    (released,) = facts_of(postgres, run_id, "attempt_released")
+    assert released.reason == "the worker stopped"
+    assert len(facts_of(postgres, run_id, "attempt_claimed")) == 2
