@@ -33,7 +33,7 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.presence import PostgresPresence
 from squid_dagster.journal.postgres.queries import PostgresQueries
-from squid_dagster.journal.presence import MemoryPresence
+from squid_dagster.journal.presence import MemoryPresence, WorkerRow
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime import applying, controls, crons, recovery
@@ -443,22 +443,23 @@ class Squid:
             run_id,
             now=self.runtime.now(),
             registry=self.runtime.registry,
-            workers=self.runtime.presence.workers(ALIVE_WITHIN),
+            workers=self._workers(),
         )
 
-    def inspect_run_graph(self, run_id: str, include_history: bool = False) -> RunGraph:
-        """Show a run's steps and routes, with what was chosen and skipped. Raises `NotFound`."""
+    def inspect_run_graph(self, run_id: str, at_revision: int | None = None, include_history: bool = False) -> RunGraph:
+        """Show a run's steps and routes, with what was chosen and skipped. Raises as `inspect_run`."""
         return inspect_run_graph(
             self.journal,
             run_id,
             now=self.runtime.now(),
             registry=self.runtime.registry,
+            at_revision=at_revision,
             include_history=include_history,
         )
 
-    def inspect_run_timeline(self, run_id: str) -> list[TimelineEvent]:
-        """Tell a run's story in order. Raises `NotFound`."""
-        return inspect_run_timeline(self.journal, run_id)
+    def inspect_run_timeline(self, run_id: str, at_revision: int | None = None) -> list[TimelineEvent]:
+        """Tell a run's story in order. Raises as `inspect_run`."""
+        return inspect_run_timeline(self.journal, run_id, at_revision=at_revision)
 
     def list_runs(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> RunPage:
         """List runs, newest first: `workflow`, `status`, `queue`, `trigger`, `parent_run_id`, `started_after`, ...
@@ -466,7 +467,17 @@ class Squid:
         Raises:
             InvalidArgument: a bad filter, limit or cursor.
         """
-        return list_runs(self.runtime.queries, registry=self.runtime.registry, limit=limit, cursor=cursor, **filters)
+        return list_runs(
+            self.runtime.queries,
+            registry=self.runtime.registry,
+            workers=self._workers(),
+            limit=limit,
+            cursor=cursor,
+            **filters,
+        )
+
+    def _workers(self) -> list[WorkerRow]:
+        return self.runtime.presence.workers(ALIVE_WITHIN)
 
     def _receipt(self, receipt: Receipt) -> Receipt:
         return replace(receipt, inspect=self.inspect_run)

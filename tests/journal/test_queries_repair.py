@@ -113,6 +113,16 @@ def test_a_retry_that_the_run_has_not_planned_is_found_also_while_it_is_claimed(
     assert room.to_repair() == []
 
 
+def test_a_retry_that_the_run_has_not_planned_is_found_also_after_the_next_one_was(room: Room) -> None:
+    room.start("run-1")
+    room.put(claimed(), failed_with_retry())
+    room.put(claimed(attempt=2, at=50), failed_with_retry(attempt=2, at=60))
+    room.put(planned(runnable(attempt=3, visible_at=t(70)), at=60))
+    assert room.to_repair() == ["run-1"]
+    room.put(planned(runnable(attempt=2, visible_at=t(40)), at=70))
+    assert room.to_repair() == []
+
+
 def test_only_the_latest_attempt_of_a_visit_counts(room: Room) -> None:
     # given a visit whose second attempt is under way, and another visit that completed
     room.start("run-1")
@@ -168,6 +178,12 @@ def test_open_children_of_a_cancelled_run_are_found(room: Room) -> None:
     assert room.to_repair() == ["child-1"]
 
 
+def test_whoever_names_a_cancelled_run_as_its_parent_and_was_never_linked_by_it_is_left_alone(room: Room) -> None:
+    room.put(started(), terminal(status="cancelled"))
+    room.put(started("stranger", context=child_of("run-1")))
+    assert room.to_repair() == []
+
+
 def test_a_quarantined_run_is_left_alone_until_it_ends(room: Room) -> None:
     room.put(started(), planned(), child(), quarantined())
     room.put(started("run-2"), planned(run="run-2"), scheduled("run-2"), quarantined("run-2"))
@@ -180,8 +196,9 @@ def test_runs_come_once_each_in_pages_in_the_order_of_their_ids(room: Room) -> N
     # given runs that need repair for several reasons at a time
     for n in range(9):
         run = f"run-{(n * 7) % 9}"
-        room.put(started(run), child(run, child_run_id=f"child-{run}"))
-        room.put(planned(runnable(run), runnable(run, "ship"), run=run))
+        room.put(started(run), planned(runnable(run), runnable(run, "ship"), run=run))
+        if n == 8:
+            room.put(child(run, child_run_id=f"child-{run}"))
     expected = [f"run-{n}" for n in range(9)]
     assert room.to_repair() == expected
     for size in (1, 2, 4):
