@@ -41,7 +41,7 @@ pytest: setup
 demo: setup ## Set up, then show the journal at work on the embedded Postgres
 	$(BIN)/python -m examples.demo
 
-bench: setup ## Print the benchmarks as ratios
+bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks
 	$(BIN)/python -m bench
 
 mutants: setup ## Break one rule of the fold at a time; every mutant must be caught

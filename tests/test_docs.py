@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_readme_has_snippets() -> None:
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
 
 
 def test_the_snippets_of_the_readme_run(
@@ -22,8 +23,11 @@ def test_the_snippets_of_the_readme_run(
     monkeypatch.setenv("SQUID_SCHEMA", postgres.schema)
 
     for snippet in SNIPPETS:
-        namespace: dict[str, PostgresStorage] = {}
+        namespace: dict[str, Any] = {"__name__": "readme"}
         exec(compile(snippet, "README.md", "exec"), namespace)  # noqa: S102
-        namespace["journal"].close()
+        if "journal" in namespace:
+            namespace["journal"].close()
 
-    assert capsys.readouterr().out == "completed\n"
+    told = capsys.readouterr().out.splitlines()
+    assert (told[0], told[2:]) == ("paused", ["completed", "completed"])
+    assert "review" in told[1]

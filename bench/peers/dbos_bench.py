@@ -91,12 +91,12 @@ def _launch(order: Order, handle: Callable[[], None]) -> None:
         config={
             "name": APPLICATION,
             "system_database_url": order.url,
-            "sys_db_pool_size": order.settings["pool_size"],
+            "sys_db_pool_size": order.settings.get("pool_size"),
             "log_level": "ERROR",
             "application_version": "1",
         }
     )
-    if order.settings["async_workflows"]:
+    if order.settings.get("workflows") == "async":
         _register_async(handle)
     else:
         _register(handle)

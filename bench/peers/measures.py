@@ -2,15 +2,15 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
 
 from bench.peers.process import PATIENCE_SECONDS, BenchError, Process
 from bench.peers.server import Server
-from bench.peers.systems import System
+from bench.peers.systems import Candidates, Settings, System
 from bench.peers.wire import WARM_UP, Order
 
 _POLL_SECONDS = 0.001
@@ -20,45 +20,44 @@ _PAUSE_SECONDS = (0.15, 0.25)  # longer than any system buffers a completion, an
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line, or two, of the table: what is measured, in which unit, and how it is taken from a system."""
+    """What is measured, in which unit, how it is taken from a system in one setting, and what a system brings to it."""
 
     name: str
     unit: str
-    take: Callable[[Server, System, random.Random], list[float]]
-    jobs: Callable[[System], int]  # that one round of it needs; none where a system cannot do it
-    settings: Callable[[System], Mapping[str, Any]]
+    take: Callable[[Server, System, Settings, random.Random], list[float]]
+    jobs: Callable[[System], int]  # none where a system cannot do it
+    candidates: Callable[[System], Candidates]
 
 
 def prepare(server: Server, system: System) -> None:
     """Make the database that all measurements of a system are copied from."""
     url = server.create(system.name)
-    with Process(system.command, Order("prepare", url, settings=system.settings)) as process:
+    with Process(system.command, Order("prepare", url)) as process:
         process.finish()
 
 
-def single_start(server: Server, system: System, _: random.Random) -> list[float]:
+def single_start(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
     """Starts a second, one after another, by one client."""
-    return [_starts(server, system, "single", system.sizes.single, WARM_UP)]
+    return [_starts(server, system, Order("single", "", system.sizes.single, settings=settings), WARM_UP)]
 
 
-def bulk_start(server: Server, system: System, _: random.Random) -> list[float]:
+def bulk_start(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
     """Starts a second, in the system's own bulk form."""
-    return [_starts(server, system, "bulk", system.sizes.bulk, 0)]
+    return [_starts(server, system, Order("bulk", "", system.sizes.bulk, settings=settings), 0)]
 
 
-def drain_jobs(server: Server, system: System, _: random.Random) -> list[float]:
+def drain_jobs(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
     """Jobs a second that one process completes."""
-    return [_drain(server, system, system.sizes.drain, 1, system.settings)]
+    return [_drain(server, system, Order("drain", "", system.sizes.drain, 1, settings))]
 
 
-def drain_workflows(server: Server, system: System, _: random.Random) -> list[float]:
+def drain_workflows(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
     """Workflows of three steps a second that one process completes."""
-    return [_drain(server, system, system.sizes.workflows, 3, {**system.settings, **system.three_step})]
+    return [_drain(server, system, Order("drain", "", system.sizes.workflows, 3, settings))]
 
 
-def idle_latency(server: Server, system: System, chance: random.Random) -> list[float]:
+def idle_latency(server: Server, system: System, settings: Settings, chance: random.Random) -> list[float]:
     """Milliseconds from the call that starts a job to the handler's first line, each on a queue that is idle."""
-    settings = {**system.settings, **system.idle}
     found = []
     with server.copy_of(system.name) as url:
         server.settle(url)
@@ -77,47 +76,43 @@ def idle_latency(server: Server, system: System, chance: random.Random) -> list[
 
 
 MEASUREMENTS = (
-    Measurement("one-step drain", "jobs/s", drain_jobs, lambda s: s.sizes.drain, lambda s: s.settings),
+    Measurement("one-step drain", "jobs/s", drain_jobs, lambda s: s.sizes.drain, lambda s: s.drains),
     Measurement(
-        "three-step drain",
-        "workflows/s",
-        drain_workflows,
-        lambda s: s.sizes.workflows,
-        lambda s: {**s.settings, **s.three_step},
+        "three-step drain", "workflows/s", drain_workflows, lambda s: s.sizes.workflows, lambda s: s.workflow_drains
     ),
-    Measurement("single start", "starts/s", single_start, lambda s: s.sizes.single, lambda s: s.settings),
-    Measurement("bulk start", "starts/s", bulk_start, lambda s: s.sizes.bulk, lambda s: s.settings),
-    Measurement("idle latency", "ms", idle_latency, lambda s: s.sizes.latency, lambda s: {**s.settings, **s.idle}),
+    Measurement("single start", "starts/s", single_start, lambda s: s.sizes.single, lambda s: [s.starts]),
+    Measurement("bulk start", "starts/s", bulk_start, lambda s: s.sizes.bulk, lambda s: [s.starts]),
+    Measurement("idle latency", "ms", idle_latency, lambda s: s.sizes.latency, lambda s: s.idles),
 )
 
 
-def _starts(server: Server, system: System, command: str, count: int, extra: int) -> float:
+def _starts(server: Server, system: System, order: Order, extra: int) -> float:
     with server.copy_of(system.name) as url:
         server.settle(url)
-        order = Order(command, url, count, settings=system.settings)
-        with Process(system.command, order) as process:
+        with Process(system.command, replace(order, url=url)) as process:
             timed = process.wait_for("timed")
             process.finish()
         waiting = _ask(url, system.waiting)
-        if waiting != count + extra:
-            msg = f"{system.name} started {count + extra} jobs, and its table has {waiting}"
+        if waiting != order.count + extra:
+            msg = f"{system.name} started {order.count + extra} jobs, and its table has {waiting}"
             raise BenchError(msg)
     return float(timed["count"] / timed["seconds"])
 
 
-def _drain(server: Server, system: System, count: int, steps: int, settings: Mapping[str, Any]) -> float:
+def _drain(server: Server, system: System, order: Order) -> float:
     """Fill a queue, then time one process from being ready until its last job is seen as done by another session."""
     with server.copy_of(system.name) as url:
-        with Process(system.command, Order("bulk", url, count, steps, settings)) as process:
+        order = replace(order, url=url)
+        with Process(system.command, replace(order, command="bulk", settings=system.starts)) as process:
             process.finish()
         server.settle(url)
-        with Process(system.command, Order("drain", url, count, steps, settings)) as process:
+        with Process(system.command, order) as process:
             ready: float = process.wait_for("ready")["at"]
             first: float = process.wait_for("last")["first"]
-            end = _wait_until_done(url, system, count, steps)
+            end = _wait_until_done(url, system, order.count, order.steps)
             process.finish()
     # A system that begins while it still starts up is not charged for the rest of that.
-    return count / (end - min(ready, first))
+    return order.count / (end - min(ready, first))
 
 
 def _wait_until_done(url: str, system: System, count: int, steps: int) -> float:

@@ -61,6 +61,11 @@ class Process:
         except BrokenPipeError:
             return
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
     def wait_for(self, event: str, patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
         """Give the next message of that kind; others before it are passed over.
 

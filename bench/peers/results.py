@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.peers.systems import OURS
 
+T = TypeVar("T")
 Samples = Mapping[str, Sequence[float]]  # by system
 
 
@@ -45,8 +46,8 @@ class Figure:
 
     @property
     def ratio_to_best(self) -> float:
-        """Give how many times as good as the best peer we are."""
-        return min(map(self.ratio, self.peers))
+        """Give how many times as good as the best peer we are; endless where no peer can do it."""
+        return min(map(self.ratio, self.peers), default=math.inf)
 
     def targets(self) -> dict[Target, bool]:
         """Give the targets for this figure, and whether each is reached."""
@@ -66,6 +67,11 @@ def figures(name: str, unit: str, samples: Samples) -> list[Figure]:
             f"{name} p99", unit, {system: percentile(found, 0.99) for system, found in samples.items()}, lower=True
         ),
     ]
+
+
+def better(unit: str, one: T, other: T, key: Callable[[T], float]) -> T:
+    """Give the one of two that did better by the measure of `key`, in this unit; the first when they are equal."""
+    return (min if unit == "ms" else max)(one, other, key=key)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

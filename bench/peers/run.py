@@ -4,83 +4,103 @@ import os
 import platform
 import random
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from statistics import median
 from typing import Any
 
 from bench.peers import environment, results
 from bench.peers.measures import MEASUREMENTS, Measurement, prepare
 from bench.peers.process import ROOT
 from bench.peers.server import Server, new_server
-from bench.peers.systems import OURS, SYSTEMS, System
+from bench.peers.systems import OURS, SYSTEMS, Settings, System
 
 RESULTS = ROOT / "bench" / "results.json"
 ROUNDS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measurement of one system in one setting, with what its rounds gave so far."""
+
+    measurement: Measurement
+    system: System
+    settings: Settings
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def middle(self) -> float:
+        """The median of all samples."""
+        return median(self.samples)
+
+    def __str__(self) -> str:
+        """Name it."""
+        return f"{self.measurement.name}, {self.system.name} {dict(self.settings)}"
+
+
 def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quick: bool = False) -> bool:
     """Measure all of it, print the table and write the file; tell whether every target was reached.
 
-    A quick comparison is one round of a tenth of the work: it shows that everything works, and misses no target.
+    The file is for all systems: a comparison of some of them writes none. A quick one is one round of a tenth of the
+    work: it shows that everything works, judges and writes nothing.
 
     Raises:
         BenchError: a system gave no figure, or its tables do not have what it claims to have done.
     """
     environment.ensure()
-    systems = [SYSTEMS[name].small() if quick else SYSTEMS[name] for name in names]
-    rounds = 1 if quick else rounds
+    systems = [SYSTEMS[name].quick() if quick else SYSTEMS[name] for name in names]
+    trials = list(_trials(systems))
     with new_server() as server:
         shown = server.settings()
         for system in systems:
             prepare(server, system)
-        samples = _rounds(server, systems, rounds)
-    found = [
-        (figure, _settings(measurement, systems, rounds, shown))
-        for measurement in MEASUREMENTS
-        if OURS in samples[measurement.name]
-        for figure in results.figures(measurement.name, measurement.unit, samples[measurement.name])
-    ]
-    all_figures = [figure for figure, _ in found]
-    print(results.table(all_figures))
+        _take_turns(server, trials, 1 if quick else rounds)
+    found = list(_figures(trials, {"rounds": 1 if quick else rounds, "server": shown, "cores": os.cpu_count()}))
+    print(results.table([figure for figure, _ in found]))
     print(", ".join(f"{name} {value}" for name, value in shown.items()))
     if quick:
         print("quick: a tenth of the work, once; nothing is judged or written")
-    else:
+        return True
+    if {*names} == {*SYSTEMS}:
         results.write(RESULTS, found, _versions(shown))
         print(f"written to {RESULTS.relative_to(ROOT)}")
-    return quick or all(kept for figure in all_figures for kept in figure.targets().values())
+    return all(kept for figure, _ in found for kept in figure.targets().values())
 
 
-def _rounds(server: Server, systems: Sequence[System], rounds: int) -> dict[str, dict[str, list[float]]]:
-    samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _trials(systems: Sequence[System]) -> Iterator[Trial]:
+    for measurement in MEASUREMENTS:
+        for system in systems:
+            if measurement.jobs(system):
+                for settings in measurement.candidates(system):
+                    yield Trial(measurement, system, settings)
+
+
+def _take_turns(server: Server, trials: Sequence[Trial], rounds: int) -> None:
     chance = random.Random(4711)
     for number in range(rounds):
-        # Another one begins each time, so that nobody always runs on a warm or a tired machine.
-        turn = number % len(systems)
         for measurement in MEASUREMENTS:
-            for system in [*systems[turn:], *systems[:turn]]:
-                if not measurement.jobs(system):
-                    continue
-                found = measurement.take(server, system, chance)
-                samples[measurement.name][system.name] += found
-                middle = results.percentile(found, 0.5)
-                sys.stderr.write(
-                    f"round {number + 1} of {rounds}: {measurement.name}, {system.name}: "
-                    f"{middle:,.1f} {measurement.unit}\n"
-                )
-    return samples
+            mine = [trial for trial in trials if trial.measurement is measurement]
+            # Another one begins each time, so that nobody always runs on a warm or a tired machine.
+            turn = number % len(mine)
+            for trial in [*mine[turn:], *mine[:turn]]:
+                found = measurement.take(server, trial.system, trial.settings, chance)
+                trial.samples.extend(found)
+                sys.stderr.write(f"round {number + 1} of {rounds}: {trial}: {median(found):,.1f} {measurement.unit}\n")
 
 
-def _settings(
-    measurement: Measurement, systems: Sequence[System], rounds: int, shown: Mapping[str, str]
-) -> dict[str, Any]:
-    used = {
-        system.name: {"jobs": measurement.jobs(system), **measurement.settings(system)}
-        for system in systems
-        if measurement.jobs(system)
-    }
-    return {"rounds": rounds, "server": dict(shown), "cores": os.cpu_count(), "systems": used}
+def _figures(trials: Sequence[Trial], common: Mapping[str, Any]) -> Iterator[tuple[results.Figure, Mapping[str, Any]]]:
+    """Give the figures of every measurement, each system in its best setting, and the settings that they stand for."""
+    for measurement in MEASUREMENTS:
+        best: dict[str, Trial] = {}
+        for trial in trials:
+            if trial.measurement is measurement:
+                known = best.setdefault(trial.system.name, trial)
+                best[trial.system.name] = results.better(measurement.unit, known, trial, key=lambda one: one.middle)
+        samples = {name: trial.samples for name, trial in best.items()}
+        used = {name: {"jobs": measurement.jobs(one.system), **one.settings} for name, one in best.items()}
+        for figure in results.figures(measurement.name, measurement.unit, samples):
+            yield figure, {**common, "systems": used}
 
 
 def _versions(shown: Mapping[str, str]) -> dict[str, str]:

@@ -1,18 +1,21 @@
-"""The systems that are compared: how each is started, in which setting, and by which of its own tables it is judged.
+"""The systems that are compared: how each is started, in which settings, and by which of its own tables it is judged.
 
-The settings of the peers are the fastest of those that `python -m bench tune` tries, all of them documented by the
-peer itself; nothing here is tuned for us alone. The sizes give each system a few seconds of work: a slow system gets
-fewer jobs, which is never harder for it.
+A peer may have several candidates for a setting, all documented by the peer itself and the fastest of those that
+`python -m bench tune` tries. Every round runs them all, and the one with the best median counts: which one that is
+differs between machines, and no peer shall lose by a setting. Ours has one. The sizes give each system a few seconds of
+work: a slow system gets fewer jobs, which is never harder for it.
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.peers import environment
 
 OURS = "ours"
+Settings = Mapping[str, Any]
+Candidates = Sequence[Settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +44,29 @@ class System:
     name: str
     python: str
     module: str
-    settings: Mapping[str, Any]
     sizes: Sizes
+    starts: Settings
+    drains: Candidates
+    idles: Candidates
     waiting: str
     done: str
     proof: str
-    three_step: Mapping[str, Any] = field(default_factory=dict)  # settings that differ where workflows are drained
-    idle: Mapping[str, Any] = field(default_factory=dict)  # settings that differ where latency is measured
+    workflow_drains: Candidates = ()
 
     @property
     def command(self) -> list[str]:
         """The command that takes an order."""
         return [self.python, "-m", self.module]
 
-    def small(self) -> "System":
-        """Give the same system with less to do."""
-        return replace(self, sizes=self.sizes.quick())
+    def quick(self) -> "System":
+        """Give the same system with less to do, in its first setting only."""
+        return replace(
+            self,
+            sizes=self.sizes.quick(),
+            drains=self.drains[:1],
+            workflow_drains=self.workflow_drains[:1],
+            idles=self.idles[:1],
+        )
 
 
 _SYSTEMS = (
@@ -64,8 +74,11 @@ _SYSTEMS = (
         name=OURS,
         python=sys.executable,
         module="bench.drain",
-        settings={"concurrency": 100, "bulk_chunk": 1_000},
         sizes=Sizes(drain=20_000, workflows=5_000, single=500, bulk=20_000),
+        starts={"bulk_chunk": 1_000},
+        drains=({"concurrency": 100},),
+        workflow_drains=({"concurrency": 100},),
+        idles=({"concurrency": 10},),
         waiting="SELECT count(*) FROM squid.runs WHERE status <> 'completed'",
         done="SELECT count(*) FROM squid.runs WHERE status = 'completed'",
         proof="SELECT count(*) / %(steps)s FROM squid.journal_entries WHERE type = 'attempt_completed'",
@@ -74,16 +87,17 @@ _SYSTEMS = (
         name="dbos",
         python=environment.PYTHON,
         module="bench.peers.dbos_bench",
-        settings={
-            "async_workflows": True,
-            "worker_concurrency": None,
-            "polling_interval_sec": 0.1,
-            "pool_size": 20,
-            "bulk_chunk": 500,
-        },
-        three_step={"async_workflows": False, "worker_concurrency": 50, "polling_interval_sec": 0.01},
-        idle={"async_workflows": False, "polling_interval_sec": 0.001, "pool_size": 5},
         sizes=Sizes(drain=1_500, workflows=400, single=500, bulk=1_500),
+        starts={"bulk_chunk": 500},
+        drains=(
+            {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
+            {"workflows": "async", "worker_concurrency": 300, "polling_interval_sec": 0.01, "pool_size": 20},
+        ),
+        workflow_drains=(
+            {"workflows": "sync", "worker_concurrency": 50, "polling_interval_sec": 0.01, "pool_size": 20},
+            {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
+        ),
+        idles=({"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},),
         waiting="SELECT count(*) FROM dbos.workflow_status WHERE status = 'ENQUEUED'",
         done="SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'",
         # A workflow without a step of its own has no other record than its status.
@@ -94,9 +108,13 @@ _SYSTEMS = (
         name="procrastinate",
         python=environment.PYTHON,
         module="bench.peers.procrastinate_bench",
-        settings={"concurrency": 3, "pool_size": 4, "uvloop": True, "bulk_chunk": 1_000},
-        idle={"concurrency": 1, "pool_size": 2},
         sizes=Sizes(drain=2_000, workflows=0, single=500, bulk=10_000),
+        starts={"bulk_chunk": 1_000},
+        drains=(
+            {"concurrency": 3, "pool_size": 4, "uvloop": True},
+            {"concurrency": 10, "pool_size": 11, "uvloop": True},
+        ),
+        idles=({"concurrency": 1, "pool_size": 2, "uvloop": True},),
         waiting="SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'",
         done="SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'",
         proof="SELECT count(*) FROM procrastinate_events WHERE type = 'succeeded'",
@@ -105,9 +123,13 @@ _SYSTEMS = (
         name="pgqueuer",
         python=environment.PYTHON,
         module="bench.peers.pgqueuer_bench",
-        settings={"batch_size": 1_000, "managers": 2, "pool_size": 4, "bulk_chunk": 10_000},
-        idle={"batch_size": 10, "managers": 1, "pool_size": 1},
         sizes=Sizes(drain=20_000, workflows=0, single=500, bulk=50_000),
+        starts={"bulk_chunk": 10_000},
+        drains=(
+            {"batch_size": 1_000, "managers": 1, "pool_size": 4},
+            {"batch_size": 1_000, "managers": 2, "pool_size": 4},
+        ),
+        idles=({"batch_size": 10, "managers": 1, "pool_size": 1},),
         waiting="SELECT count(*) FROM pgqueuer WHERE status = 'queued'",
         done="SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'",
         # A job that is done leaves the queue's table; one that were still there would be missing here.

@@ -7,61 +7,61 @@ What wins by more than the noise belongs into `systems.py`.
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from bench.peers import environment
-from bench.peers.measures import drain_jobs, drain_workflows, idle_latency, prepare
+from bench.peers.measures import MEASUREMENTS, Measurement, prepare
+from bench.peers.results import percentile
 from bench.peers.server import Server, new_server
-from bench.peers.systems import SYSTEMS, System
+from bench.peers.systems import SYSTEMS, Candidates, System
 
 ROUNDS = 3
-Candidates = Sequence[Mapping[str, Any]]
 
 _DBOS: Candidates = (
-    {"async_workflows": True, "worker_concurrency": None, "polling_interval_sec": 0.1},
-    {"async_workflows": True, "worker_concurrency": 300, "polling_interval_sec": 0.01},
-    {"async_workflows": False, "worker_concurrency": None, "polling_interval_sec": 0.1},
-    {"async_workflows": False, "worker_concurrency": 50, "polling_interval_sec": 0.01},
-    {"async_workflows": False, "worker_concurrency": 20, "polling_interval_sec": 0.01},
+    {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
+    {"workflows": "async", "worker_concurrency": 300, "polling_interval_sec": 0.01, "pool_size": 20},
+    {"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
+    {"workflows": "sync", "worker_concurrency": 50, "polling_interval_sec": 0.01, "pool_size": 20},
+    {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
 )
-DRAIN: dict[str, Candidates] = {
-    "dbos": _DBOS,
-    "procrastinate": [
-        {"concurrency": concurrency, "pool_size": concurrency + 1, "uvloop": loop}
-        for concurrency in (1, 3, 10, 30)
-        for loop in (False, True)
-    ],
-    "pgqueuer": [
-        {"batch_size": 10, "managers": 1, "pool_size": 1},
-        {"batch_size": 100, "managers": 1, "pool_size": 4},
-        {"batch_size": 500, "managers": 1, "pool_size": 1},
-        {"batch_size": 500, "managers": 1, "pool_size": 4},
-        {"batch_size": 1_000, "managers": 1, "pool_size": 4},
-        {"batch_size": 500, "managers": 2, "pool_size": 4},
-        {"batch_size": 1_000, "managers": 2, "pool_size": 4},
-        {"batch_size": 2_500, "managers": 2, "pool_size": 4},
-        {"batch_size": 500, "managers": 5, "pool_size": 2},
-    ],
-}
-WORKFLOWS: dict[str, Candidates] = {"dbos": _DBOS}
-IDLE: dict[str, Candidates] = {
-    "dbos": [
-        {"async_workflows": False, "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},
-        {"async_workflows": False, "worker_concurrency": 20, "polling_interval_sec": 0.01},
-        {"async_workflows": True, "worker_concurrency": None, "polling_interval_sec": 0.001},
-    ],
-    "procrastinate": [
-        {"concurrency": 1, "pool_size": 2, "uvloop": False},
-        {"concurrency": 1, "pool_size": 2, "uvloop": True},
-        {"concurrency": 30, "pool_size": 31, "uvloop": True},
-    ],
-    "pgqueuer": [
-        {"batch_size": 10, "managers": 1, "pool_size": 1},
-        {"batch_size": 10, "managers": 1, "pool_size": 4},
-        {"batch_size": 100, "managers": 1, "pool_size": 1},
-    ],
+CANDIDATES: dict[str, dict[str, Candidates]] = {
+    "one-step drain": {
+        "dbos": _DBOS,
+        "procrastinate": [
+            {"concurrency": concurrency, "pool_size": concurrency + 1, "uvloop": loop}
+            for concurrency in (1, 3, 10, 30)
+            for loop in (False, True)
+        ],
+        "pgqueuer": [
+            {"batch_size": 10, "managers": 1, "pool_size": 1},
+            {"batch_size": 100, "managers": 1, "pool_size": 4},
+            {"batch_size": 500, "managers": 1, "pool_size": 1},
+            {"batch_size": 500, "managers": 1, "pool_size": 4},
+            {"batch_size": 1_000, "managers": 1, "pool_size": 4},
+            {"batch_size": 500, "managers": 2, "pool_size": 4},
+            {"batch_size": 1_000, "managers": 2, "pool_size": 4},
+            {"batch_size": 2_500, "managers": 2, "pool_size": 4},
+            {"batch_size": 500, "managers": 5, "pool_size": 2},
+        ],
+    },
+    "three-step drain": {"dbos": _DBOS},
+    "idle latency": {
+        "dbos": [
+            {"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},
+            {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
+            {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 20},
+        ],
+        "procrastinate": [
+            {"concurrency": 1, "pool_size": 2, "uvloop": False},
+            {"concurrency": 1, "pool_size": 2, "uvloop": True},
+            {"concurrency": 30, "pool_size": 31, "uvloop": True},
+        ],
+        "pgqueuer": [
+            {"batch_size": 10, "managers": 1, "pool_size": 1},
+            {"batch_size": 10, "managers": 1, "pool_size": 4},
+            {"batch_size": 100, "managers": 1, "pool_size": 1},
+        ],
+    },
 }
 
 
@@ -71,27 +71,20 @@ def tune(names: Sequence[str]) -> None:
     with new_server() as server:
         for name in names:
             prepare(server, SYSTEMS[name])
-            _try(server, SYSTEMS[name], "one-step drain, jobs/s", DRAIN.get(name, ()))
-            _try(server, SYSTEMS[name], "three-step drain, workflows/s", WORKFLOWS.get(name, ()))
-            _try(server, SYSTEMS[name], "idle latency, ms", IDLE.get(name, ()))
+            for measurement in MEASUREMENTS:
+                candidates = CANDIDATES.get(measurement.name, {}).get(name)
+                if candidates:
+                    _try(server, SYSTEMS[name], measurement, candidates)
 
 
-def _try(server: Server, system: System, what: str, candidates: Candidates) -> None:
-    if not candidates:
-        return
+def _try(server: Server, system: System, measurement: Measurement, candidates: Candidates) -> None:
     chance = random.Random(4711)
     found: dict[int, list[float]] = defaultdict(list)
     for number in range(ROUNDS):
-        for index, candidate in enumerate(candidates):
-            sys.stderr.write(f"round {number + 1} of {ROUNDS}: {system.name}, {what}, {dict(candidate)}\n")
-            tried = replace(system, settings={**system.settings, **candidate}, three_step={}, idle={})
-            if what.startswith("one-step"):
-                found[index] += drain_jobs(server, tried, chance)
-            elif what.startswith("three-step"):
-                found[index] += drain_workflows(server, tried, chance)
-            else:
-                found[index].append(-sorted(idle_latency(server, tried, chance))[system.sizes.latency // 2])
-    print(f"{system.name}, {what}")
-    for index in sorted(found, key=lambda index: max(found[index]), reverse=True):
-        rounds = ", ".join(f"{abs(value):,.1f}" for value in found[index])
-        print(f"  {rounds:<36} {dict(candidates[index])}")
+        for index, settings in enumerate(candidates):
+            sys.stderr.write(f"round {number + 1} of {ROUNDS}: {measurement.name}, {system.name} {dict(settings)}\n")
+            found[index].append(percentile(measurement.take(server, system, settings, chance), 0.5))
+    best = min if measurement.unit == "ms" else max
+    print(f"{system.name}, {measurement.name}, {measurement.unit}")
+    for index in sorted(found, key=lambda index: best(found[index]), reverse=best is max):
+        print(f"  {', '.join(f'{value:,.1f}' for value in found[index]):<36} {dict(candidates[index])}")

@@ -14,7 +14,9 @@ from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
-from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, payload_json
+from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.values import canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,19 @@ def start_child_run(
         child_key=child_key,
         origin=Origin(runnable_key=parent.runnable_key, step=parent.step, attempt=parent.attempt),
         child_input=payload_json(payload),
-        child_queue=queue,
+        child_queue=None if queue is None else check_part(queue, "queue"),
         metadata=about,
         occurred_at=runtime.now(),
     )
-    return _start_linked(runtime, link)
+    return _start_linked(runtime, link, definition, handed_over(payload, definition))
 
 
 def start_linked_child(runtime: Runtime, link: ChildRunStarted) -> Receipt:
     """Start the child of a link that is on record and whose child is missing. Raises as `start_child_run`."""
-    return _start_linked(runtime, link)
+    return _start_linked(runtime, link, runtime.registry.select(link.child_workflow))
 
 
-def _start_linked(runtime: Runtime, link: ChildRunStarted) -> Receipt:
+def _start_linked(runtime: Runtime, link: ChildRunStarted, definition: Definition, payload: Payload = None) -> Receipt:
     receipts: list[Receipt] = []
 
     def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
@@ -84,7 +86,7 @@ def _start_linked(runtime: Runtime, link: ChildRunStarted) -> Receipt:
         known = _known_link(parent, link)
         if child.start is not None:
             first = next(iter(child.command_history), None)
-            if first is None or first.payload.get("input") != link.child_input:
+            if first is None or canonical(first.payload.get("input")) != canonical(link.child_input):
                 raise ConflictingCommand(_used(link))
             receipts[:] = [Receipt.of(first, repeated=True)]
             return []
@@ -92,7 +94,7 @@ def _start_linked(runtime: Runtime, link: ChildRunStarted) -> Receipt:
             raise NotFound(f"there is no run {link.run_id!r} that could have a child")
         if parent.terminal:
             raise TerminalRun(f"run {link.run_id!r} has ended as {parent.terminal_status}: it starts no children")
-        facts = _child_facts(runtime, known or link, parent, now)
+        facts = _child_start(runtime, known or link, parent, definition, payload).facts(now)
         receipts[:] = [Receipt.of(fact) for fact in facts if isinstance(fact, RunSignalReceived)]
         return facts if known is not None else [link.model_copy(update={"occurred_at": now}), *facts]
 
@@ -105,7 +107,7 @@ def _known_link(parent: RunProjection, link: ChildRunStarted) -> ChildRunStarted
         fact = child.fact
         if fact is None or fact.child_key != link.child_key or fact.origin.step != link.origin.step:
             continue
-        if fact.child_run_id != link.child_run_id or fact.child_input != link.child_input:
+        if fact.child_run_id != link.child_run_id or canonical(fact.child_input) != canonical(link.child_input):
             raise ConflictingCommand(_used(link))
         return fact
     return None
@@ -118,7 +120,9 @@ def _used(link: ChildRunStarted) -> str:
     )
 
 
-def _child_facts(runtime: Runtime, link: ChildRunStarted, parent: RunProjection, now: datetime) -> list[Fact]:
+def _child_start(
+    runtime: Runtime, link: ChildRunStarted, parent: RunProjection, definition: Definition, payload: Payload
+) -> Start:
     assert parent.start is not None  # noqa: S101  the caller has checked
     given = link.child_input or {}
     context: JsonObject = {
@@ -130,7 +134,7 @@ def _child_facts(runtime: Runtime, link: ChildRunStarted, parent: RunProjection,
         }
     }
     return Start(
-        definition=runtime.registry.select(link.child_workflow),
+        definition=definition,
         run_id=link.child_run_id,
         trigger=link.child_trigger,
         queue=link.child_queue or parent.start.queue or runtime.queue,
@@ -139,5 +143,6 @@ def _child_facts(runtime: Runtime, link: ChildRunStarted, parent: RunProjection,
             payload={"workflow": link.child_workflow, "trigger": link.child_trigger, "input": given},
         ),
         given=given,
+        payload=payload,
         context=context,
-    ).facts(now)
+    )

@@ -72,7 +72,9 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
     """
     signal = Signal(type=SignalType.CANCEL_RUN, payload={"run_id": run_id, "cascade": cascade}, **options)
     receipts: list[Receipt] = []
-    family = _family(runtime, run_id) if cascade else [run_id]
+    # Where a commit cannot span threads, the run itself comes first and alone: a conflict further down must not make
+    # it look as if somebody else had ended it.
+    family = family_of(runtime, run_id) if cascade and runtime.storage.atomic_across_threads else [run_id]
 
     def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
         run = _existing(run_id, units[run_id])
@@ -90,8 +92,8 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
 
     runtime.decide(family, decision)
     if cascade:
-        # Children that were linked while the family was gathered; no more can come, since their parents have ended.
-        for child in _family(runtime, run_id)[1:]:
+        # Also children that were linked while the family was gathered; no more can come: their parents have ended.
+        for child in family_of(runtime, run_id)[1:]:
             cancel_orphan(runtime, child, run_id)
     return receipts[0]
 
@@ -116,7 +118,7 @@ def _cancel_child(run: RunProjection, run_id: str, ancestor: str, now: datetime)
     return [signal.fact(run_id, now), *plan_end(run, "cancelled", now)]
 
 
-def _family(runtime: Runtime, run_id: str) -> list[str]:
+def family_of(runtime: Runtime, run_id: str) -> list[str]:
     """Give a run and all runs below it, parents before their children."""
     found = [run_id]
     for each in found:

@@ -8,6 +8,7 @@ from typing import Any
 from squid_dagster.journal import load_run
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id, window_identity
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
@@ -40,7 +41,7 @@ def start_cron(
 
     Raises:
         NotFound: the workflow is not registered.
-        InvalidArgument: no such cron trigger, neither signal nor window, or a malformed one.
+        InvalidArgument, InvalidThread: no such cron trigger, neither signal nor window, a malformed one, a bad queue.
     """
     definition = runtime.registry.select(workflow)
     cron = definition.triggers.get(trigger)
@@ -142,7 +143,7 @@ def _start(
         definition=definition,
         run_id=derived_run_id(definition.name, cron.name, identity),
         trigger=cron.name,
-        queue=queue or runtime.queue,
+        queue=check_part(runtime.queue if queue is None else queue, "queue"),
         signal=signal,
         given=given,
         context={"schedule": schedule},

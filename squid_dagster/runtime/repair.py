@@ -7,7 +7,7 @@ from datetime import datetime
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced
 from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled
 from squid_dagster.runtime.children import start_linked_child
-from squid_dagster.runtime.controls import cancel_orphan
+from squid_dagster.runtime.controls import cancel_orphan, family_of
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.signals import SignalType
 from squid_dagster.workflow.planning import plan_settled
@@ -35,7 +35,8 @@ def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
                 start_linked_child(runtime, child.fact)
                 done["children"] += 1
     if not unit.run.terminal and _orphaned(runtime, unit):
-        done["cascades"] += cancel_orphan(runtime, run_id, _parent_of(unit) or "")
+        for each in family_of(runtime, run_id):
+            done["cascades"] += cancel_orphan(runtime, each, _parent_of(unit) or "")
     return done
 
 

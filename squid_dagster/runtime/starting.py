@@ -122,16 +122,16 @@ def prepare_start(
         queue=check_part(runtime.queue if queue is None else queue, "queue"),
         signal=signal,
         given=given,
-        payload=payload if _says_more(payload, definition) else None,
+        payload=handed_over(payload, definition),
         priority=priority,
     )
 
 
-def _says_more(payload: Payload, definition: Definition) -> bool:
-    # An object of the contract is valid as it is; its JSON need not be, with aliases, strict or computed fields.
-    if isinstance(payload, BaseModel):
-        return definition.payload is not None and isinstance(payload, definition.payload)
-    return bool(payload)
+def handed_over(payload: Payload, definition: Definition) -> Payload:
+    """Give the payload as an object where that says more than its JSON: aliases, strict and computed fields."""
+    if isinstance(payload, BaseModel) and (definition.payload is None or not isinstance(payload, definition.payload)):
+        return None
+    return payload
 
 
 def start_run(runtime: Runtime, start: Start) -> Receipt:

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, NotFound, SquidError
 from squid_dagster.runtime.identity import window_identity
 from squid_dagster.workflow import Cron, Workflow
@@ -211,8 +212,8 @@ def test_windows_that_nobody_was_there_for_are_caught_up_with_as_the_trigger_say
     assert starts(squid, squid.start_due_crons()) == [T0 + 6 * HOUR], "and then it goes on as usual"
 
 
-def test_a_long_absence_is_caught_up_with_in_full_over_several_calls(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    squid = make_squid(nightly(Cron("*/5 * * * *", catch_up="all")))
+def test_a_long_absence_is_caught_up_with_in_full_over_several_calls(clock: VirtualClock) -> None:
+    squid = Squid(MemoryStorage(clock), nightly(Cron("*/5 * * * *", catch_up="all")))
     squid.start_due_crons()
     clock.advance(timedelta(minutes=5 * 1003))
     assert len(squid.start_due_crons()) == 1000

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.dispatch import Completed, Settlement
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,
@@ -105,8 +106,6 @@ def test_a_completed_irreversible_step_counts_before_it_is_applied(make_squid: M
     squid = make_squid(orders(irreversible=True))
     source = squid.start("orders").run_id
     (claim,) = squid.runtime.dispatch.claim("default", "w")
-    from squid_dagster.journal.dispatch import Completed, Settlement
-
     squid.runtime.dispatch.settle([Settlement(claim.ref, Completed(None))])
     assert "runnable_applied" not in run_facts(squid, source)
     with pytest.raises(UnsafeReplay, match="'charge'"):

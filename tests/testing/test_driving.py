@@ -192,16 +192,15 @@ def test_a_run_without_its_definition_is_held(squid: SquidFactory, storage: Stor
     changed.route("look", on="error", to="rest")
     changed.route("rest", to="complete")
     assert execute_until_blocked(squid(changed, storage=storage, clock=clock), run_id).status == "held"
-    # and so is one of a workflow that is not known at all, though nobody can say so from here
-    unknown = execute_until_blocked(squid(review(), storage=storage, clock=clock), run_id)
-    assert (unknown.status, unknown.reason) == ("running", "attempt_visible")
+    # and one of a workflow that is not known at all stays where it is
+    assert execute_until_blocked(squid(review(), storage=storage, clock=clock), run_id).visible_attempts
 
 
 def test_a_run_on_a_paused_queue_is_blocked(squid: SquidFactory) -> None:
     app = squid(circle(1))
     run_id = app.start("circle").run_id
     app.pause_queue("default")
-    assert execute_until_blocked(app, run_id).reason == "attempt_visible"
+    assert len(execute_until_blocked(app, run_id).visible_attempts) == 1
     app.resume_queue("default")
     assert execute_until_blocked(app, run_id).terminal
 
@@ -226,7 +225,7 @@ def test_other_runs_of_the_queue_are_executed_as_their_turn_comes(squid: SquidFa
 def test_a_run_that_never_blocks_is_an_error_that_says_where_it_was(squid: SquidFactory) -> None:
     app = squid(circle())
     run_id = app.start("circle").run_id
-    with pytest.raises(LimitReached, match=r"'run-1' was not blocked after 30 .* running \(attempt_visible\)"):
+    with pytest.raises(LimitReached, match=r"'run-1' was not blocked after 30 .* it is running "):
         execute_until_blocked(app, run_id, limit=30)
 
 
@@ -243,7 +242,7 @@ def test_a_limit_that_makes_no_sense_is_refused(squid: SquidFactory, limit: int)
         drain(app, limit=limit)
     with pytest.raises(InvalidArgument, match="limit must be"):
         execute_until_blocked(app, "run-1", limit)
-    assert app.inspect_run("run-1").reason == "attempt_visible"
+    assert app.inspect_run("run-1").visible_attempts
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

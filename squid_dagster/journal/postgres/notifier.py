@@ -109,9 +109,9 @@ class Sender:
             if self._busy or not self._pending:
                 return
             self._busy = True
-        try:
+        if threading.main_thread().is_alive():
             threading.Thread(target=self._run, name="squid-notifier", daemon=False).start()
-        except RuntimeError:  # the interpreter is on its way out and starts no more threads
+        else:  # the interpreter is on its way out and waits for no more threads
             self._run()
 
     def flush(self, timeout: float) -> None:

@@ -76,7 +76,8 @@ _TO_REPAIR: LiteralString = """
         AND (a.status IS NULL OR a.status IN ('completed', 'failed', 'dead_lettered')
              OR a.attempt_number > 1 AND a.planned_digest IS NULL)
         AND NOT r.quarantined AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
-        AND (a.status IS NULL OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
+        AND (a.status IS NULL OR a.attempt_number > 1 AND a.planned_digest IS NULL
+             OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
                                AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number))
       ORDER BY a.run_id LIMIT %(limit)s)
     UNION

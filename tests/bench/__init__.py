@@ -1,0 +1,1 @@
+"""Tests of the benchmarks' own arithmetic and plumbing; no test asserts a time."""
