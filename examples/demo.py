@@ -41,11 +41,12 @@ def open_squid(url: str) -> Squid:
     return Squid.connect(url, load_workflows(modules), lease=LEASE)
 
 
-def work(url: str, number: int) -> None:
+def work(url: str, number: int) -> int:
     """Be a worker until SIGTERM comes."""
     logging.basicConfig(level=logging.ERROR)
     with open_squid(url) as squid:
         say(f"    {squid.worker(concurrency=4, worker_id=f'worker-{number}', housekeeping=timedelta(seconds=5))}")
+    return 0
 
 
 def start_runs(squid: Squid) -> str:
@@ -82,13 +83,14 @@ def decide(squid: Squid, decided: set[str]) -> None:
         decided.add(run.run_id)
 
 
-def kill_holder(book: Path, run_id: str, workers: list[subprocess.Popen[bytes]]) -> bool:
+def kill_holder(squid: Squid, book: Path, run_id: str, workers: list[subprocess.Popen[bytes]]) -> bool:
     """Kill the worker that is in the middle of the long step, once it has begun."""
     for key, pid in ledger.callers(book):
         if key == f"{run_id}:summarise:1":
             os.kill(pid, signal.SIGKILL)
             number = next(i for i, worker in enumerate(workers) if worker.pid == pid)
             say(f"==> SIGKILL for worker-{number}, in the middle of a step; its lease runs out in {LEASE.seconds} s")
+            say(f"    {squid.explain_run(run_id).summary}")
             return True
     return False
 
@@ -125,7 +127,7 @@ def play(squid: Squid, url: str, book: Path) -> int:
     decided: set[str] = set()
     try:
         while not ended(squid) and time.monotonic() - began < PATIENCE:
-            killed = killed or kill_holder(book, hit, workers)
+            killed = killed or kill_holder(squid, book, hit, workers)
             decide(squid, decided)
             if time.monotonic() - shown > 1:
                 shown = time.monotonic()
@@ -159,8 +161,9 @@ def report(squid: Squid, journal: PostgresStorage, book: Path, hit: str, well: b
     undone = [run for run in page if run.status == "failed"]
     for run in undone:
         say(f"\n    {run.workflow} {run.run_id} failed on purpose, and what it had done was undone:")
-        done = [e.summary for e in squid.inspect_run_timeline(run.run_id) if "compensat" in e.summary.lower()]
-        say("".join(f"      {line}\n" for line in done).rstrip())
+        for event in squid.inspect_run_timeline(run.run_id):
+            if event.kind == "runnable_applied" and ":compensate:" in str(event.details):
+                say(f"      {event.at:%H:%M:%S.%f}  {event.summary}")
     return verdict(squid, journal, book, [run.run_id for run in page], well and len(undone) == 1)
 
 

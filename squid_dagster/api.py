@@ -1,9 +1,6 @@
 """`Squid`: the one object to start, run, control and look at workflows with."""
 
-import asyncio
-import os
-import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -25,29 +22,22 @@ from squid_dagster.inspection import (
     list_runs,
 )
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Settlement
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
-from squid_dagster.journal.fold_queries import FoldQueries
-from squid_dagster.journal.notifier import LocalNotifier
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.notifier import PostgresNotifier
-from squid_dagster.journal.postgres.presence import PostgresPresence
-from squid_dagster.journal.postgres.queries import PostgresQueries
-from squid_dagster.journal.presence import MemoryPresence, WorkerRow
+from squid_dagster.journal.dispatch import DEFAULT_LEASE
+from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime import applying, controls, crons, recovery
 from squid_dagster.runtime.children import Parent, start_child_run
 from squid_dagster.runtime.cloudevents import from_cloudevent, signal_from_json
 from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.recovery import RecoveryReport
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.signals import Actor, Receipt, Signal, SignalType, signal_options
 from squid_dagster.runtime.starting import Payload, WorkflowRef, prepare_start, start_run, start_runs, with_keys
-from squid_dagster.runtime.worker import Worker, WorkerReport
-from squid_dagster.workflow import MissingResource, StepContext, Workflow, load_workflows
+from squid_dagster.runtime.stepping import execute_one
+from squid_dagster.runtime.wiring import adapters, definitions
+from squid_dagster.runtime.worker import Worker
+from squid_dagster.workflow import MissingResource, StepContext, Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
@@ -81,7 +71,7 @@ class Squid:
             WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
             MissingResource: a step asks for a resource that was not given.
         """
-        registry = Registry(_definitions(workflows))
+        registry = Registry(definitions(workflows))
         given = dict(resources or {})
         missing = {key: each.name for each in registry for key in each.resources if key not in given}
         if missing:
@@ -90,7 +80,7 @@ class Squid:
         more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
         self.runtime = Runtime(
             storage=storage,
-            **_adapters(storage, listen_url),
+            **adapters(storage, listen_url)._asdict(),
             registry=registry,
             resources=given,
             queue=queue,
@@ -362,23 +352,8 @@ class Squid:
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
         """
-        runtime = self.runtime
-        term = runtime.lease if lease is None else lease
-        owner = owner_id or f"{socket.gethostname()}-{os.getpid()}"
-        claims = runtime.dispatch.claim(queue or runtime.queue, owner, lease=term, definitions=runtime.registry.keys)
-        if not claims:
-            return None
-        heartbeats = Heartbeats(runtime.dispatch, term)
-        (cancelled,) = heartbeats.add(claims)
-        try:
-            came = Executor(runtime, asyncio.run).perform(claims[0], cancelled)
-            if isinstance(came, Answer):
-                came.unwrap()
-            else:
-                settle(runtime, [Settlement(claims[0].ref, came)]).answers[0].unwrap()
-        finally:
-            heartbeats.close()
-        return self.inspect_run(claims[0].ref.run_id)
+        run_id = execute_one(self.runtime, queue, owner_id, lease)
+        return None if run_id is None else self.inspect_run(run_id)
 
     def worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> WorkerReport:
         """Run steps from one or more queues until stopped (SIGTERM), or with `until_idle` until nothing is due.
@@ -481,28 +456,3 @@ class Squid:
 
     def _receipt(self, receipt: Receipt) -> Receipt:
         return replace(receipt, inspect=self.inspect_run)
-
-
-def _definitions(workflows: Any) -> list[Definition]:
-    if isinstance(workflows, Collection) and not isinstance(workflows, str):
-        ready = [each for each in workflows if isinstance(each, Definition)]
-        others = [each for each in workflows if not isinstance(each, Definition)]
-        return [*ready, *(each.freeze() for each in (load_workflows(others) if others else ()))]
-    return [each.freeze() for each in load_workflows(workflows)]
-
-
-def _adapters(storage: Storage, listen_url: str | None) -> dict[str, Any]:
-    """Give the dispatch, query, presence and notification sides that belong to a storage."""
-    if isinstance(storage, PostgresStorage):
-        return {
-            "dispatch": PostgresDispatchStore(storage),
-            "queries": PostgresQueries(storage),
-            "presence": PostgresPresence(storage),
-            "notifier": PostgresNotifier(storage, listen_url),
-        }
-    return {
-        "dispatch": FoldDispatchStore(storage),
-        "queries": FoldQueries(storage),
-        "presence": MemoryPresence(storage),
-        "notifier": LocalNotifier(storage),
-    }

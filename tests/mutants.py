@@ -174,6 +174,24 @@ MUTANTS = (
         "deliveries=attempt.deliveries",
     ),
     Mutant(
+        "a deferral is forgotten",
+        DISPATCH,
+        "visible_at=fact.visible_at or attempt.visible_at,",
+        "visible_at=attempt.visible_at,",
+    ),
+    Mutant(
+        "an end without its fence goes unnoticed",
+        DISPATCH,
+        'run.unfenced = entry.fact.type == "run_terminal" and (run.unfenced or any(run.open_attempts()))',
+        "run.unfenced = False",
+    ),
+    Mutant(
+        "a fence that came later is not seen",
+        DISPATCH,
+        'run.unfenced = entry.fact.type == "run_terminal" and (run.unfenced or any(run.open_attempts()))',
+        "run.unfenced = run.unfenced or any(run.open_attempts())",
+    ),
+    Mutant(
         "a repeated completion is a conflict",
         ATTEMPTS,
         "return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION",
@@ -214,7 +232,7 @@ MUTANTS = (
     Mutant(
         "another result passes for the applied one",
         RUN,
-        "return None if known.digest == application else Reason.CONFLICTING_RESULT",
+        "return None if same else Reason.CONFLICTING_RESULT",
         "return None",
     ),
     Mutant(

@@ -179,6 +179,12 @@ DISPATCH = [
         _attempt(**AVAILABLE, deliveries=0, lease_until=None, owner_id=None),
     ),
     Rule(
+        "a deferral gives the attempt back and hides it until its time",
+        [scheduled(), claimed(), released(visible_at=t(90)), claimed(at=89, claim="b")],
+        _attempt(status="available", visible_at=at(90), due_at=at(90), deliveries=0),
+        anomalies=["attempt_not_visible"],
+    ),
+    Rule(
         "a release with another claim is stale",
         [scheduled(), claimed(), released(claim="b")],
         _attempt(**HELD_BY_A, deliveries=1),
@@ -323,6 +329,26 @@ DISPATCH = [
         {FIRST: {"status": "claimed", "due_at": None}, key(step="ship"): None},
         {"fenced": True, "terminal_status": None},
         ["terminal_run", "terminal_run", "terminal_run"],
+    ),
+    Rule(
+        "an end while attempts are open wants a fence",
+        [started(), scheduled(), terminal(at=20)],
+        run={"terminal_status": "completed", "fenced": True, "unfenced": True},
+    ),
+    Rule(
+        "a fence that comes after the end is seen",
+        [started(), scheduled(), terminal(at=20), fenced(at=21)],
+        run={"fenced": True, "unfenced": False},
+    ),
+    Rule(
+        "an end after its fence wants no other",
+        [started(), scheduled(), fenced(at=19), terminal(at=20), terminal(at=21)],
+        run={"fenced": True, "unfenced": False},
+    ),
+    Rule(
+        "an end without open attempts wants no fence",
+        [started(), scheduled(), claimed(), completed(), terminal(at=40)],
+        run={"fenced": True, "unfenced": False},
     ),
     Rule(
         "the run's own end fences the queue too",

@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
 
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 
 
@@ -74,6 +75,15 @@ class Bell:
             self._changed.notify_all()
 
 
+def known_queues(queues: Collection[str]) -> frozenset[str]:
+    """Give those that are names of queues: nobody can listen to any other, and no hint is worth an error."""
+    found = set()
+    for queue in queues:
+        with suppress(InvalidThread):
+            found.add(check_part(queue, "queue"))
+    return frozenset(found)
+
+
 def check_queues(queues: Collection[str]) -> frozenset[str]:
     """Give the queues as a set; raise `InvalidArgument` or `InvalidThread` when there is none, or one is no name."""
     if isinstance(queues, str) or not queues:
@@ -90,7 +100,7 @@ class LocalNotifier:
 
     def notify(self, queues: Collection[str]) -> None:
         """Say that these queues have news."""
-        self._room.notify(frozenset(queues))
+        self._room.notify(known_queues(queues))
 
     def listen(self, queues: Collection[str]) -> "LocalListener":
         """Begin to listen."""

@@ -39,7 +39,8 @@ def _fields(signal: Signal, required: Mapping[str, type], optional: Mapping[str,
         raise InvalidArgument(f"{signal.type} takes no {', '.join(unknown)}: its payload has {', '.join(allowed)}")
     for name, kind in allowed.items():
         value = signal.payload.get(name)
-        if (name in required or value is not None) and not isinstance(value, kind):
+        fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        if (name in required or value is not None) and not fits:
             raise InvalidArgument(f"{signal.type} needs {name} of type {kind.__name__}, not {value!r:.80}")
     return {name: signal.payload.get(name) for name in allowed}
 
@@ -76,6 +77,7 @@ def _start_cron(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Re
         signal_id=identity,
         intended_window=given["intended_window"],
         queue=given["queue"],
+        expected_input=given["input"],
     )
 
 

@@ -13,10 +13,9 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.values import canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _start_linked(runtime: Runtime, link: ChildRunStarted, definition: Definitio
         known = _known_link(parent, link)
         if child.start is not None:
             first = next(iter(child.command_history), None)
-            if first is None or canonical(first.payload.get("input")) != canonical(link.child_input):
+            if first is None or not same_json(first.payload.get("input"), link.child_input):
                 raise ConflictingCommand(_used(link))
             receipts[:] = [Receipt.of(first, repeated=True)]
             return []
@@ -107,7 +106,7 @@ def _known_link(parent: RunProjection, link: ChildRunStarted) -> ChildRunStarted
         fact = child.fact
         if fact is None or fact.child_key != link.child_key or fact.origin.step != link.origin.step:
             continue
-        if fact.child_run_id != link.child_run_id or canonical(fact.child_input) != canonical(link.child_input):
+        if fact.child_run_id != link.child_run_id or not same_json(fact.child_input, link.child_input):
             raise ConflictingCommand(_used(link))
         return fact
     return None

@@ -50,7 +50,7 @@ def from_cloudevent(event: Mapping[str, Any]) -> Signal:
         raise InvalidArgument(f"a CloudEvent is a JSON object, not a {type(event).__name__}")
     if event.get("specversion") != SPEC_VERSION:
         raise _bad("specversion", event.get("specversion"), f"use {SPEC_VERSION!r}")
-    if event.get("type") not in _TYPES:
+    if not isinstance(event.get("type"), str) or event["type"] not in _TYPES:
         raise _bad("type", event.get("type"), f"use one of {', '.join(sorted(_TYPES))}")
     for name in ("id", "source"):
         if not isinstance(event.get(name), str) or not event[name]:
@@ -60,9 +60,6 @@ def from_cloudevent(event: Mapping[str, Any]) -> Signal:
     data = event.get("data")
     if not isinstance(data, Mapping):
         raise _bad("data", data, "use a JSON object with type, payload and metadata")
-    unknown = sorted(set(data) - _FIELDS)
-    if unknown:
-        raise _bad("data", unknown, f"it may hold {', '.join(sorted(_FIELDS))}")
     signal = signal_from_json(data)
     if signal.type != _TYPES[event["type"]]:
         raise _bad("data.type", signal.type, f"it must be {_TYPES[event['type']]!r}, as the event's type says")
@@ -72,7 +69,10 @@ def from_cloudevent(event: Mapping[str, Any]) -> Signal:
 
 
 def signal_from_json(data: Mapping[str, Any]) -> Signal:
-    """Read a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong."""
+    """Read a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong or unknown."""
+    unknown = sorted(str(name) for name in data if name not in _FIELDS)
+    if unknown:
+        raise _bad("data", unknown, f"a signal may hold {', '.join(sorted(_FIELDS))}")
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in set(SignalType):
         raise _bad("type", kind, f"use one of {', '.join(SignalType)}")
@@ -100,4 +100,4 @@ def _subject(payload: Mapping[str, Any]) -> str | None:
 
 
 def _bad(name: str, value: object, remedy: str) -> InvalidArgument:
-    return InvalidArgument(f"CloudEvent field {name} is {value!r:.120}: {remedy}")
+    return InvalidArgument(f"field {name} of a signal is {value!r:.120}: {remedy}")

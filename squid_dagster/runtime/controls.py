@@ -10,6 +10,7 @@ from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.redaction import redact, redact_object
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
@@ -52,15 +53,16 @@ def resolve(runtime: Runtime, run_id: str, command: SignalType, options: Mapping
 
 
 def _said(options: Mapping[str, Any]) -> JsonObject:
-    return {name: options[name] for name in ("actor", "comment") if options.get(name) is not None}
+    # Copies of what the signal records as actor, comment and metadata: without secrets, as they are there.
+    return {name: redact(options[name]) for name in ("actor", "comment") if options.get(name) is not None}
 
 
 def _review(action: str, signal: Signal, now: datetime) -> JsonObject:
-    review: JsonObject = {"decision": action, "actor": signal.actor, "decided_at": now.isoformat()}
+    review: JsonObject = {"decision": action, "actor": redact(signal.actor), "decided_at": now.isoformat()}
     if signal.comment is not None:
         review["comment"] = signal.comment
     if signal.metadata:
-        review["metadata"] = signal.metadata
+        review["metadata"] = redact_object(signal.metadata)
     return review
 
 
@@ -244,8 +246,8 @@ def _control(runtime: Runtime, run_id: str, signal: Signal, effect: Effect) -> R
         receipts[:] = [] if first is None else [Receipt.of(first, repeated=True)]
         if first is not None:
             return []
-        facts = effect(unit, now)
         fact: RunSignalReceived = signal.fact(run_id, now)
+        facts = effect(unit, now)
         receipts.append(Receipt.of(fact))
         return [fact, *facts]
 

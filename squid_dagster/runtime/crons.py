@@ -11,8 +11,8 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id, window_identity
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
-from squid_dagster.runtime.starting import Start, WorkflowRef
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
+from squid_dagster.runtime.starting import Start, WorkflowRef, has_begun
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.triggers import Cron
 from squid_dagster.workflow.windows import Window, due_windows
@@ -32,12 +32,13 @@ def start_cron(
     signal_id: str | None = None,
     intended_window: Mapping[str, str] | None = None,
     queue: str | None = None,
+    expected_input: JsonObject | None = None,
 ) -> Receipt:
     """Start the run of one window, or of one signal of another scheduler: once, whatever is repeated.
 
     The window is `{"start_at": ..., "end_at": ...}`, as ISO 8601 texts with a timezone. A repeat gives the first
     receipt, also when the definition has changed since; for a trigger with `idempotency="skip_duplicate"` it says
-    `skipped`.
+    `skipped`. The input is the trigger's own; `expected_input` may only confirm it.
 
     Raises:
         NotFound: the workflow is not registered.
@@ -56,6 +57,10 @@ def start_cron(
             "and end_at, so that a repeated tick starts nothing twice"
         )
     start = _start(runtime, definition, cron, identity, signal_id, window, options, queue)
+    if has_begun(runtime, start.run_id, start.signal):
+        return _started_before(runtime, start, cron)
+    if expected_input and not same_json(expected_input, start.given):
+        raise InvalidArgument(f"cron trigger {trigger!r} starts runs with a payload of its own: leave the input out")
     try:
         written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
     except Conflict:

@@ -13,10 +13,10 @@ from squid_dagster.runtime.execution import error_map
 
 @dataclass(slots=True)
 class Settled:
-    """The answers in the order of the settlements, and in how long the next work that they made is due."""
+    """The answers in the order of the settlements, and in how long the work that they made is due."""
 
     answers: list[Answer]
-    next_due: timedelta | None = None
+    dues: list[timedelta] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
             planner.dues.append(outcome.retry.after)
     if planner.queues:
         runtime.notifier.notify(planner.queues)
-    return Settled(answers, min(planner.dues, default=None))
+    return Settled(answers, planner.dues)
 
 
 def _unwritable(error: Exception | None) -> Failed:

@@ -12,6 +12,7 @@ from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument
 from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
+from squid_dagster.workflow.values import canonical
 
 Actor = str | dict[str, JsonValue]
 
@@ -68,7 +69,7 @@ class Signal:
             return None
         for known in run.command_history:
             if known.signal_type == self.type and known.idempotency_key == self.idempotency_key:
-                if known.payload != self.payload:
+                if not same_json(known.payload, self.payload):
                     raise ConflictingCommand(
                         f"idempotency key {self.idempotency_key!r} was used for another {self.type} of run "
                         f"{run.run_id!r}: use a new key for a new command"
@@ -126,6 +127,14 @@ def signal_options(
         "metadata": dict(metadata or {}),
         "idempotency_key": idempotency_key,
     }
+
+
+def same_json(left: JsonValue, right: JsonValue) -> bool:
+    """Tell whether two values are the same as JSON: 1 is 1.0, and not true. What JSON cannot hold equals nothing."""
+    try:
+        return canonical(left) == canonical(right)
+    except ValueError:
+        return False
 
 
 def check_key(idempotency_key: str) -> str:

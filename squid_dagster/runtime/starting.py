@@ -15,11 +15,10 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType, check_key
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType, check_key, same_json
 from squid_dagster.workflow.authoring import Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_start
-from squid_dagster.workflow.values import canonical
 
 Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition
@@ -164,7 +163,8 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
     """Give the receipt of a run that exists. Raises `ConflictingCommand` when it was started with something else."""
     _, run = load_run(runtime.storage, run_id)
     first = next(iter(run.command_history), None)
-    if first is None or run.start is None or not _same(first, signal):
+    same = first is not None and first.signal_type == signal.type and same_json(first.payload, signal.payload)
+    if first is None or run.start is None or not same:
         key = signal.idempotency_key
         used = f"idempotency key {key!r} (run {run_id!r})" if key is not None else f"run id {run_id!r}"
         raise ConflictingCommand(f"{used} was used for another start: use a new one, or the same payload")
@@ -174,13 +174,6 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
 
         repair_run(runtime, run_id)
     return Receipt.of(first, repeated=True)
-
-
-def _same(first: RunSignalReceived, signal: Signal) -> bool:
-    try:
-        return first.signal_type == signal.type and canonical(first.payload) == canonical(signal.payload)
-    except ValueError:  # not a number: no journal holds it
-        return False
 
 
 def _receipt(written: Sequence[Fact]) -> Receipt:

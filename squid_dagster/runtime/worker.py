@@ -11,13 +11,12 @@ import signal
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from squid_dagster.journal.dispatch import (
@@ -32,44 +31,27 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.errors import InvalidArgument, SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.dues import Dues
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
+from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.settlement import settle
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LONGEST_BACKOFF = 5.0
+_LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
+_REST = timedelta(seconds=30)  # before an attempt that we, not its step, have failed is tried again
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 _GROUP = 500  # outcomes in one commit
-
-
-@dataclass(slots=True)
-class WorkerReport:
-    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished."""
-
-    worker_id: str
-    claimed: int = 0
-    completed: int = 0
-    failed: int = 0
-    retried: int = 0
-    deferred: int = 0
-    released: int = 0
-    refused: int = 0
-    commits: int = 0
-    seconds: float = 0.0
-    steps: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused")
-        told = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
-        return f"worker {self.worker_id}: {told}, in {self.seconds:.1f} s and {self.commits} commits"
 
 
 class Worker:
@@ -108,6 +90,7 @@ class Worker:
         self._concurrency, self._until_idle = concurrency, until_idle
         self._lease = runtime.lease if lease is None else lease
         check_lease(self._lease)
+        _check_times(poll=poll, grace=grace, max_age=max_age, housekeeping=housekeeping)
         self._poll, self._grace, self._max_age = poll.total_seconds(), grace, max_age
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self.report = WorkerReport(self.worker_id)
@@ -128,8 +111,9 @@ class Worker:
         self._done: SimpleQueue[tuple[Job, Outcome | Answer | SquidError] | None] = SimpleQueue()
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
-        self._next_due: float | None = None
+        self._dues = Dues(time.monotonic)
         self._stops = 0
+        self._ends_at: float | None = None
         self._listener: Listener | None = None
 
     # --- control ----------------------------------------------------------------------------------------------------
@@ -147,12 +131,13 @@ class Worker:
         SIGTERM and SIGINT stop it when called from the main thread.
         """
         began = time.monotonic()
+        self._ends_at = None if self._max_age is None else began + self._max_age.total_seconds()
         committer = threading.Thread(target=self._commit_loop, name="squid-committer", daemon=True)
         self._listener = self._runtime.notifier.listen(self._queues)
         with self._signals(), self._housekeeping:
             committer.start()
             try:
-                self._claim_loop(began)
+                self._claim_loop()
             finally:
                 self._finish(committer)
         self.report.seconds = time.monotonic() - began
@@ -177,10 +162,9 @@ class Worker:
 
     # --- claiming ---------------------------------------------------------------------------------------------------
 
-    def _claim_loop(self, began: float) -> None:
-        assert self._listener is not None  # noqa: S101  run opened it
+    def _claim_loop(self) -> None:
         backoff = 0.0
-        while not self._stops and not self._too_old(began):
+        while not self._over():
             free, idle = self._free_slots()
             if not free:
                 continue
@@ -189,7 +173,7 @@ class Worker:
             except SquidError as error:
                 backoff = min(max(0.2, backoff * 2), _LONGEST_BACKOFF)
                 logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
-                self._listener.wait(backoff)
+                self._rest(backoff)
                 continue
             backoff = 0.0
             if claims:
@@ -197,23 +181,24 @@ class Worker:
             elif idle and self._until_idle:
                 return
             else:
-                self._listener.wait(self._pause())
+                self._rest(self._dues.next_within(self._poll))
 
-    def _too_old(self, began: float) -> bool:
-        return self._max_age is not None and time.monotonic() - began > self._max_age.total_seconds()
+    def _over(self) -> bool:
+        return self._stops > 0 or (self._ends_at is not None and time.monotonic() > self._ends_at)
 
-    def _pause(self) -> float:
-        """How long to wait for a wakeup: until the next work that this worker knows of, and never beyond the floor."""
-        due, self._next_due = self._next_due, None
-        if due is None:
-            return self._poll
-        return min(max(due - time.monotonic(), 0.001), self._poll)
+    def _rest(self, seconds: float) -> None:
+        """Wait for a wakeup, or until it is over."""
+        assert self._listener is not None  # noqa: S101  run opened it
+        until = time.monotonic() + seconds
+        while not self._over() and (left := until - time.monotonic()) > 0:
+            if self._listener.wait(min(left, _LOOK)):
+                return
 
     def _free_slots(self) -> tuple[int, bool]:
         """Wait for free slots, a moment longer when more are about to come; tell also whether nothing is under way."""
         with self._slots:
             if len(self._held) >= self._concurrency:
-                self._slots.wait(self._poll)
+                self._slots.wait(min(self._poll, _LOOK))
             free = self._concurrency - len(self._held)
             if 0 < free < self._concurrency // 4:
                 self._slots.wait(_GATHER)
@@ -222,17 +207,22 @@ class Worker:
 
     def _claim(self, free: int) -> list[Claim]:
         claims: list[Claim] = []
-        for queue in list(self._queues):
-            if len(claims) < free:
-                claims += self._runtime.dispatch.claim(
-                    queue,
-                    self.worker_id,
-                    limit=min(free - len(claims), MAX_CLAIMS),
-                    lease=self._lease,
-                    definitions=self._runtime.registry.keys,
-                )
-        # The next claim begins with another queue, so that a full one never starves the others.
-        self._queues.append(self._queues.pop(0))
+        try:
+            for queue in list(self._queues):
+                if len(claims) < free:
+                    claims += self._runtime.dispatch.claim(
+                        queue,
+                        self.worker_id,
+                        limit=min(free - len(claims), MAX_CLAIMS),
+                        lease=self._lease,
+                        definitions=self._runtime.registry.keys,
+                    )
+        except SquidError:
+            if not claims:  # what was claimed is ours, and must be done
+                raise
+        finally:
+            # The next claim begins with another queue, so that a full one never starves the others.
+            self._queues.append(self._queues.pop(0))
         return claims
 
     def _begin(self, claims: list[Claim]) -> None:
@@ -240,7 +230,10 @@ class Worker:
         with self._slots:
             self._held.update((job.claim.ref.claim_id, job) for job in jobs)
         self.report.claimed += len(claims)
-        self._pool.submit(jobs)
+        if self._stops:
+            self._hand_back(jobs)
+        else:
+            self._pool.submit(jobs)
 
     # --- executing --------------------------------------------------------------------------------------------------
 
@@ -249,9 +242,10 @@ class Worker:
             outcome: Any = self._executor.perform(job.claim, job.cancelled)
         except SquidError as error:
             outcome = error
-        except BaseException:
-            logger.exception("%s could not be executed: it is given back", job.claim.ref.runnable_key)
-            outcome = SquidError("the worker could not execute it")
+        except BaseException as error:
+            # Not the step's failure; and given back at once, it would come back at once.
+            logger.exception("%s could not be executed: it is tried again later", job.claim.ref.runnable_key)
+            outcome = Deferred(f"the worker could not execute it: {type(error).__name__}", _REST)
         self._done.put((job, outcome))
 
     # --- settling ---------------------------------------------------------------------------------------------------
@@ -272,14 +266,13 @@ class Worker:
         """Write down what came of these jobs; whatever happens, they are done with afterwards."""
         mine = [(job, came) for job, came in group if job.claim.ref.claim_id in self._held]
         try:
-            given_back = [job.claim for job, came in mine if isinstance(came, SquidError)]
-            self._release(given_back, "the worker could not execute it")
+            self._settle([(job, came) for job, came in mine if not isinstance(came, Answer | SquidError)])
             answered = [(job, came) for job, came in mine if isinstance(came, Answer)]
             self._count([(job, Completed(None), answer) for job, answer in answered])
-            settled = [(job, came) for job, came in mine if not isinstance(came, Answer | SquidError)]
-            self._settle(settled)
             if answered:
                 self._runtime.notifier.notify({job.claim.ref.queue for job, _ in answered})
+            given_back = [job.claim for job, came in mine if isinstance(came, SquidError)]
+            self._persist(lambda: self._release(given_back, "the worker could not execute it"))
         except Exception:
             logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
         finally:
@@ -293,24 +286,26 @@ class Worker:
                 self._listener.wake()
 
     def _settle(self, group: list[tuple[Job, Outcome]]) -> None:
+        if not group:
+            return
         settlements = [Settlement(job.claim.ref, outcome) for job, outcome in group]
+        found = self._persist(lambda: settle(self._runtime, settlements))
+        self.report.commits += 1
+        self._dues.add(found.dues)
+        self._count([(*pair, answer) for pair, answer in zip(group, found.answers, strict=True)])
+
+    def _persist(self, write: Callable[[], T]) -> T:
+        """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
         backoff = 0.1
-        while settlements:
+        while True:
             try:
-                found = settle(self._runtime, settlements)
-            except SquidError as error:
-                # Outcomes are kept until the database is back; a lease that ran out meanwhile is refused then.
+                return write()
+            except (StorageUnavailable, ViewsMissing) as error:
                 if self._stops > 1:
                     raise
                 logger.warning("outcomes could not be written, will be tried again: %s", error)
                 time.sleep(backoff)
                 backoff = min(backoff * 2, _LONGEST_BACKOFF)
-                continue
-            self.report.commits += 1
-            if found.next_due is not None:
-                self._next_due = time.monotonic() + found.next_due.total_seconds()
-            self._count([(*pair, answer) for pair, answer in zip(group, found.answers, strict=True)])
-            return
 
     def _count(self, answered: list[tuple[Job, Outcome, Answer]]) -> None:
         report = self.report
@@ -363,3 +358,12 @@ class Worker:
             self._release([job.claim for job in jobs], "the worker stopped")
         except SquidError as error:
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
+
+
+def _check_times(**times: timedelta | None) -> None:
+    """Raise `InvalidArgument` unless all times are positive; `grace` may be none at all."""
+    for name, value in times.items():
+        if value is None and name in ("max_age", "housekeeping"):
+            continue
+        if not isinstance(value, timedelta) or value < timedelta(0) or (not value and name != "grace"):
+            raise InvalidArgument(f"{name} must be a positive timedelta, not {value!r}")

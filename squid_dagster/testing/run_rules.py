@@ -114,10 +114,11 @@ class RunRules:
 
     def judge_claim(self, entry: Entry, fact: Any) -> Iterator[Violation]:
         """Judge a claim: nobody holds the visit, and the token is a new one."""
-        yield from self._unsettled(entry, fact)
         visit = self._visit(fact.runnable_key)
         holder = self.holders.get(visit)
-        if holder is not None and holder.lease_until > fact.occurred_at:
+        if (settled := self._settled(entry, fact)) is not None:
+            yield settled
+        elif holder is not None and holder.lease_until > fact.occurred_at:
             text = f"takes {fact.runnable_key!r} while claim {holder.claim_id!r} holds {holder.runnable_key!r}"
             yield violation(Rule.ONE_HOLDER, entry, f"{text} until {holder.lease_until.isoformat()}")
         else:
@@ -130,65 +131,71 @@ class RunRules:
 
     def judge_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
         """Judge a heartbeat: only the holder extends its lease."""
-        yield from self._unsettled(entry, fact)
-        yield from self._held(entry, fact)
+        refused = self._settled(entry, fact) or self._not_held(entry, fact)
+        if refused is not None:
+            yield refused
+            return
         visit = self._visit(fact.runnable_key)
-        holder = self.holders.get(visit)
-        if holder is not None and holder.is_writer_of(fact):
-            self.holders[visit] = holder._replace(lease_until=max(holder.lease_until, fact.lease_until))
+        lease_until = max(self.holders[visit].lease_until, fact.lease_until)
+        self.holders[visit] = self.holders[visit]._replace(lease_until=lease_until)
 
     def judge_release(self, entry: Entry, fact: Any) -> Iterator[Violation]:
         """Judge a release: only the holder gives an attempt back."""
-        yield from self._unsettled(entry, fact)
-        yield from self._held(entry, fact)
-        self._let_go(fact)
+        refused = self._settled(entry, fact) or self._not_held(entry, fact)
+        if refused is not None:
+            yield refused
+            return
+        del self.holders[self._visit(fact.runnable_key)]
 
     def judge_outcome(self, entry: Entry, fact: Any) -> Iterator[Violation]:
         """Judge an outcome: only the holder settles, and only once; a repeat is nothing new."""
-        first = self.settled.setdefault(fact.runnable_key, fact)
-        if first is not fact:
-            if _outcome(first) != _outcome(fact):
-                yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
+        first = self.settled.get(fact.runnable_key)
+        if first is not None and _outcome(first) == _outcome(fact):
             return
-        yield from self._held(entry, fact)
-        self._let_go(fact)
+        refused = self._settled(entry, fact) or self._not_held(entry, fact)
+        if refused is not None:
+            yield refused
+            return
+        self.settled[fact.runnable_key] = fact
+        visit = self._visit(fact.runnable_key)
+        del self.holders[visit]
         if fact.type == "attempt_failed" and fact.retry_runnable_key is not None:
-            self.visits.setdefault(fact.retry_runnable_key, self._visit(fact.runnable_key))
+            self.visits.setdefault(fact.retry_runnable_key, visit)
 
     def judge_dead_letter(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a dead letter: nobody holds the attempt, and it was not settled."""
-        first = self.settled.setdefault(fact.runnable_key, fact)
-        if first.type != fact.type:
-            yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
-        holder = self.holders.pop(self._visit(fact.runnable_key), None)
-        if first is fact and holder is not None and holder.lease_until > fact.occurred_at:
+        """Judge a dead letter: nobody holds the attempt, and it was not settled in another way."""
+        visit = self._visit(fact.runnable_key)
+        first, holder = self.settled.get(fact.runnable_key), self.holders.get(visit)
+        if first is not None:
+            if first.type != fact.type:
+                yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
+        elif holder is not None and holder.lease_until > fact.occurred_at:
             text = f"parks {fact.runnable_key!r} while claim {holder.claim_id!r} holds it"
             yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
+        else:
+            self.settled[fact.runnable_key] = fact
+            self.holders.pop(visit, None)
 
     # --- questions --------------------------------------------------------------------------------------------------
 
     def _visit(self, key: str) -> str:
         return self.visits.get(key) or key.rpartition(":")[0]
 
-    def _unsettled(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def _settled(self, entry: Entry, fact: Any) -> Violation | None:
         first = self.settled.get(fact.runnable_key)
-        if first is not None:
-            yield violation(Rule.SETTLED_STAYS, entry, f"touches {fact.runnable_key!r}, settled by {first.type}")
+        if first is None:
+            return None
+        return violation(Rule.SETTLED_STAYS, entry, f"touches {fact.runnable_key!r}, settled by {first.type}")
 
-    def _held(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+    def _not_held(self, entry: Entry, fact: Any) -> Violation | None:
         holder = self.holders.get(self._visit(fact.runnable_key))
         if holder is None or not holder.is_writer_of(fact):
             text = f"is about {fact.runnable_key!r}, which claim {fact.claim_id!r} does not hold"
-            yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
         elif holder.lease_until <= fact.occurred_at:
             text = f"is about {fact.runnable_key!r}, whose lease ran out at {holder.lease_until.isoformat()}"
-            yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
-
-    def _let_go(self, fact: Any) -> None:
-        visit = self._visit(fact.runnable_key)
-        holder = self.holders.get(visit)
-        if holder is not None and holder.is_writer_of(fact):
-            del self.holders[visit]
+        else:
+            return None
+        return violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
 
     def _planned(self, key: str, entry: Entry) -> Iterator[Violation]:
         runnable = self.planned.get(key)

@@ -6,17 +6,18 @@ from typing import Any
 from squid_dagster.agents import DispatchAgent
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.identity import derived_run_id
+from squid_dagster.workflow import StepContext, Workflow
 from tests.facts import T0
 from tests.recovery import workflows as w
 from tests.recovery.damage import DAMAGE, orphans_of_a_cascade, start_half
-from tests.recovery.stage import RECOVER, WORK, Move, Scenario, Scene, commands, passes, starts
+from tests.recovery.stage import RECOVER, WORK, Move, Scenario, Scene, WorkerDied, commands, passes, starts
 
 LINE = w.line()
 OWNER = "somebody"
 
 
-def _scenario(name: str, *moves: Move, known: tuple[Any, ...] = (), before: tuple[Move, ...] = (), **more: Any) -> Scenario:
-    return Scenario(name, (LINE, *known), moves, before, **more)
+def _scenario(name: str, *moves: Move, known: tuple[Workflow, ...] = (), **more: Any) -> Scenario:
+    return Scenario(name, (LINE, *known), moves, **more)
 
 
 # --- commands that are more than one call ---------------------------------------------------------------------------
@@ -72,6 +73,14 @@ def _start_by_signal(scene: Scene) -> None:
     )
 
 
+def _replay(scene: Scene) -> None:
+    scene.squid.replay(scene.name("run"), idempotency_key=scene.name("again"))
+
+
+def _replayed(scene: Scene) -> bool:
+    return bool(scene.squid.journal.read_run(derived_run_id("replay_run", scene.name("run"), scene.name("again"))))
+
+
 def _pause(scene: Scene) -> None:
     scene.squid.pause_queue(scene.case, idempotency_key=scene.name("pause"), actor="ada")
 
@@ -82,8 +91,6 @@ def _resume(scene: Scene) -> None:
 
 def _start_child_from_outside(scene: Scene) -> None:
     """Do what a step does that was handed the squid instead of its context."""
-    from squid_dagster.workflow import StepContext
-
     key = f"{scene.name('run')}:long:1"
     context = StepContext(
         run_id=scene.name("run"), workflow="waiting", step="long", runnable_key=f"{key}:1", idempotency_key=key
@@ -94,6 +101,10 @@ def _start_child_from_outside(scene: Scene) -> None:
 # --- what agents and workers do -------------------------------------------------------------------------------------
 
 
+def _one_step(scene: Scene) -> None:
+    scene.squid.execute_next(scene.case)
+
+
 def _handle_by_agent(scene: Scene) -> None:
     agent = scene.squid.dispatch_agent(scene.case)
     claim = agent.claim_next(OWNER)
@@ -102,14 +113,16 @@ def _handle_by_agent(scene: Scene) -> None:
     agent.release(claim, "not today")
     again = agent.claim_next(OWNER)
     assert again is not None
-    agent.complete(again, {"did": "first"})
+    agent.complete(again, {"attempt": 2})
 
 
 def _fail_by_agent(scene: Scene) -> None:
     agent = scene.squid.dispatch_agent(scene.case)
     claim = agent.claim_next(OWNER)
     assert claim is not None
-    agent.fail(claim, {"message": "planted"}, retry_after=timedelta(seconds=10))
+    # As the step itself would fail, so that it does not matter who gets hold of it after a crash.
+    error = {"type": "ValueError", "message": "the first attempt fails"}
+    agent.fail(claim, error, retry_after=timedelta(seconds=10))
 
 
 def _complete_without_plan(scene: Scene) -> None:
@@ -135,8 +148,6 @@ def _schedule_by_queue(scene: Scene) -> None:
 
 def _deliver_twice(scene: Scene) -> None:
     """Let two workers die over the first attempt, and their leases run out."""
-    from tests.recovery.stage import WorkerDied
-
     while not scene.has("attempt_claimed", count=2):
         try:
             scene.squid.execute_next(scene.case)
@@ -173,6 +184,14 @@ def _work_until_idle(scene: Scene) -> None:
     scene.squid.worker(scene.case, concurrency=1, until_idle=True)
 
 
+def _was_worked_on(scene: Scene) -> bool:
+    return scene.has("attempt_released") or scene.has("attempt_completed")
+
+
+def _half(workflow: str) -> Move:
+    return Move("start half", lambda scene: start_half(scene.squid, workflow, scene.name("run")), lambda _: False)
+
+
 def _plant(kinds: list[Any]) -> tuple[Move, ...]:
     return tuple(
         Move(
@@ -187,30 +206,29 @@ def _plant(kinds: list[Any]) -> tuple[Move, ...]:
 SCENARIOS: tuple[Scenario, ...] = (
     # starts
     _scenario("start", Move("start", _start_by_key, _started_by_key), WORK),
-    _scenario("start many", Move("start many", _start_many, _started_many), WORK),
-    _scenario("start cron", Move("start cron", _start_cron, _started_by_the_clock), WORK, known=(w.hourly(),)),
-    _scenario("start due crons", Move("tick", _start_due_crons, _started_by_the_clock), WORK, known=(w.hourly(),)),
-    _scenario("start by signal", Move("apply signal", _start_by_signal, _started_by_key)),
+    _scenario("start many", Move("start many", _start_many, _started_many), after=(WORK,)),
+    _scenario(
+        "start cron", Move("start cron", _start_cron, _started_by_the_clock), known=(w.hourly(),), after=(WORK,)
+    ),
+    _scenario(
+        "start due crons", Move("tick", _start_due_crons, _started_by_the_clock), known=(w.hourly(),), after=(WORK,)
+    ),
+    _scenario("start by signal", Move("apply signal", _start_by_signal, _started_by_key), after=(WORK,)),
     _scenario(
         "start child",
         Move("start child", _start_child_from_outside, lambda scene: scene.has("child_run_started")),
-        WORK,
         known=(w.waiting(),),
         before=(starts(w.waiting()),),
+        after=(WORK,),
     ),
-    _scenario("child from a step", starts(w.parent()), WORK, known=(w.parent(),)),
     _scenario(
-        "replay",
-        Move(
-            "replay",
-            lambda scene: scene.squid.replay(scene.name("run"), idempotency_key=scene.name("again")),
-            lambda scene: bool(
-                scene.squid.journal.read_run(derived_run_id("replay_run", scene.name("run"), scene.name("again")))
-            ),
-        ),
-        WORK,
-        before=(starts(LINE), WORK),
+        "child from a step",
+        Move("one step", _one_step, lambda scene: scene.has("runnable_applied")),
+        known=(w.parent(),),
+        before=(starts(w.parent()),),
+        after=(WORK,),
     ),
+    _scenario("replay", Move("replay", _replay, _replayed), before=(starts(LINE), WORK), after=(WORK,)),
     # controls
     _scenario(
         "approve",
@@ -227,7 +245,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         known=(w.reviewed(),),
         before=(starts(w.reviewed()), WORK),
     ),
-    _scenario("resume", starts(w.paused_first()), commands("resume", "resume_run"), WORK, known=(w.paused_first(),)),
+    _scenario(
+        "resume",
+        starts(w.paused_first()),
+        commands("resume", "resume_run"),
+        known=(w.paused_first(),),
+        after=(WORK,),
+    ),
     _scenario(
         "reject at once",
         starts(w.decided_first()),
@@ -244,64 +268,61 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario(
         "pause and resume a queue",
         Move("pause", _pause, lambda scene: scene.queue_has("queue_paused", scene.name("pause"))),
-        starts(LINE),
         WORK,
         Move("resume", _resume, lambda scene: scene.queue_has("queue_resumed", scene.name("resume"))),
-        WORK,
+        before=(starts(LINE),),
+        after=(WORK,),
     ),
     # outcomes
-    _scenario("fan out and join", starts(w.diamond()), WORK, known=(w.diamond(),)),
-    _scenario("retry", starts(w.retried()), WORK, known=(w.retried(),)),
-    _scenario("final failure beside open work", starts(w.failing()), WORK, known=(w.failing(),)),
-    _scenario("error route", starts(w.mended()), WORK, known=(w.mended(),)),
-    _scenario("saga", starts(w.saga()), WORK, known=(w.saga(),)),
-    _scenario("defer", starts(w.deferring()), WORK, known=(w.deferring(),)),
+    _scenario("fan out and join", WORK, known=(w.diamond(),), before=(starts(w.diamond()),)),
+    _scenario("retry", WORK, known=(w.retried(),), before=(starts(w.retried()),)),
+    _scenario("final failure beside open work", WORK, known=(w.failing(),), before=(starts(w.failing()),)),
+    _scenario("error route", WORK, known=(w.mended(),), before=(starts(w.mended()),)),
+    _scenario("saga", WORK, known=(w.saga(),), before=(starts(w.saga()),)),
+    _scenario("defer", WORK, known=(w.deferring(),), before=(starts(w.deferring()),)),
     _scenario("unwritable result", WORK, known=(w.unwritable(),), before=(starts(w.unwritable()),)),
     # dead letters
     _scenario(
         "dead letter, met by a claim and retried",
-        starts(w.deadly()),
         WORK,
         commands("retry_attempt", "retry_attempt"),
         WORK,
         known=(w.deadly(),),
+        before=(starts(w.deadly()),),
     ),
     _scenario(
         "dead letter, met by recovery and routed",
         Move("deliver twice", _deliver_twice, lambda scene: scene.has("attempt_claimed", count=2)),
         passes(timedelta(minutes=10)),
         RECOVER,
-        WORK,
         known=(w.deadly_mended(),),
         before=(starts(w.deadly_mended()),),
+        after=(WORK,),
     ),
     # agents and workers
     _scenario(
-        "agents",
-        Move("handle", _handle_by_agent, lambda scene: scene.has("attempt_completed")),
+        "agent of a queue",
+        Move("schedule", _schedule_by_queue, lambda scene: scene.has("attempt_scheduled")),
         Move("fail", _fail_by_agent, lambda scene: scene.has("attempt_failed")),
-        WORK,
-        before=(starts(LINE),),
+        passes(timedelta(minutes=1)),
+        Move("handle", _handle_by_agent, lambda scene: scene.has("attempt_completed")),
+        known=(w.retried(),),
+        before=(_half("retried"),),
+        after=(WORK,),
     ),
     _scenario(
         "agent of a run",
         Move("schedule", _schedule_by_run, lambda scene: scene.has("attempt_scheduled")),
         Move("complete", _complete_without_plan, lambda scene: scene.has("attempt_completed")),
         Move("apply", _apply_by_agent, lambda scene: scene.has("runnable_applied")),
-        WORK,
-        before=(Move("half", lambda scene: start_half(scene.squid, "line", scene.name("run")), lambda _: False),),
-    ),
-    _scenario(
-        "agent of a queue",
-        Move("schedule", _schedule_by_queue, lambda scene: scene.has("attempt_scheduled")),
-        WORK,
-        before=(Move("half", lambda scene: start_half(scene.squid, "line", scene.name("run")), lambda _: False),),
+        before=(_half("line"),),
+        after=(WORK,),
     ),
     _scenario(
         "worker",
-        Move("beat", _beat, lambda scene: scene.has("attempt_heartbeat")),
+        Move("beat", _beat, lambda scene: scene.has("attempt_heartbeat") or _was_worked_on(scene)),
         passes(timedelta(minutes=10)),
-        Move("stopped worker", _work_and_stop, lambda scene: scene.has("attempt_claimed", count=2)),
+        Move("stopped worker", _work_and_stop, _was_worked_on),
         Move("worker", _work_until_idle, lambda _: False),
         known=(w.interrupted(),),
         before=(starts(w.interrupted()),),
@@ -311,9 +332,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario(
         "recovery",
         RECOVER,
-        WORK,
-        known=(w.mended(), w.retried(), w.deadly_mended(), w.decided_first(), *w.family()),
+        known=(w.mended(), w.retried(), w.deadly_mended(), w.decided_first(), w.waiting()),
         before=_plant([kind for kind in DAMAGE if kind is not orphans_of_a_cascade]),
+        after=(WORK,),
     ),
     _scenario("recovery of a cascade", RECOVER, known=w.family(), before=_plant([orphans_of_a_cascade])),
 )

@@ -70,12 +70,13 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens, in order. What happens `before` is never interrupted, since another scenario is about that."""
+    """What happens, in order. Only `moves` are interrupted: another scenario is about what comes before and after."""
 
     name: str
     workflows: tuple[Workflow, ...]
     moves: tuple[Move, ...]
     before: tuple[Move, ...] = ()
+    after: tuple[Move, ...] = ()
     resources: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -47,15 +47,15 @@ def diamond() -> Workflow:
 
 
 def retried() -> Workflow:
-    """A step that succeeds the third time, and one that follows from it."""
+    """A step that succeeds the second time, and one that follows from it."""
     workflow = Workflow("retried")
 
     def flaky(ctx: StepContext) -> dict[str, Any]:
-        if ctx.attempt < 3:
-            raise ValueError(f"attempt {ctx.attempt} fails")
+        if ctx.attempt == 1:
+            raise ValueError("the first attempt fails")
         return {"attempt": ctx.attempt}
 
-    workflow.step(name="flaky", retry=Retry(max_attempts=3, initial=timedelta(seconds=10)))(flaky)
+    workflow.step(name="flaky", retry=Retry(max_attempts=2, initial=timedelta(seconds=10)))(flaky)
     workflow.step(name="after")(done)
     workflow.route("flaky", to="after")
     workflow.route("after", to="complete")
@@ -211,10 +211,10 @@ def family() -> tuple[Workflow, ...]:
         ctx.start_child_run("ended", {}, child_key="ended")
 
     def spawn_below_resting(ctx: StepContext) -> None:
-        ctx.start_child_run("waiting", {}, child_key="below resting")
+        ctx.start_child_run("waiting", {}, child_key="below_resting")
 
     def spawn_below_ended(ctx: StepContext) -> None:
-        ctx.start_child_run("waiting", {}, child_key="below ended")
+        ctx.start_child_run("waiting", {}, child_key="below_ended")
 
     for workflow, spawn in ((top, spawn_both), (resting, spawn_below_resting)):
         workflow.step(name="spawn")(spawn)
@@ -253,7 +253,7 @@ def interrupted() -> Workflow:
     workflow = Workflow("interrupted")
 
     def slow(ctx: StepContext, stopper: Annotated[Stopper, Resource("stopper")]) -> dict[str, Any]:
-        if ctx.fencing_token == 1 and stopper.stop is not None:
+        if stopper.stop is not None:
             stopper.stop()
             ctx.cancelled.wait(60)
         return {"did": ctx.step}

@@ -22,7 +22,8 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
-from squid_dagster.runtime.worker import Worker, WorkerReport
+from squid_dagster.runtime.report import WorkerReport
+from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import Retry, StepContext, Workflow
 from tests.processes import Child
 

@@ -11,7 +11,7 @@ from typing import LiteralString, NamedTuple
 
 import psycopg
 
-from squid_dagster.journal.notifier import check_queues
+from squid_dagster.journal.notifier import check_queues, known_queues
 from squid_dagster.journal.postgres.connection import make_engine
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage, persistently
@@ -54,7 +54,7 @@ class PostgresNotifier:
 
     def notify(self, queues: Collection[str]) -> None:
         """Say that these queues have news. Within a few milliseconds, many become one; the last is never dropped."""
-        self._sender.add(Hint(self._channel, queue) for queue in queues)
+        self._sender.add(Hint(self._channel, queue) for queue in known_queues(queues))
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
         """Begin to listen, in a thread of its own; it connects, and connects again, by itself."""
@@ -107,6 +107,7 @@ class Sender:
             for hint in hints:
                 self._pending.setdefault(hint, []).extend([then] if then is not None else [])
             if self._busy or not self._pending:
+                self._changed.notify_all()  # whoever waits for another hint's window may take these along
                 return
             self._busy = True
         if threading.main_thread().is_alive():

@@ -1,0 +1,27 @@
+"""What a worker tells when it ends."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished."""
+
+    worker_id: str
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    deferred: int = 0
+    released: int = 0
+    refused: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    steps: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused")
+        told = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
+        return f"worker {self.worker_id}: {told}, in {self.seconds:.1f} s and {self.commits} commits"

@@ -1,0 +1,39 @@
+"""One unit of work in the caller's own thread: claim, run the step with heartbeats, write down what came of it."""
+
+import asyncio
+import os
+import socket
+from datetime import timedelta
+
+from squid_dagster.journal.dispatch import Answer, Settlement
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.executor import Executor
+from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.settlement import settle
+
+
+def execute_one(
+    runtime: Runtime, queue: str | None = None, owner_id: str | None = None, lease: timedelta | None = None
+) -> str | None:
+    """Do one unit of work and give the id of its run; None when nothing is due. A step that fails is no error here.
+
+    Raises:
+        StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
+        InvalidArgument, InvalidThread: a bad queue, owner or lease.
+    """
+    term = runtime.lease if lease is None else lease
+    owner = owner_id or f"{socket.gethostname()}-{os.getpid()}"
+    claims = runtime.dispatch.claim(queue or runtime.queue, owner, lease=term, definitions=runtime.registry.keys)
+    if not claims:
+        return None
+    heartbeats = Heartbeats(runtime.dispatch, term)
+    (cancelled,) = heartbeats.add(claims)
+    try:
+        came = Executor(runtime, asyncio.run).perform(claims[0], cancelled)
+        if isinstance(came, Answer):
+            came.unwrap()
+        else:
+            settle(runtime, [Settlement(claims[0].ref, came)]).answers[0].unwrap()
+    finally:
+        heartbeats.close()
+    return claims[0].ref.run_id

@@ -1,0 +1,52 @@
+"""What belongs together: the dispatch, query, presence and notification sides of a storage, and definitions by kind."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from squid_dagster.journal import PostgresStorage, Storage
+from squid_dagster.journal.dispatch import DispatchStore
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.fold_queries import FoldQueries
+from squid_dagster.journal.notifier import LocalNotifier, Notifier
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.notifier import PostgresNotifier
+from squid_dagster.journal.postgres.presence import PostgresPresence
+from squid_dagster.journal.postgres.queries import PostgresQueries
+from squid_dagster.journal.presence import MemoryPresence, Presence
+from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.workflow import load_workflows
+from squid_dagster.workflow.definition import Definition
+
+
+class Adapters(NamedTuple):
+    """The sides of a storage that a runtime works with."""
+
+    dispatch: DispatchStore
+    queries: JournalQueries
+    presence: Presence
+    notifier: Notifier
+
+
+def adapters(storage: Storage, listen_url: str | None = None) -> Adapters:
+    """Give the set-based sides of a Postgres storage, and those by fold of any other. `listen_url` is for LISTEN."""
+    if isinstance(storage, PostgresStorage):
+        return Adapters(
+            PostgresDispatchStore(storage),
+            PostgresQueries(storage),
+            PostgresPresence(storage),
+            PostgresNotifier(storage, listen_url),
+        )
+    return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), LocalNotifier(storage))
+
+
+def definitions(workflows: Any) -> list[Definition]:
+    """Freeze whatever `load_workflows` takes; definitions among them are used as they are.
+
+    Raises:
+        InvalidWorkflow, WorkflowsNotLoaded: as `Workflow.freeze` and `load_workflows` say.
+    """
+    if isinstance(workflows, Collection) and not isinstance(workflows, str):
+        ready = [each for each in workflows if isinstance(each, Definition)]
+        others = [each for each in workflows if not isinstance(each, Definition)]
+        return [*ready, *(each.freeze() for each in (load_workflows(others) if others else ()))]
+    return [each.freeze() for each in load_workflows(workflows)]
