@@ -78,6 +78,7 @@ class Squid:
             wanted = ", ".join(f"{key!r} (workflow {name!r})" for key, name in sorted(missing.items()))
             raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
         more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
+        self._opened: PostgresStorage | None = None
         self.runtime = Runtime(
             storage=storage,
             **adapters(storage, listen_url)._asdict(),
@@ -103,16 +104,18 @@ class Squid:
         """
         storage = open_journal(url, schema=schema)
         try:
-            return cls(storage, workflows, **options)
+            squid = cls(storage, workflows, **options)
         except BaseException:
             storage.close()
             raise
+        squid._opened = storage
+        return squid
 
     def close(self) -> None:
-        """Give back what is held: connections and listeners."""
+        """Give back what is held: notifications are sent, and the connections of a journal that `connect` opened."""
         self.runtime.notifier.close()
-        if isinstance(self.journal, PostgresStorage):
-            self.journal.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def __enter__(self) -> Self:
         """Use it in a `with` block."""

@@ -51,14 +51,18 @@ def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quic
     environment.ensure()
     systems = [SYSTEMS[name].quick() if quick else SYSTEMS[name] for name in names]
     trials = list(_trials(systems))
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
     with new_server() as server:
         shown = server.settings()
         for system in systems:
             prepare(server, system)
         _take_turns(server, trials, 1 if quick else rounds)
-    found = list(_figures(trials, {"rounds": 1 if quick else rounds, "server": shown, "cores": os.cpu_count()}))
+    common = {"rounds": 1 if quick else rounds, "server": shown, "cores": cores, "load_before": round(load, 2)}
+    found = list(_figures(trials, common))
     print(results.table([figure for figure, _ in found]))
     print(", ".join(f"{name} {value}" for name, value in shown.items()))
+    if load > cores / 2:
+        print(f"other work kept the machine busy (load {load:.1f} on {cores} cores): measure again when it is quiet")
     if quick:
         print("quick: a tenth of the work, once; nothing is judged or written")
         return True

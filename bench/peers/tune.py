@@ -1,4 +1,4 @@
-"""`python -m bench tune [peer ...]`: which documented setting of a peer is its best here.
+"""`python -m bench tune [--beside peer ...]`: which documented setting of a peer is its best here.
 
 Rounds take the candidates in turn and a candidate is judged by its best round, since the machine only ever takes away.
 What wins by more than the noise belongs into `systems.py`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from squid_dagster.journal import Append, Storage
+from squid_dagster.journal import Storage
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     Claim,
@@ -136,12 +136,12 @@ class DispatchAgent:
         return AttemptResult(self, self._dispatch.release([_ref(claim)], reason)[0].unwrap())
 
     def schedule_attempts(self, run_id: str, runnables: Iterable[Runnable]) -> list[Runnable]:
-        """Put planned runnables of a run on this queue; give those that were not there yet. With a notifier, workers
-        are told, and that they were is noted.
+        """Put planned runnables of a run on this queue; give those that were not there yet.
+
+        None are, once the run has ended. With a notifier, workers are told, and that they were is noted.
 
         Raises:
-            InvalidArgument: a runnable of another run or queue. Nothing was written.
-            TerminalRun, SquidError: as `DispatchStore.decide`.
+            InvalidArgument: a runnable of another run or queue, or one that was not planned. Nothing was written.
         """
         wanted = list(runnables)
         for each in wanted:
@@ -154,6 +154,9 @@ class DispatchAgent:
 
         def decision(units: Any, now: datetime) -> Sequence[Fact]:
             unit: RunUnit = units[run_id]
+            for each in wanted:
+                if each.runnable_key not in unit.run.planned:
+                    raise InvalidArgument(f"run {run_id!r} has not planned {each.runnable_key!r}: plan it first")
             known = unit.dispatch.attempts
             new[:] = [each for each in wanted if each.runnable_key not in known and not unit.run.stopped]
             facts: list[Fact] = [schedule(each, unit.run.start, now) for each in new]
@@ -164,7 +167,7 @@ class DispatchAgent:
         self._dispatch.decide([run_id], decision)
         if new and self._notifier is not None:
             self._notifier.notify([self.queue])
-            self._note_wakeups(new)
+            self._note_wakeups(run_id, new)
         return new
 
     def visible_attempts(self, limit: int = 1000) -> list[Attempt]:
@@ -178,13 +181,19 @@ class DispatchAgent:
     def _settle(self, settlement: Settlement) -> AttemptResult:
         return AttemptResult(self, self._dispatch.settle([settlement], self._plan)[0].unwrap())
 
-    def _note_wakeups(self, told: Sequence[Runnable]) -> None:
-        now = self._storage.now()
-        facts: list[Fact] = [
-            LiveWakeupEmitted(run_id=each.run_id, runnable_key=each.runnable_key, queue=self.queue, occurred_at=now)
-            for each in told
-        ]
-        self._storage.commit([Append(dispatch_thread(self.queue), facts)])
+    def _note_wakeups(self, run_id: str, told: Sequence[Runnable]) -> None:
+        def decision(units: Any, now: datetime) -> Sequence[Fact]:
+            # Whoever was told may be done already: a note about that would be an anomaly.
+            still_open = {each.runnable_key: each for each in units[run_id].dispatch.open_attempts()}
+            return [
+                LiveWakeupEmitted(
+                    run_id=run_id, runnable_key=key, queue=self.queue, occurred_at=max(now, found.last_at)
+                )
+                for key in (each.runnable_key for each in told)
+                if (found := still_open.get(key)) is not None
+            ]
+
+        self._dispatch.decide([run_id], decision)
 
 
 def _ref(claim: ClaimRef | ClaimResult) -> ClaimRef:

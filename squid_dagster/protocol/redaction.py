@@ -22,7 +22,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 def is_secret_key(key: str) -> bool:
     """Tell whether a key names a secret, by its parts: `x-api-key`, `clientSecret` and `session_token` all do."""
     parts = [part.lower() for part in _WORD.findall(key)]
-    if not parts or parts[-1] in _HARMLESS_ENDINGS or parts[-2:] == ["token", "hash"]:
+    if not parts or parts[-1] in _HARMLESS_ENDINGS or parts[-2:] in (["token", "hash"], ["fencing", "token"]):
         return False
     if _SECRETS.intersection(parts):
         return True

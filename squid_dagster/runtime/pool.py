@@ -74,11 +74,38 @@ class AsyncLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="squid-async", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+                threading.Thread(target=_serve, args=(self._loop,), name="squid-async", daemon=True).start()
+            loop = self._loop
+        returned, ended = asyncio.run_coroutine_threadsafe(_guarded(coroutine), loop).result()
+        if ended is not None:
+            raise ended
+        return returned
 
     def close(self) -> None:
-        """End the loop."""
+        """End the loop; what still runs on it is cancelled. Waits for nobody."""
         with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Keep from the loop what would end it, and with it the steps of all others."""
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.run_until_complete(_cancel_the_rest())
+    loop.close()
+
+
+async def _cancel_the_rest() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -166,7 +166,7 @@ class Worker:
         backoff = 0.0
         while not self._over():
             free, idle = self._free_slots()
-            if not free:
+            if not free or self._over():
                 continue
             try:
                 claims = self._claim(free)
@@ -333,6 +333,8 @@ class Worker:
 
     def _finish(self, committer: threading.Thread) -> None:
         self._hand_back(self._pool.take_back())
+        if self._stops:
+            logger.info("worker %s stops: %d steps have %s to finish", self.worker_id, len(self._held), self._grace)
         deadline = time.monotonic() + self._grace.total_seconds()
         with self._slots:
             while self._held and time.monotonic() < deadline and self._stops < 2:

@@ -1,6 +1,7 @@
 """A `Squid` for tests: a journal in memory, a clock that is moved by hand, and the same run ids every time."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any, Protocol
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.notifier import LocalNotifier
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
@@ -32,6 +34,8 @@ class VirtualSquid(Squid):
                 "build it with the clock, such as MemoryStorage(clock)"
             )
         super().__init__(storage, workflows, **options)
+        # Hints stay in this process: nobody elsewhere lives in this time, and no thread works on after the test.
+        self.runtime = replace(self.runtime, notifier=LocalNotifier(storage))
         self.clock = clock
 
 

@@ -33,7 +33,5 @@ def squid(squid_clock: "VirtualClock") -> "Iterator[SquidFactory]":
         return app
 
     yield make
-    for app in made:  # several may share a storage, whose connections are in use until all have said what they had to
-        app.runtime.notifier.close()
     for app in made:
         app.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.connection import make_engine
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from tests.recovery.scenarios import SCENARIOS
@@ -158,9 +159,18 @@ def _storage(theatre: Theatre, below: str) -> Storage:
 
 def main(url: str, schema: str, *numbers: str) -> None:
     """Play the scenarios of these numbers, each on a schema of its own."""
+    _warm_up(url, schema)
     gc.freeze()
     for number in numbers:
         enumerate_windows(url, f"{schema}_{number}", SCENARIOS[int(number)], _say)
+
+
+def _warm_up(url: str, schema: str) -> None:
+    """Import and build what is imported and built on first use, so that no play has to; connects to nothing."""
+    scenario = SCENARIOS[0]
+    theatre = Theatre(url, schema, scenario)
+    make_engine(url).dispose()
+    theatre.undisturbed("warm", 0, MemoryStorage(clock_at()), split=False)
 
 
 def _say(found: Any) -> None:

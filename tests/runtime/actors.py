@@ -4,6 +4,7 @@ A step that waits does so for a file, so that a test says when it goes on; a pro
 """
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -224,9 +225,17 @@ def lease_end(storage: Storage, run_id: str) -> datetime:
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
+class _Said(logging.Handler):
+    """Says what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say("log", record.levelname, record.getMessage())
+
+
 def _work(storage: PostgresStorage, queue: str, options: dict[str, Any]) -> None:
     seconds = {"lease", "poll", "grace", "max_age", "housekeeping"}
     given = {name: timedelta(seconds=value) if name in seconds else value for name, value in options.items()}
+    logging.basicConfig(level=logging.INFO, handlers=[_Said()])
     with Squid(storage, WORKFLOWS) as squid:
         worker = squid.new_worker(queue, **given)
         say("ready", os.getpid())

@@ -16,7 +16,7 @@ from tests.runtime.stage import MakeSquid, Workflows
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres_url: str) -> str:
-    """The same server, told not to wait for the disk: hundreds of schemas are made here, and none outlives the tests."""
+    """The same server, told not to wait for the disk: hundreds of schemas are made here, none outlives the tests."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")

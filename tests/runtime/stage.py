@@ -8,7 +8,7 @@ from squid_dagster.api import Squid
 from squid_dagster.inspection import RunSnapshot
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol import Fact, dispatch_thread, run_thread
+from squid_dagster.protocol import dispatch_thread, run_thread
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.workflow import Workflow
@@ -44,7 +44,9 @@ def finish(squid: Squid, clock: VirtualClock, run_id: str) -> RunSnapshot:
     raise AssertionError(f"run {run_id} still has work planned after {_MOST} turns")
 
 
-def complete_run(squid: Squid, clock: VirtualClock, workflow: str, payload: dict[str, Any] | None = None) -> RunSnapshot:
+def complete_run(
+    squid: Squid, clock: VirtualClock, workflow: str, payload: dict[str, Any] | None = None
+) -> RunSnapshot:
     """Start a run and let it go as far as it goes by itself."""
     return finish(squid, clock, squid.start(workflow, payload).run_id)
 
@@ -92,15 +94,10 @@ def state_of(storage: Storage) -> Sequence[tuple[str, int, str]]:
     return [(entry.thread, entry.seq, entry.fact.type) for entry in everything(storage)]
 
 
-def commit_facts(squid: Squid, run_id: str, after: int = 0) -> list[Fact]:
-    """Give the facts of a run's own thread after a revision, typed."""
-    return [entry.fact for entry in squid.journal.read(run_thread(run_id), after)]  # type: ignore[misc]
-
-
 def claims(squid: Squid, queue: str = "default") -> list[str]:
     """Give the runnable keys in the order in which they were claimed."""
-    found = squid.journal.read(dispatch_thread(queue))
-    return [entry.fact.runnable_key for entry in found if entry.fact.type == "attempt_claimed"]  # type: ignore[union-attr]
+    found: list[Any] = [entry.fact for entry in squid.journal.read(dispatch_thread(queue))]
+    return [fact.runnable_key for fact in found if fact.type == "attempt_claimed"]
 
 
 def seconds(count: float) -> timedelta:

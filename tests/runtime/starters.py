@@ -1,4 +1,4 @@
-"""Commands from processes of their own, all at once: `python -m tests.runtime.starters <url> <schema> <run ids as JSON>`.
+"""Commands from processes of their own, all at once: `python -m tests.runtime.starters <url> <schema> <runs as JSON>`.
 
 Says `ready`, waits for the starting gun (an advisory lock that the test holds), and prints one line for each receipt.
 """

@@ -47,7 +47,9 @@ def test_a_cancelled_run_has_ended_with_who_and_why_on_record(make_squid: MakeSq
     run_id = squid.start("orders").run_id
     before = len(run_facts(squid, run_id))
     clock.advance(seconds(3))
-    receipt = squid.cancel(run_id, actor={"name": "ada", "token": "t"}, comment="wrong order", metadata={"api_key": "k"})
+    receipt = squid.cancel(
+        run_id, actor={"name": "ada", "token": "t"}, comment="wrong order", metadata={"api_key": "k"}
+    )
     assert (receipt.signal_type, receipt.received_at) == ("cancel_run", clock.now())
     snapshot = squid.inspect_run(run_id)
     assert (snapshot.status, snapshot.terminal_status, snapshot.ended_at) == ("cancelled", "cancelled", clock.now())
@@ -246,7 +248,11 @@ def test_a_cancelled_parent_starts_no_more_children(make_squid: MakeSquid) -> No
     assert claim is not None
     squid.cancel(run_id, cascade=True)
     context = StepContext(
-        run_id=run_id, workflow="tree", step="grow", runnable_key=f"{run_id}:grow:1:1", idempotency_key=f"{run_id}:grow:1"
+        run_id=run_id,
+        workflow="tree",
+        step="grow",
+        runnable_key=f"{run_id}:grow:1:1",
+        idempotency_key=f"{run_id}:grow:1",
     )
     with pytest.raises(TerminalRun, match="cancelled"):
         squid.start_child_run(context, "tree", child_key="late")

@@ -51,14 +51,21 @@ def parent(act: Callable[[StepContext], Any], **options: Any) -> Workflow:
 
 
 def one_child(ctx: StepContext) -> str:
-    return str(ctx.start_child_run("refund", {"amount": 5}, child_key="a", metadata={"why": "late", "token": "t"}).run_id)
+    return str(
+        ctx.start_child_run("refund", {"amount": 5}, child_key="a", metadata={"why": "late", "token": "t"}).run_id
+    )
 
 
 def context(run_id: str, step: str = "claim", attempt: int = 1) -> StepContext:
     """What a step of a run would be given."""
     key = f"{run_id}:{step}:1"
     return StepContext(
-        run_id=run_id, workflow="order", step=step, runnable_key=f"{key}:{attempt}", idempotency_key=key, attempt=attempt
+        run_id=run_id,
+        workflow="order",
+        step=step,
+        runnable_key=f"{key}:{attempt}",
+        idempotency_key=key,
+        attempt=attempt,
     )
 
 
@@ -67,7 +74,12 @@ def test_a_child_is_linked_to_its_parent_and_knows_it(make_squid: MakeSquid, clo
     snapshot = complete_run(squid, clock, "order")
     child_id = snapshot.outputs["claim"]
     (link,) = facts(squid, snapshot.run_id, "child_run_started")
-    assert (link.child_run_id, link.child_workflow, link.child_trigger, link.child_key) == (child_id, "refund", "api", "a")
+    assert (link.child_run_id, link.child_workflow, link.child_trigger, link.child_key) == (
+        child_id,
+        "refund",
+        "api",
+        "a",
+    )
     assert (link.origin.runnable_key, link.origin.step) == (f"{snapshot.run_id}:claim:1:1", "claim")
     assert link.metadata == {"why": "late", "token": "[REDACTED]"}
     started = facts(squid, child_id, "run_started")[0]
@@ -222,7 +234,9 @@ def test_children_go_to_their_parents_queue_unless_another_is_named(make_squid: 
     assert squid.inspect_run(named).queue == "fast"
 
 
-def test_a_workflow_given_as_an_object_is_started_in_its_own_version(make_squid: MakeSquid, clock: VirtualClock) -> None:
+def test_a_workflow_given_as_an_object_is_started_in_its_own_version(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
     old, new = refund("1"), refund("2", wait=5)
 
     def act(ctx: StepContext) -> list[str]:
@@ -257,7 +271,9 @@ def test_a_key_is_answered_after_the_childs_definition_changed(make_squid: MakeS
         newer.start_child_run(context(run_id), "refund", {"amount": 6}, child_key="a")
 
 
-def test_a_child_that_cannot_be_started_fails_the_step_with_a_reason(make_squid: MakeSquid, clock: VirtualClock) -> None:
+def test_a_child_that_cannot_be_started_fails_the_step_with_a_reason(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
     def act(ctx: StepContext) -> None:
         ctx.start_child_run("refund", {"amount": "much"}, child_key="a")
 

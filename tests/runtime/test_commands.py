@@ -8,6 +8,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,
@@ -71,20 +72,28 @@ def test_a_decision_and_what_follows_from_it_are_one_append(decided: Decided, cl
     receipt = getattr(squid, name)(run_id, actor="ada", comment="fine", metadata={"ticket": 7})
     assert (receipt.run_id, receipt.signal_type, receipt.received_at) == (run_id, signal_type, clock.now())
     written = squid.journal.read(run_thread(run_id), before)
-    assert [entry.fact.type for entry in written] == ["run_signal_received", "manual_step_resolved", "runnables_planned"]
+    assert [entry.fact.type for entry in written] == [
+        "run_signal_received",
+        "manual_step_resolved",
+        "runnables_planned",
+    ]
     assert [entry.seq for entry in written] == [before + 1, before + 2, before + 3]
     assert {entry.fact.occurred_at for entry in written} == {clock.now()}
-    signal, resolved, planned = (entry.fact for entry in written)
-    assert (signal.signal_type, signal.actor, signal.comment) == (signal_type, "ada", "fine")  # type: ignore[union-attr]
-    assert signal.metadata == {"ticket": 7}  # type: ignore[union-attr]
-    assert resolved.metadata["actor"] == "ada"  # type: ignore[union-attr]
-    assert planned.runnables[0].step == transitions(squid, run_id)[-1][2]  # type: ignore[union-attr]
+    signal, resolved, planned = _facts(written)
+    assert (signal.signal_type, signal.actor, signal.comment) == (signal_type, "ada", "fine")
+    assert signal.metadata == {"ticket": 7}
+    assert resolved.metadata["actor"] == "ada"
+    assert planned.runnables[0].step == transitions(squid, run_id)[-1][2]
     snapshot = squid.inspect_run(run_id)
     assert snapshot.manual_state is None
     assert [each.signal_type for each in snapshot.command_history] == ["start_run", signal_type]
     assert (snapshot.command_history[1].actor, snapshot.command_history[1].comment) == ("ada", "fine")
     assert finish(squid, clock, run_id).status == "completed"
     assert not unit(squid, run_id).anomalies
+
+
+def _facts(entries: list[Entry]) -> list[Any]:
+    return [entry.fact for entry in entries]
 
 
 def test_a_repeated_key_gives_the_first_receipt_at_any_later_time(decided: Decided, clock: VirtualClock) -> None:

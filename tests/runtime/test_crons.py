@@ -226,7 +226,9 @@ def test_every_cron_trigger_of_every_current_definition_is_looked_at(make_squid:
     new = nightly(hourly(), hourly(name="second"), version="2", extra_step=True)
     squid = make_squid([old, new, nightly(name="other")])
     receipts = squid.start_due_crons()
-    found = {(f.workflow, f.trigger, f.definition_version) for r in receipts for f in facts(squid, r.run_id, "run_started")}
+    found = {
+        (f.workflow, f.trigger, f.definition_version) for r in receipts for f in facts(squid, r.run_id, "run_started")
+    }
     assert found == {("report", "cron", "2"), ("report", "second", "2"), ("other", "cron", None)}
 
 

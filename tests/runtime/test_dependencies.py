@@ -223,7 +223,9 @@ def test_waits_and_logs_take_part_in_dependencies(make_squid: MakeSquid, clock: 
     assert applied_steps(squid, run_id)[-2:] == ["settle:1", "collect:1"]
 
 
-def test_the_payload_and_every_output_reach_a_step_far_behind_a_join(make_squid: MakeSquid, clock: VirtualClock) -> None:
+def test_the_payload_and_every_output_reach_a_step_far_behind_a_join(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
     wf = diamond()
 
     @wf.step

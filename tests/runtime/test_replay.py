@@ -95,7 +95,7 @@ def test_after_an_irreversible_step_a_replay_must_be_allowed(make_squid: MakeSqu
     squid.execute_next()
     written = state_of(squid.journal)
     for refused in (False, 1, "yes"):
-        with pytest.raises(UnsafeReplay, match="'charge'.*allow_irreversible=True"):
+        with pytest.raises(UnsafeReplay, match=r"'charge'.*allow_irreversible=True"):
             squid.replay(source, allow_irreversible=refused)  # type: ignore[arg-type]
     assert state_of(squid.journal) == written
     allowed = squid.replay(source, allow_irreversible=True, idempotency_key="k")
@@ -146,7 +146,7 @@ def test_a_replay_needs_the_definition_that_the_run_was_started_with(
     source = complete_run(make_squid(orders("1")), clock, "orders").run_id
     changed = make_squid(orders("2", wait=1))
     written = state_of(changed.journal)
-    with pytest.raises(IncompatibleDefinition, match="'1'.*'2'"):
+    with pytest.raises(IncompatibleDefinition, match=r"'1'.*'2'"):
         changed.replay(source)
     assert state_of(changed.journal) == written
     both = make_squid([orders("1"), orders("2", wait=1)])

@@ -125,7 +125,11 @@ def test_exhausted_retries_end_the_run_with_the_last_error(make_squid: MakeSquid
     assert snapshot.status == "failed"
     assert snapshot.error is not None
     assert snapshot.error["message"] == "attempt 3"
-    assert [f.retry_runnable_key is None for f in facts(squid, snapshot.run_id, "attempt_failed")] == [False, False, True]
+    assert [f.retry_runnable_key is None for f in facts(squid, snapshot.run_id, "attempt_failed")] == [
+        False,
+        False,
+        True,
+    ]
     assert not snapshot.anomalies
 
 
@@ -243,10 +247,10 @@ def test_cancelling_a_run_ends_its_retry(make_squid: MakeSquid, clock: VirtualCl
     assert not unit(squid, run_id).anomalies
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), RecursionError("deep"), AssertionError()], ids=lambda e: type(e).__name__)
-def test_whatever_a_step_raises_is_a_failure(
-    make_squid: MakeSquid, clock: VirtualClock, error: BaseException
-) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), RecursionError("deep"), AssertionError()], ids=lambda e: type(e).__name__
+)
+def test_whatever_a_step_raises_is_a_failure(make_squid: MakeSquid, clock: VirtualClock, error: BaseException) -> None:
     def step(ctx: StepContext) -> None:
         raise error
 

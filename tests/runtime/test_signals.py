@@ -68,7 +68,14 @@ def test_every_command_can_be_asked_for_as_data(make_squid: MakeSquid, clock: Vi
         assert (command.actor, command.comment, command.metadata) == ("ada", "by data", {"n": 1})
         return receipt.run_id
 
-    start = {"workflow": "orders", "trigger": "manual", "input": {"amount": 3}, "queue": "q", "priority": 2, "version": "1"}
+    start = {
+        "workflow": "orders",
+        "trigger": "manual",
+        "input": {"amount": 3},
+        "queue": "q",
+        "priority": 2,
+        "version": "1",
+    }
     run_id = apply(SignalType.START_RUN, start)
     started = facts(squid, run_id, "run_started")[0]
     assert (started.input, started.queue, started.priority) == ({"amount": 3}, "q", 2)
@@ -119,7 +126,9 @@ def test_a_command_that_was_recorded_can_be_applied_again_as_it_was(make_squid: 
     for each in (run_id, replayed, cron):
         for fact in facts(squid, each, "run_signal_received"):
             recorded = {name: value for name, value in fact.model_dump(mode="json").items() if name in _RECORDED}
-            receipt = squid.apply_signal({"type": fact.signal_type, **{k: v for k, v in recorded.items() if v is not None}})
+            receipt = squid.apply_signal(
+                {"type": fact.signal_type, **{k: v for k, v in recorded.items() if v is not None}}
+            )
             assert (receipt.run_id, receipt.repeated) == (each, True)
 
 

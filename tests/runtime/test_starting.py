@@ -189,10 +189,10 @@ def test_the_same_key_with_another_payload_is_refused(make_squid: MakeSquid, oth
 
 
 def test_a_flag_is_not_the_number_one_but_one_is_1_point_0(make_squid: MakeSquid) -> None:
-    class Any_(BaseModel):
+    class Free(BaseModel):
         value: Any
 
-    squid = make_squid(orders(payload=Any_))
+    squid = make_squid(orders(payload=Free))
     squid.start("orders", {"value": 1}, idempotency_key="k")
     assert squid.start("orders", {"value": 1.0}, idempotency_key="k").repeated
     with pytest.raises(ConflictingCommand):
@@ -215,7 +215,9 @@ def test_keys_belong_to_a_workflow_and_a_trigger(make_squid: MakeSquid) -> None:
 
     squid = make_squid([workflow("a"), workflow("b")])
     runs = {
-        squid.start(name, trigger=trigger, idempotency_key="k").run_id for name in ("a", "b") for trigger in ("web", "desk")
+        squid.start(name, trigger=trigger, idempotency_key="k").run_id
+        for name in ("a", "b")
+        for trigger in ("web", "desk")
     }
     assert len(runs) == 4
     assert squid.start("a", idempotency_key="k").run_id == squid.start("a", trigger="web", idempotency_key="k").run_id

@@ -64,7 +64,8 @@ def test_a_second_signal_gives_everything_back_at_once_and_the_step_is_told(
     with children() as started:
         child, run_id = begin(postgres, started, tmp_path / "never", grace=3600)
         child.process.send_signal(number)
-        until(lambda: not facts_of(postgres, run_id, "attempt_released"), "the grace has begun")
+        until(lambda: any("1 steps have" in line for line in child.lines), "that the grace has begun")
+        assert not facts_of(postgres, run_id, "attempt_released")
         child.process.send_signal(number)
         assert child.end(PATIENCE) == 0
         assert counts_of(child)["released"] == 1

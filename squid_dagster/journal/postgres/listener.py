@@ -202,12 +202,12 @@ class _Line:
 
 
 def connect(engine: Engine) -> PgConnection:
-    """Make a connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
+    """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
     try:
-        lent = engine.raw_connection()
-    except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
+        made = engine.pool.recreate().connect()
+    except (exc.OperationalError, psycopg.OperationalError) as error:
         raise unavailable(engine, error) from None
-    connection: Any = lent.driver_connection  # before it is detached: afterwards nobody knows it
-    lent.detach()
+    connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
+    made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
     return connection
