@@ -3,13 +3,16 @@
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import Answer, Settlement
+from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement
+from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.settlement import settle
+from squid_dagster.workflow.context import Cancellation
 
 
 def execute_one(
@@ -29,11 +32,23 @@ def execute_one(
     heartbeats = Heartbeats(runtime.dispatch, term)
     (cancelled,) = heartbeats.add(claims)
     try:
-        came = Executor(runtime, asyncio.run).perform(claims[0], cancelled)
+        came = _perform(runtime, claims[0], cancelled)
         if isinstance(came, Answer):
             came.unwrap()
+            runtime.notifier.notify([claims[0].ref.queue])
         else:
             settle(runtime, [Settlement(claims[0].ref, came)]).answers[0].unwrap()
     finally:
         heartbeats.close()
     return claims[0].ref.run_id
+
+
+def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
+    """Run the step. Interrupted, or without a database, it gives the attempt back: nobody has to wait for the lease."""
+    try:
+        return Executor(runtime, asyncio.run).perform(claim, cancelled)
+    except BaseException as error:
+        with suppress(SquidError):
+            runtime.dispatch.release([claim.ref], f"interrupted by {type(error).__name__}")
+            runtime.notifier.notify([claim.ref.queue])
+        raise

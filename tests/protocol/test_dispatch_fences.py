@@ -133,3 +133,28 @@ def test_a_wakeup_for_a_finished_attempt_is_dropped() -> None:
 
     assert reasons(projection) == []
     assert projection.attempts == fold(scheduled(), claimed(), completed()).attempts
+
+
+# --- deferrals, and ends without a fence ----------------------------------------------------------------------------
+
+
+def test_a_deferred_attempt_is_hidden_until_its_time() -> None:
+    projection = fold(scheduled(), claimed(), released(visible_at=t(90)))
+
+    assert projection.claimable(t(89)) == []
+    assert [attempt.deliveries for attempt in projection.claimable(t(90))] == [0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "unfenced"),
+    [
+        pytest.param([scheduled(), terminal(at=20)], True, id="ended with open work"),
+        pytest.param([scheduled(), terminal(at=20), terminal(at=21)], True, id="ended twice"),
+        pytest.param([scheduled(), terminal(at=20), fenced(at=21)], False, id="fenced later"),
+        pytest.param([scheduled(), fenced(at=19), terminal(at=20)], False, id="fenced before"),
+        pytest.param([scheduled(), claimed(), completed(), terminal(at=40)], False, id="nothing open"),
+        pytest.param([scheduled(), fenced(at=19)], False, id="only fenced"),
+    ],
+)
+def test_an_end_while_attempts_are_open_wants_a_fence(facts: list[Fact], unfenced: bool) -> None:
+    assert fold(*facts).runs["run-1"].unfenced is unfenced

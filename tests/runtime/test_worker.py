@@ -118,7 +118,14 @@ def test_until_idle_does_what_is_due_and_what_comes_of_it_and_leaves_what_is_due
     report = squid.worker(until_idle=True)
     assert report.steps == Counter({"three.first": 6, "three.second": 5, "three.third": 5})
     assert (report.completed, report.failed, report.claimed) == (16, 1, 17)
-    assert [status_of(postgres, run) for run in runs] == ["running", "running", "failed", "running", "running", "running"]
+    assert [status_of(postgres, run) for run in runs] == [
+        "running",
+        "running",
+        "failed",
+        "running",
+        "running",
+        "running",
+    ]
     outputs = [squid.inspect_run(run).outputs.get("third") for run in runs]
     assert outputs == [3, 5, None, 9, 11, 13]
 

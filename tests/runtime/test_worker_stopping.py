@@ -1,6 +1,5 @@
 """How a worker ends: what runs has a time of grace, the rest is given back by a fact, and nobody waits longer."""
 
-import os
 import signal
 import threading
 from collections.abc import Collection
@@ -30,9 +29,11 @@ from tests.runtime.actors import (
 )
 
 
-def begin(storage: PostgresStorage, started: list[Child], gate: Path | str, **options: Any) -> tuple[Child, str]:
+def begin(
+    storage: PostgresStorage, started: list[Child], gate: Path, *, deaf: bool = False, **options: Any
+) -> tuple[Child, str]:
     """Start a run, and a worker process that is in the middle of its step."""
-    run_id = Squid(storage, errand).start("errand", {"gate": str(gate)}).run_id
+    run_id = Squid(storage, errand).start("errand", {"gate": str(gate), "deaf": deaf}).run_id
     child = worker_process(storage, **options)
     started.append(child)
     hear(child, "begun")
@@ -113,13 +114,13 @@ def test_a_busy_worker_begins_its_grace_at_once_however_seldom_it_polls(
     assert facts_of(postgres, run_id)[-1].type == "attempt_released"
 
 
-def test_a_step_that_does_not_listen_keeps_no_process_alive(postgres: PostgresStorage) -> None:
+def test_a_step_that_does_not_listen_keeps_no_process_alive(postgres: PostgresStorage, tmp_path: Path) -> None:
     with children() as started:
-        # a directory that will never be there: the step ends by its cancellation only, and this one is deaf to it
-        child, run_id = begin(postgres, started, "/nonexistent/gate", grace=0)
-        os.kill(child.process.pid, signal.SIGTERM)
+        child, run_id = begin(postgres, started, tmp_path / "never", deaf=True, grace=0)
+        child.process.terminate()
         assert child.end(PATIENCE) == 0
-    assert status_of(postgres, run_id) == "running"
+        assert counts_of(child)["released"] == 1
+    assert facts_of(postgres, run_id)[-1].type == "attempt_released"
 
 
 class _StopsWhileClaiming(PostgresDispatchStore):
