@@ -5,6 +5,7 @@ settings of the peers.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
@@ -37,6 +38,8 @@ def main() -> int:
     unknown = sorted({*names} - {*ALL, "tune"}) + sorted({*(options.beside or ())} - {*SYSTEMS})
     if unknown or options.rounds < 1:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else f"rounds must be 1 or more, not {options.rounds}")
+    # Ended from outside, it still takes its server and its processes along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     kept = True
     try:
         if "tune" in names:

@@ -74,7 +74,7 @@ _SYSTEMS = (
         name=OURS,
         python=sys.executable,
         module="bench.drain",
-        sizes=Sizes(drain=20_000, workflows=5_000, single=500, bulk=20_000),
+        sizes=Sizes(drain=10_000, workflows=2_000, single=300, bulk=10_000),
         starts={"bulk_chunk": 1_000},
         drains=({"concurrency": 100},),
         workflow_drains=({"concurrency": 100},),
@@ -87,7 +87,7 @@ _SYSTEMS = (
         name="dbos",
         python=environment.PYTHON,
         module="bench.peers.dbos_bench",
-        sizes=Sizes(drain=1_500, workflows=400, single=500, bulk=1_500),
+        sizes=Sizes(drain=1_000, workflows=300, single=300, bulk=1_000),
         starts={"bulk_chunk": 500},
         drains=(
             {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
@@ -108,7 +108,7 @@ _SYSTEMS = (
         name="procrastinate",
         python=environment.PYTHON,
         module="bench.peers.procrastinate_bench",
-        sizes=Sizes(drain=2_000, workflows=0, single=500, bulk=10_000),
+        sizes=Sizes(drain=1_500, workflows=0, single=300, bulk=10_000),
         starts={"bulk_chunk": 1_000},
         drains=(
             {"concurrency": 3, "pool_size": 4, "uvloop": True},
@@ -123,7 +123,7 @@ _SYSTEMS = (
         name="pgqueuer",
         python=environment.PYTHON,
         module="bench.peers.pgqueuer_bench",
-        sizes=Sizes(drain=20_000, workflows=0, single=500, bulk=50_000),
+        sizes=Sizes(drain=20_000, workflows=0, single=300, bulk=50_000),
         starts={"bulk_chunk": 10_000},
         drains=(
             {"batch_size": 1_000, "managers": 1, "pool_size": 4},

@@ -21,6 +21,7 @@ from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
 from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
 from squid_dagster.protocol.entries import run_of
+from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import RunUnit, apply_unit, planned_but_unscheduled
 
 _PAGE = 5_000  # entries in one read
@@ -81,13 +82,22 @@ class FoldQueries:
             return False
         if planned_but_unscheduled(run, dispatch) or any(not self._has_started(child) for child in run.children):
             return True
-        parent = self._runs.get(parent_of(run.start.context) or "") if run.start is not None else None
-        if parent is not None and parent.unit.run.terminal_status == "cancelled" and parent.unit.run.children:
+        if (run.start is not None and dispatch.queue is None) or self._cancelled_above(run):
             return True
         # A first attempt is planned before it is scheduled; a later one may be created by a failure, unplanned.
         unplanned = (key for key, one in dispatch.attempts.items() if one.attempt_number > 1 and key not in run.planned)
         unapplied = (a for a in _latest(dispatch) if a.status not in OPEN and a.runnable_key not in run.applied)
         return any(unplanned) or any(unapplied)
+
+    def _cancelled_above(self, run: RunProjection) -> bool:
+        """Tell whether a run above this one, however far up, linked children and was cancelled."""
+        seen: set[str] = set()
+        while run.start is not None and (parent := parent_of(run.start.context)) in self._runs and parent not in seen:
+            seen.add(parent or "")
+            run = self._runs[parent or ""].unit.run
+            if run.terminal_status == "cancelled" and run.children:
+                return True
+        return False
 
     def _has_started(self, run_id: str) -> bool:
         return run_id in self._runs and self._runs[run_id].unit.run.start is not None

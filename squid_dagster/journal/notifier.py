@@ -33,7 +33,7 @@ class Notifier(Protocol):
     """Tells listeners, in this process and wherever the storage is shared, about queues with news."""
 
     def notify(self, queues: Collection[str]) -> None:
-        """Say that these queues have news, after the commit that made them. Returns at once and never raises."""
+        """Say that these queues have news, after the commit that made them. Returns soon and never raises."""
 
     def listen(self, queues: Collection[str]) -> Listener:
         """Begin to listen for news of these queues.

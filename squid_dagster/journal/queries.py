@@ -125,10 +125,10 @@ class JournalQueries(Protocol):
         """Give the runs after that id, in the order of ids, that a crash may have left halfway.
 
         Either open and not quarantined, with planned work that is not scheduled, an outcome that is not applied, a
-        retry that is not planned, a linked child that never started, or a parent that linked children and was
-        cancelled; or ended, with attempts on the queue that nobody fenced. Some need nothing, such as a dead letter
-        that waits for a person: whoever repairs looks closer. With `queue`, only runs of that queue, and those that
-        have none yet.
+        retry that is not planned, a linked child that never started, a run somewhere above it that linked children and
+        was cancelled, or no word of it on its queue; or ended, with attempts on the queue that nobody fenced. Some need
+        nothing, such as a dead letter that waits for a person: whoever repairs looks closer. With `queue`, only runs of
+        that queue, and those that have none yet.
         """
 
     def runs_to_list(self, limit: int) -> list[RunRow]:

@@ -135,10 +135,17 @@ def outcome_of_error(
     """Turn what a step raised into a deferral, a retry or a final failure."""
     if isinstance(error, Defer):
         return Deferred(error.reason, error.after)
-    pause = delay(step.retry, attempt.attempt_number, random_unit(), error)
-    if pause is None:
-        return Failed(describe_error(error))
-    return Failed(describe_error(error), Retry(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}", pause))
+    return failure(describe_error(error), isinstance(error, Fail), step, attempt, random_unit)
+
+
+def failure(
+    error: JsonObject, final: bool, step: StepDefinition, attempt: Attempt, random_unit: Callable[[], float]
+) -> Failed:
+    """Give the failure of an attempt, with the retry that its step's policy grants, unless it is final."""
+    pause = delay(step.retry, attempt.attempt_number, random_unit())
+    if final or pause is None:
+        return Failed(error)
+    return Failed(error, Retry(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}", pause))
 
 
 def describe_error(error: BaseException) -> JsonObject:

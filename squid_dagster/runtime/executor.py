@@ -11,7 +11,6 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import (
     AsyncRunner,
     LazyState,
-    completed,
     error_map,
     make_call,
     make_context,
@@ -55,7 +54,7 @@ class Executor:
         if call.step.transactional and call.task is call.step.task and call.task is not None:
             return run_transactional(self.runtime, claim, call, self.run_async)
         if call.step.isolate and call.task is not None:
-            return run_isolated(call, cancelled, self.runtime.random_unit, completed)
+            return run_isolated(call, cancelled, self.runtime.random_unit)
         return outcome_of(call, self.run_async, self.runtime.random_unit)
 
     def _state(self, definition: Definition, run_id: str) -> dict[str, Any]:

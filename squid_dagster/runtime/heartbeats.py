@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Claim, DispatchStore
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 from squid_dagster.workflow.context import Cancellation
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,6 @@ class Heartbeats:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self.lost: set[str] = set()
 
     def add(self, claims: list[Claim]) -> list[Cancellation]:
         """Keep these claims alive from now on; give what tells their steps that a claim is lost."""
@@ -62,8 +60,8 @@ class Heartbeats:
         sent = time.monotonic()
         try:
             answers = self._dispatch.heartbeat([claim.ref for claim, _, _ in held], self._lease)
-        except (StorageUnavailable, SquidError) as error:
-            logger.warning("heartbeat failed, will be tried again: %s", error)
+        except Exception as error:  # noqa: BLE001  whatever it is, without this loop all claims would be lost
+            logger.warning("heartbeat failed, will be tried again: %s: %s", type(error).__name__, error)
             # Without an answer a lease may have run out: whoever holds on to it works in vain.
             self._drop([claim for claim, _, valid_until in held if valid_until < time.monotonic()])
             return False
@@ -80,6 +78,5 @@ class Heartbeats:
             for claim in claims:
                 held = self._held.pop(claim.ref.claim_id, None)
                 if held is not None:
-                    self.lost.add(claim.ref.claim_id)
                     held[1].set()
                     logger.warning("the claim on %s is lost: its result will be dropped", claim.ref.runnable_key)

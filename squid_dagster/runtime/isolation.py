@@ -1,55 +1,74 @@
 """Steps with `isolate=True`: each call in a process of its own, so that a crash or a leak there stays there."""
 
+import asyncio
 import multiprocessing
+import os
 import pickle
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
 
-from squid_dagster.journal.dispatch import Failed, Outcome
-from squid_dagster.runtime.execution import Call, error_map, outcome_of_error
+from squid_dagster.journal.dispatch import Deferred, Failed, Outcome
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.runtime.execution import Call, completed, describe_error, error_map, failure, outcome_of_error
 from squid_dagster.workflow.context import Cancellation, StepContext
+from squid_dagster.workflow.outcomes import Defer, Fail
 
 _LOOK = 0.2  # seconds between two looks at the cancellation
+_LINGER = 2.0  # seconds that a process has to end once it has said everything
 _processes = multiprocessing.get_context("spawn")
 
 
-def run_isolated(
-    call: Call,
-    cancelled: Cancellation,
-    random_unit: Callable[[], float],
-    completed: Callable[[Any], Outcome],
-) -> Outcome:
+class _Raised(NamedTuple):
+    """What a step raised, in words: the exception itself may be one that no other process can rebuild."""
+
+    error: JsonObject
+    final: bool
+
+
+def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], float]) -> Outcome:
     """Call a step in a new process and give what came of it; a cancellation kills the process.
 
     A process that dies is a failure of the step, which its `Retry` governs. The function must be importable by its
-    name, and its resources must be picklable.
+    name, and its resources must be picklable. Results become JSON, and errors words, before they come back.
     """
     assert call.task is not None  # noqa: S101  built-ins are never isolated
     try:
         work = pickle.dumps((call.task.function, call.task.is_async, _portable(call.arguments)))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  what is pickled is code of the author's and may raise anything
         message = f"step {call.step.name!r} cannot run isolated: {error}; define it, and what it takes, at module level"
         return Failed(error_map("not_isolatable", message))
     mine, theirs = _processes.Pipe(duplex=False)
     process = _processes.Process(target=_work, args=(work, theirs), name=f"squid-{call.step.name}")
-    process.start()
-    theirs.close()
-    try:
-        while not wait([mine, process.sentinel], _LOOK):
-            if cancelled:
-                process.kill()
-        answer = mine.recv() if mine.poll() else None
-    except EOFError:
-        answer = None
-    finally:
-        process.join()
-        mine.close()
+    with mine, theirs:
+        process.start()
+        theirs.close()
+        try:
+            answer = _answer(mine, process, cancelled)
+            process.join(_LINGER)
+        finally:  # interrupted, or kept alive by a thread that the step has left behind
+            process.kill()
+            process.join()
     if answer is None:
         died = ChildProcessError(f"the process of step {call.step.name!r} ended with code {process.exitcode}")
         return outcome_of_error(died, call.step, call.attempt, random_unit)
-    succeeded, value = answer
-    return completed(value) if succeeded else outcome_of_error(value, call.step, call.attempt, random_unit)
+    if isinstance(answer, _Raised):
+        return failure(answer.error, answer.final, call.step, call.attempt, random_unit)
+    return answer
+
+
+def _answer(mine: Connection, process: BaseProcess, cancelled: Cancellation) -> Outcome | _Raised | None:
+    """Wait for what the process says; None when it dies without a word."""
+    while not wait([mine, process.sentinel], _LOOK):
+        if cancelled:
+            process.kill()
+    try:
+        answer: Outcome | _Raised | None = mine.recv() if mine.poll() else None
+    except (EOFError, OSError):  # it died before it had said everything
+        return None
+    return answer
 
 
 def _portable(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -69,23 +88,26 @@ class _Portable:
 
 
 def _work(work: bytes, answer: Connection) -> None:
-    import asyncio
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    answer.send(_outcome(work))
+    answer.close()
 
+
+def _end_with_parent() -> None:
+    """End when the worker does, however it ends: nobody would take what comes of the step."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _outcome(work: bytes) -> Outcome | _Raised:
     try:
         function, is_async, arguments = pickle.loads(work)  # noqa: S301  made by our own parent
         values = {name: value.context() if isinstance(value, _Portable) else value for name, value in arguments.items()}
         returned = function(**values)
-        found = (True, asyncio.run(returned) if is_async else returned)
-        pickle.dumps(found)
+        return completed(asyncio.run(returned) if is_async else returned)
+    except Defer as error:
+        return Deferred(error.reason, error.after)
     except BaseException as error:  # noqa: BLE001  whatever it was, the parent wants to know
-        found = (False, _crossing(error))
-    answer.send(found)
-    answer.close()
-
-
-def _crossing(error: BaseException) -> BaseException:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
-    except Exception:  # noqa: BLE001  an exception's own code
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        return _Raised(describe_error(error), isinstance(error, Fail))

@@ -22,6 +22,7 @@ _PAGE = 500
 class RecoveryReport:
     """What a recovery did. `held` are runs whose definition is not registered here, `failed` those with an error."""
 
+    queued: int = 0
     scheduled: int = 0
     applied: int = 0
     progressed: int = 0
@@ -38,7 +39,7 @@ class RecoveryReport:
     def repaired(self) -> int:
         """How many things were missing and have been put right."""
         return (
-            self.scheduled + self.applied + self.progressed + self.dead_lettered + self.dead_letters
+            self.queued + self.scheduled + self.applied + self.progressed + self.dead_lettered + self.dead_letters
             + self.children + self.cascades + self.fenced + self.listed
         )  # fmt: skip
 

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 
-from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced
+from squid_dagster.journal.queries import parent_of
+from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
+from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled
 from squid_dagster.runtime.children import start_linked_child
 from squid_dagster.runtime.controls import cancel_orphan, family_of
@@ -34,9 +36,10 @@ def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
             if child.fact is not None and not _started(runtime, child.fact):
                 start_linked_child(runtime, child.fact)
                 done["children"] += 1
-    if not unit.run.terminal and _orphaned(runtime, unit):
+    ancestor = None if unit.run.terminal else _cancelled_above(runtime, unit)
+    if ancestor is not None:
         for each in family_of(runtime, run_id):
-            done["cascades"] += cancel_orphan(runtime, each, _parent_of(unit) or "")
+            done["cascades"] += cancel_orphan(runtime, each, ancestor)
     return done
 
 
@@ -48,7 +51,11 @@ def _missing(runtime: Runtime, run_id: str, unit: RunUnit, now: datetime, done: 
         done["fenced"] += 1
         return [RunFenced(run_id=run_id, queue=dispatch.queue or queue_of(run), occurred_at=now)]
     facts: list[Fact] = []
-    for runnable in planned_but_unscheduled(run, dispatch):
+    unscheduled = planned_but_unscheduled(run, dispatch)
+    if run.start is not None and dispatch.queue is None and not run.stopped:
+        facts.append(RunQueued(run_id=run_id, queue=queue_of(run), occurred_at=now))
+        done["queued"] += not unscheduled
+    for runnable in unscheduled:
         facts.append(schedule(runnable, run.start, now))
         done["scheduled"] += 1
     stuck = unprogressed(run, dispatch.attempts)
@@ -65,19 +72,21 @@ def _started(runtime: Runtime, link: ChildRunStarted) -> bool:
     return runtime.storage.revision(f"squid:run:{link.child_run_id}") > 0
 
 
-def _parent_of(unit: RunUnit) -> str | None:
-    parent = unit.run.start.context.get("parent") if unit.run.start is not None else None
-    run_id = parent.get("run_id") if isinstance(parent, dict) else None
-    return run_id if isinstance(run_id, str) else None
+def _cancelled_above(runtime: Runtime, unit: RunUnit) -> str | None:
+    """Give the run above that was cancelled together with all runs below it, however far up; None when there is none.
+
+    Runs in between may have ended by themselves: what they have started goes all the same.
+    """
+    parent, seen = _parent_of(unit.run), set[str]()
+    while parent is not None and parent not in seen:
+        seen.add(parent)
+        above = RunUnit.fold(runtime.storage.read_run(parent)).run
+        for signal in above.command_history if above.terminal_status == "cancelled" else ():
+            if signal.signal_type == SignalType.CANCEL_RUN and signal.payload.get("cascade") is True:
+                return str(signal.payload.get("cancelled_with", parent))
+        parent = _parent_of(above)
+    return None
 
 
-def _orphaned(runtime: Runtime, unit: RunUnit) -> bool:
-    """Tell whether the run's parent was cancelled together with its children."""
-    parent = _parent_of(unit)
-    if parent is None:
-        return False
-    above = RunUnit.fold(runtime.storage.read_run(parent)).run
-    return above.terminal_status == "cancelled" and any(
-        signal.signal_type == SignalType.CANCEL_RUN and signal.payload.get("cascade") is True
-        for signal in above.command_history
-    )
+def _parent_of(run: RunProjection) -> str | None:
+    return parent_of(run.start.context) if run.start is not None else None

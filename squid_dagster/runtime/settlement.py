@@ -50,10 +50,10 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     """
     planner = _Planner(runtime)
     answers = runtime.dispatch.settle(settlements, planner)
-    unwritable = [i for i, answer in enumerate(answers) if isinstance(answer.error, InvalidFact)]
-    if unwritable:
-        again = [Settlement(settlements[i].ref, _unwritable(answers[i].error)) for i in unwritable]
-        for i, answer in zip(unwritable, runtime.dispatch.settle(again, planner), strict=True):
+    refused = [i for i, answer in enumerate(answers) if isinstance(answer.error, InvalidFact)]
+    if refused:
+        again = [Settlement(settlements[i].ref, unwritable(answers[i].error)) for i in refused]
+        for i, answer in zip(refused, runtime.dispatch.settle(again, planner), strict=True):
             answers[i] = answer
     for settlement in settlements:
         outcome = settlement.outcome
@@ -66,5 +66,6 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     return Settled(answers, planner.dues)
 
 
-def _unwritable(error: Exception | None) -> Failed:
+def unwritable(error: Exception | None) -> Failed:
+    """Give the failure of a step whose outcome cannot be written down."""
     return Failed(error_map("unwritable_outcome", f"the step's outcome cannot be written down: {error}"))

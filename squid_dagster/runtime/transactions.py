@@ -1,18 +1,25 @@
 """Transactional steps: what a step writes to the journal's database, and its completion, are one commit."""
 
+import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
-from sqlalchemy import exc
+from sqlalchemy import Connection, exc
 
 from squid_dagster.journal import Answer, Claim, Completed, PostgresDispatchStore, PostgresStorage, Settlement
 from squid_dagster.journal.dispatch import Failed, Outcome
 from squid_dagster.protocol.attempts import AttemptStatus
-from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import AsyncRunner, Call, completed, error_map, outcome_of_error
+from squid_dagster.runtime.settlement import unwritable
+
+# A setting of the transaction that a step is given; gone when the step has ended that transaction.
+_MARK = "SELECT set_config('squid_dagster.claim', %s, true)"
+_MARKED = "SELECT current_setting('squid_dagster.claim', true)"
 
 
 def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
@@ -28,45 +35,72 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
     if not isinstance(storage, PostgresStorage) or not isinstance(store, PostgresDispatchStore):
         message = f"step {call.step.name!r} is transactional: that needs a journal in Postgres"
         return Failed(error_map("transactional_storage", message))
-    assert call.task is not None  # noqa: S101  built-ins are never transactional
-    parameter = call.task.connection
-    with _connected(storage) as connection:
-        raw: psycopg.Connection[Any] = connection.connection.driver_connection
-        arguments = dict(call.arguments)
-        if parameter is not None:
-            arguments[parameter.name] = connection if parameter.resource == "sqlalchemy" else raw
+    with _transaction(storage, claim) as (connection, raw):
         try:
-            returned = call.task.function(**arguments)
-            outcome = completed(run_async(returned) if call.task.is_async else returned)
-        except Exception as error:  # noqa: BLE001  a step may raise anything
-            raw.rollback()
+            outcome = _call(call, connection, raw, run_async)
+            if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
+                return Failed(error_map("transaction_ended", _ended(call)))
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a step may raise anything
+            if raw.broken:
+                raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {error}") from error
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
         if not isinstance(outcome, Completed):
-            raw.rollback()
             return outcome
         try:
             (answer,) = store.settle_within(raw, [Settlement(claim.ref, outcome)], runtime.plan)
         except psycopg.OperationalError as error:
             return _look_up(storage, claim, error)
-        if answer.error is not None:
-            raw.rollback()
-        return answer
+        except psycopg.Error as error:  # what the database checks at the commit, such as a deferred constraint
+            return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
+        return unwritable(answer.error) if isinstance(answer.error, InvalidFact) else answer
+
+
+def _call(call: Call, connection: Connection, raw: psycopg.Connection[Any], run_async: AsyncRunner) -> Outcome:
+    assert call.task is not None  # noqa: S101  built-ins are never transactional
+    arguments, parameter = dict(call.arguments), call.task.connection
+    if parameter is not None:
+        arguments[parameter.name] = connection if parameter.resource == "sqlalchemy" else raw
+    returned = call.task.function(**arguments)
+    return completed(run_async(returned) if call.task.is_async else returned)
+
+
+def _in_transaction(connection: Connection, raw: psycopg.Connection[Any], claim: Claim) -> bool:
+    """Tell whether the transaction that the step was given is still open. Raises when it was aborted."""
+    if connection.closed or (raw.closed and not raw.broken):
+        return False
+    row = raw.execute(_MARKED).fetchone()
+    return row is not None and row[0] == claim.ref.claim_id
+
+
+def _ended(call: Call) -> str:
+    return (
+        f"step {call.step.name!r} has ended the transaction that it was given, so that its completion cannot be part "
+        "of it: leave commit, rollback and close to the worker"
+    )
 
 
 @contextlib.contextmanager
-def _connected(storage: PostgresStorage) -> Any:
+def _transaction(storage: PostgresStorage, claim: Claim) -> Iterator[tuple[Connection, psycopg.Connection[Any]]]:
+    """Open a transaction on a connection of its own; unless it was committed, it is rolled back."""
     try:
-        connection = storage.engine.connect()
-    except exc.OperationalError:
-        storage.engine.dispose()
-        raise StorageUnavailable("the database cannot be reached: the step was not called") from None
+        connection = storage.step_engine.connect()
+    except exc.OperationalError as error:
+        raise StorageUnavailable(f"the database cannot be reached, the step was not called: {error.orig}") from None
+    raw: Any = connection.connection.driver_connection
     try:
         connection.begin()
-        yield connection
+        try:
+            raw.execute(_MARK, (claim.ref.claim_id,))
+        except psycopg.OperationalError as error:
+            raise StorageUnavailable(f"the connection was lost, the step was not called: {error}") from None
+        yield connection, raw
     finally:
         with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
-            connection.connection.driver_connection.rollback()  # type: ignore[union-attr]  # ours is psycopg
+            if not connection.closed:
+                raw.rollback()
         with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
+            if raw.closed and not connection.closed:
+                connection.invalidate()
             connection.close()
 
 
@@ -76,4 +110,4 @@ def _look_up(storage: PostgresStorage, claim: Claim, error: psycopg.OperationalE
     done = attempt is not None and attempt.status is AttemptStatus.COMPLETED
     if attempt is not None and done and attempt.held_by(claim.ref.claim_id, claim.ref.token_hash):
         return Answer(claim.ref, attempt)
-    raise StorageUnavailable(f"the connection was lost, and {claim.ref.runnable_key!r} rolled back") from error
+    raise StorageUnavailable(f"{claim.ref.runnable_key!r} could not be committed: {error}") from error

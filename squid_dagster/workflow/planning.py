@@ -110,6 +110,8 @@ class _Planning:
 
     def settle(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
         key = attempt.runnable_key
+        if key not in self.run.planned:
+            self._settle_earlier(attempt, attempts)
         if self.run.stopped or key not in self.run.planned or key in self.run.applied:
             return
         if attempt.status is AttemptStatus.COMPLETED:
@@ -122,6 +124,12 @@ class _Planning:
                 self._mirror(attempt, retry)
         elif attempt.status is AttemptStatus.DEAD_LETTERED and self._leaves_dead_letter(attempt):
             self._failed(attempt)
+
+    def _settle_earlier(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
+        """Plan the retry that an attempt is, if a crash kept the failure before it from being planned for."""
+        earlier = attempts.get(f"{attempt.idempotency_key}:{attempt.attempt_number - 1}")
+        if earlier is not None and earlier.status is AttemptStatus.FAILED:
+            self.settle(earlier, attempts)
 
     def _leaves_dead_letter(self, attempt: Attempt) -> bool:
         """Tell whether the run goes on from a dead letter by itself, or waits for a person."""

@@ -61,7 +61,8 @@ def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[At
         attempt
         for key, attempt in attempts.items()
         if attempt.status in _FINAL
-        and key in run.planned
+        # A retry may have been settled before a crashed worker's failure was planned for.
+        and (key in run.planned or attempt.attempt_number > 1)
         and key not in run.applied
         and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in run.planned
     ]

@@ -53,6 +53,13 @@ def _nothing_is_left() -> Iterator[None]:
     eventually(no_threads)
 
 
+@pytest.fixture
+def notifier(postgres: PostgresStorage) -> Iterator[PostgresNotifier]:
+    """A notifier that has sent everything before its storage is closed."""
+    with closing(PostgresNotifier(postgres)) as made:
+        yield made
+
+
 # --- sending --------------------------------------------------------------------------------------------------------
 
 
@@ -82,12 +89,14 @@ def post() -> Post:
 def test_what_comes_while_one_is_sent_becomes_one_more(post: Post) -> None:
     post.go_on.clear()
     sender = Sender(post, 0.001)
-    sender.add([A])
+    first = threading.Thread(target=sender.add, args=([A],))
+    first.start()
     assert post.begun.wait(LONG)
     # it may have been sent before this was written: it must be sent again, and once is enough
     for _ in range(1000):
         sender.add([A])
     post.go_on.set()
+    first.join(LONG)
     sender.flush(LONG)
     assert post.sent == [[A], [A]]
 
@@ -140,8 +149,9 @@ def test_a_notifier_that_cannot_reach_the_database_warns_once_and_says_no_secret
     assert "s3cret" not in caplog.text
 
 
-def test_a_hint_is_sent_outside_of_any_transaction_of_the_caller(postgres: PostgresStorage) -> None:
-    notifier = PostgresNotifier(postgres)
+def test_a_hint_is_sent_outside_of_any_transaction_of_the_caller(
+    postgres: PostgresStorage, notifier: PostgresNotifier
+) -> None:
     with closing(notifier.listen(["default"])) as listener, raw(postgres, autocommit=False) as connection:
         assert listener.wait(LONG)
         connection.execute("SELECT pg_current_xact_id()")
@@ -153,12 +163,12 @@ def test_a_hint_is_sent_outside_of_any_transaction_of_the_caller(postgres: Postg
 
 
 def test_a_thousand_hints_from_four_processes_wake_seldom_and_the_last_is_never_lost(
-    postgres: PostgresStorage, postgres_url: str
+    postgres: PostgresStorage, notifier: PostgresNotifier, postgres_url: str
 ) -> None:
     with raw(postgres) as connection:
         connection.execute("CREATE TABLE counter AS SELECT 0 AS n")
     seen = woken = 0
-    with closing(PostgresNotifier(postgres).listen(["default"])) as listener, children() as writers:
+    with closing(notifier.listen(["default"])) as listener, children() as writers:
         assert listener.wait(LONG)
         writers += [Child("tests.journal.notifying", "write", postgres_url, postgres.schema, "250") for _ in range(4)]
         # a reader that looks only when it is woken sees all there is in the end
@@ -170,20 +180,23 @@ def test_a_thousand_hints_from_four_processes_wake_seldom_and_the_last_is_never_
     assert woken <= 1000
 
 
-def test_what_is_said_while_the_interpreter_ends_is_said(postgres: PostgresStorage, postgres_url: str) -> None:
-    with closing(PostgresNotifier(postgres).listen(["default"])) as listener, children() as processes:
+def test_what_is_said_while_the_interpreter_ends_is_said(
+    postgres: PostgresStorage, notifier: PostgresNotifier, postgres_url: str
+) -> None:
+    with closing(notifier.listen(["default"])) as listener, children() as processes:
         assert listener.wait(LONG)
         processes.append(Child("tests.journal.notifying", "last_words", postgres_url, postgres.schema, "0"))
         assert listener.wait(LONG)
         assert (processes[0].end(), processes[0].errors()) == (0, "")
 
 
-def test_a_process_that_is_killed_leaves_nothing(postgres: PostgresStorage, postgres_url: str) -> None:
+def test_a_process_that_is_killed_leaves_nothing(
+    postgres: PostgresStorage, notifier: PostgresNotifier, postgres_url: str
+) -> None:
     with children() as processes:
         listening = Child("tests.journal.notifying", "listen", postgres_url, postgres.schema, "0")
         processes.append(listening)
         listening.wait_for_lines(1)
-        notifier = PostgresNotifier(postgres)
         notifier.notify(["default"])
         listening.wait_for_lines(2)
         assert listening.lines == ["heard", "heard"]
@@ -191,15 +204,16 @@ def test_a_process_that_is_killed_leaves_nothing(postgres: PostgresStorage, post
         listening.kill()
         eventually(lambda: sessions(postgres) == [])
         notifier.notify(["default"])
-        notifier.close()
 
 
 # --- listening ------------------------------------------------------------------------------------------------------
 
 
-def test_schemas_do_not_hear_each_other(postgres: PostgresStorage, open_storage: Opener) -> None:
+def test_schemas_do_not_hear_each_other(
+    postgres: PostgresStorage, notifier: PostgresNotifier, open_storage: Opener
+) -> None:
     other = open_storage(name=f"{postgres.schema}_b")
-    with closing(PostgresNotifier(postgres).listen(["default"])) as listener:
+    with closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         beside = PostgresNotifier(other)
         beside.notify(["default"])
@@ -207,8 +221,9 @@ def test_schemas_do_not_hear_each_other(postgres: PostgresStorage, open_storage:
         assert not listener.wait(0.2)
 
 
-def test_a_closed_listener_leaves_no_thread_and_no_session(postgres: PostgresStorage) -> None:
-    notifier = PostgresNotifier(postgres)
+def test_a_closed_listener_leaves_no_thread_and_no_session(
+    postgres: PostgresStorage, notifier: PostgresNotifier
+) -> None:
     listeners = [notifier.listen(["default"]) for _ in range(3)]
     assert all(listener.wait(LONG) for listener in listeners)
     eventually(lambda: len(sessions(postgres)) == 3)
@@ -221,8 +236,7 @@ def test_a_closed_listener_leaves_no_thread_and_no_session(postgres: PostgresSto
     eventually(lambda: sessions(postgres) == [])
 
 
-def test_a_listener_takes_no_connection_from_the_pool(postgres: PostgresStorage) -> None:
-    notifier = PostgresNotifier(postgres)
+def test_a_listener_takes_no_connection_from_the_pool(postgres: PostgresStorage, notifier: PostgresNotifier) -> None:
     # more than the pool has
     listeners = [notifier.listen(["default"]) for _ in range(12)]
     assert all(listener.wait(LONG) for listener in listeners)
@@ -234,8 +248,9 @@ def test_a_listener_takes_no_connection_from_the_pool(postgres: PostgresStorage)
     assert postgres.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
-def test_a_session_that_the_server_ends_is_replaced_and_whoever_waits_is_woken(postgres: PostgresStorage) -> None:
-    notifier = PostgresNotifier(postgres)
+def test_a_session_that_the_server_ends_is_replaced_and_whoever_waits_is_woken(
+    postgres: PostgresStorage, notifier: PostgresNotifier
+) -> None:
     with closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         for _ in range(3):
@@ -253,8 +268,8 @@ def test_a_session_that_the_server_ends_is_replaced_and_whoever_waits_is_woken(p
 
 def test_a_server_that_does_not_answer_is_left_for_a_new_connection(postgres: PostgresStorage) -> None:
     # given a listener that asks often, and is answered
-    notifier = PostgresNotifier(postgres, patience=Patience(quiet=0.05, answer=0.5))
-    with closing(notifier.listen(["default"])) as listener:
+    impatient = PostgresNotifier(postgres, patience=Patience(quiet=0.05, answer=0.5))
+    with closing(impatient) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         eventually(lambda: len(sessions(postgres)) == 1)
         assert not listener.wait(0.5)
@@ -274,8 +289,7 @@ def test_a_server_that_restarts_is_found_again(
     own_server: EmbeddedPostgres, open_storage: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = open_storage(own_server.url)
-    notifier = PostgresNotifier(storage)
-    with closing(notifier.listen(["default"])) as listener:
+    with closing(PostgresNotifier(storage)) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         own_server.stop()
         assert not listener.wait(0.5)
@@ -283,7 +297,6 @@ def test_a_server_that_restarts_is_found_again(
         assert listener.wait(LONG)
         notifier.notify(["default"])
         assert listener.wait(LONG)
-    notifier.close()
     # one word about it, however often it was tried
     listening = [record for record in caplog.records if record.name.endswith("listener")]
     assert [record.levelno for record in listening] == [logging.WARNING]
@@ -293,7 +306,7 @@ def test_one_that_cannot_connect_waits_and_warns_once_and_says_no_secret(
     open_storage: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = open_storage("postgresql://me:s3cret@127.0.0.1:1/db?connect_timeout=1")
-    with closing(PostgresNotifier(storage).listen(["default"])) as listener:
+    with closing(PostgresNotifier(storage)) as notifier, closing(notifier.listen(["default"])) as listener:
         assert not listener.wait(1)
         listener.wake()
         assert listener.wait(0)
@@ -316,19 +329,18 @@ def test_one_that_is_deaf_notices_warns_once_and_goes_by_timeouts(
     postgres: PostgresStorage, elsewhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     patience = Patience(quiet=0.05, answer=5, echo=0.2, rest=0.2)
-    notifier = PostgresNotifier(postgres, listen_url=elsewhere, patience=patience)
-    with closing(notifier.listen(["default"])) as listener:
+    misled = PostgresNotifier(postgres, listen_url=elsewhere, patience=patience)
+    with closing(misled) as notifier, closing(notifier.listen(["default"])) as listener:
         # it comes back from its rest more than once, and looks whether something was missed
         assert [listener.wait(LONG) for _ in range(3)] == [True] * 3
-    notifier.close()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "listen_url" in record.message
 
 
 def test_one_with_a_url_of_its_own_hears(postgres: PostgresStorage, postgres_url: str) -> None:
-    notifier = PostgresNotifier(postgres, listen_url=plain_url(postgres_url), patience=Patience(quiet=0.05, echo=0.5))
-    with closing(notifier.listen(["default"])) as listener:
+    direct = PostgresNotifier(postgres, listen_url=plain_url(postgres_url), patience=Patience(quiet=0.05, echo=0.5))
+    with closing(direct) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         # longer than it takes to be found deaf
         assert not listener.wait(1)

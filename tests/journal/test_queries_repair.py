@@ -1,5 +1,6 @@
 """Which runs a crash may have left halfway: found in every state that needs repair, and in no healthy one."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.facts import (
     released,
     runnable,
     scheduled,
+    signal,
     started,
     step_paused,
     t,
@@ -56,10 +58,11 @@ def test_healthy_runs_are_left_alone(room: Room) -> None:
     room.put(planned(runnable("retried", attempt=2, visible_at=t(40)), run="retried", at=30))
     room.put(claimed("ended"), completed("ended"), applied("ended"), terminal("ended"))
     room.put(step_paused("paused"))
-    room.put(started("just-started"))
+    room.put(started("just-started"), queued("just-started"))
     # and a parent with a child, each open, and one that was cancelled after its child had ended
     room.start("parent")
-    room.put(child("parent", child_run_id="its-child"), started("its-child", context=child_of("parent")))
+    room.put(child("parent", child_run_id="its-child"))
+    room.put(started("its-child", context=child_of("parent")), queued("its-child"))
     room.start("cancelled-parent")
     room.put(child("cancelled-parent", child_run_id="ended-child"))
     room.put(started("ended-child", context=child_of("cancelled-parent")), terminal("ended-child"))
@@ -75,6 +78,17 @@ def test_planned_work_that_is_not_scheduled_is_found_until_it_is(room: Room) -> 
     assert room.to_repair() == []
     room.put(planned(runnable(step="ship")))
     assert room.to_repair() == ["run-1"]
+
+
+def test_a_start_that_did_not_get_to_its_queue_is_found_until_it_does(room: Room) -> None:
+    # also when it has nothing to do there yet
+    room.put(started(), step_paused())
+    room.put(started("run-2"), terminal("run-2"))
+    room.put(signal("run-3"))
+    assert room.to_repair() == ["run-1"]
+    assert room.to_repair("slow") == ["run-1"]
+    room.put(queued())
+    assert room.to_repair() == []
 
 
 def test_a_start_that_did_not_get_to_its_queue_is_found_for_every_queue(room: Room) -> None:
@@ -152,7 +166,8 @@ def test_an_end_that_the_queue_does_not_know_is_found_until_it_does(room: Room) 
 def test_a_linked_child_that_never_started_is_found_until_it_does(room: Room) -> None:
     room.start("run-1")
     room.put(child(child_run_id="child-1"))
-    room.put(child(child_run_id="child-2", child_key="other"), started("child-2", context=child_of("run-1")))
+    room.put(child(child_run_id="child-2", child_key="other"))
+    room.put(started("child-2", context=child_of("run-1")), queued("child-2"))
     assert room.to_repair() == ["run-1"]
     # the child is known to its queue, and still has no start
     room.put(queued("child-1"))
@@ -170,7 +185,7 @@ def test_open_children_of_a_cancelled_run_are_found(room: Room) -> None:
     room.start("run-1", "run-2")
     for n, parent in enumerate(("run-1", "run-1", "run-2")):
         room.put(child(parent, child_run_id=f"child-{n}", child_key=f"k{n}"))
-        room.put(started(f"child-{n}", context=child_of(parent)))
+        room.put(started(f"child-{n}", context=child_of(parent)), queued(f"child-{n}"))
     room.put(fenced("run-1"), terminal("run-1", status="cancelled"))
     room.put(fenced("run-2"), terminal("run-2", status="failed"))
     assert room.to_repair() == ["child-0", "child-1"]
@@ -180,8 +195,39 @@ def test_open_children_of_a_cancelled_run_are_found(room: Room) -> None:
 
 def test_whoever_names_a_cancelled_run_as_its_parent_and_was_never_linked_by_it_is_left_alone(room: Room) -> None:
     room.put(started(), terminal(status="cancelled"))
-    room.put(started("stranger", context=child_of("run-1")))
+    room.put(started("stranger", context=child_of("run-1")), queued("stranger"))
     assert room.to_repair() == []
+
+
+def test_open_runs_below_a_cancelled_one_are_found_however_far_down(room: Room) -> None:
+    # given a line of runs, of which the one in the middle has ended
+    line = ("run-1", "child-1", "child-2", "child-3")
+    room.start("run-1")
+    for parent, below in pairwise(line):
+        room.put(child(parent, child_run_id=below))
+        room.put(started(below, context=child_of(parent)), queued(below))
+    room.put(terminal("child-2"))
+    assert room.to_repair() == []
+    room.put(fenced("run-1"), terminal("run-1", status="cancelled"))
+    assert room.to_repair() == ["child-1", "child-3"]
+    assert room.to_repair("slow") == []
+
+
+def test_a_run_in_between_need_not_have_linked_its_own_child(room: Room) -> None:
+    room.start("run-1")
+    room.put(child(child_run_id="child-1"))
+    room.put(started("child-1", context=child_of("run-1")), queued("child-1"))
+    room.put(started("child-2", context=child_of("child-1")), queued("child-2"))
+    room.put(fenced("run-1"), terminal("run-1", status="cancelled"))
+    assert room.to_repair() == ["child-1", "child-2"]
+
+
+def test_runs_that_name_each_other_as_parents_are_no_trap(room: Room) -> None:
+    for run, parent in (("run-1", "run-2"), ("run-2", "run-1"), ("run-3", "run-3")):
+        room.put(started(run, context=child_of(parent)), child(run, child_run_id=parent), queued(run))
+    assert room.to_repair() == []
+    room.put(terminal("run-1", status="cancelled"))
+    assert room.to_repair() == ["run-2"]
 
 
 def test_a_quarantined_run_is_left_alone_until_it_ends(room: Room) -> None:

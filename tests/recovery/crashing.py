@@ -9,21 +9,26 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.connection import make_engine
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
+from squid_dagster.testing import Boundary, InjectedStorage, Plan, exit_process
+from tests.recovery.noting import NotingStorage
 from tests.recovery.scenarios import SCENARIOS
-from tests.recovery.splitting import CRASHED, SplitStorage
-from tests.recovery.stage import LATER, Scenario, Scene, clock_at, end_of, play, work
+from tests.recovery.stage import LATER, RECOVER, Scenario, Scene, clock_at, ends_of, play, work
 
 _FAILED = 70
+_told_to = -1  # in a forked process, the pipe to whoever waits for it
 
 
 class Way(StrEnum):
@@ -32,21 +37,27 @@ class Way(StrEnum):
     SPLIT = "recovery first, on a storage that appends to one thread at a time"
     WHOLE = "recovery first, on Postgres"
     WORKERS = "workers first, on a storage that appends to one thread at a time"
-    WORKERS_WHOLE = "workers first, on Postgres"
 
 
-def fork(play_it: Callable[[], Any]) -> tuple[int, Any]:
+class Case(NamedTuple):
+    """One play: a name that all of its names begin with, and its number."""
+
+    name: str
+    number: int
+
+
+def fork(task: Callable[[], Any]) -> tuple[int, Any]:
     """Do something in a process of its own; give its exit code, and what it gave unless it crashed."""
     reading, writing = os.pipe()
-    sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        code = _FAILED
+        global _told_to
+        code, _told_to = _FAILED, writing
         try:
             os.close(reading)
-            told = json.dumps(play_it()).encode()
+            told = json.dumps(task()).encode()
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001  told to whoever waits
             told = json.dumps(traceback.format_exc()).encode()
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(told)
@@ -58,103 +69,135 @@ def fork(play_it: Callable[[], Any]) -> tuple[int, Any]:
     return code, json.loads(told) if told else None
 
 
+def end_here(boundary: Boundary) -> NoReturn:
+    """End the process at a boundary, for real; its last word is where that is."""
+    os.write(_told_to, json.dumps(boundary.label).encode())
+    exit_process(boundary)
+
+
+@dataclass(slots=True)
 class Theatre:
     """One scenario on one schema, played as often as it takes."""
 
-    def __init__(self, url: str, schema: str, scenario: Scenario) -> None:
-        """Nothing is connected yet."""
-        self._url, self._schema, self._scenario = url, schema, scenario
-        self._plays = 0
+    url: str
+    schema: str
+    scenario: Scenario
+    plays: int = 0
 
-    def next_case(self) -> tuple[str, int]:
-        """Give a name and a number that no other play has."""
-        self._plays += 1
-        return f"c{self._plays:04}", self._plays
+    def next_case(self) -> Case:
+        """Give a play that was not played yet."""
+        self.plays += 1
+        return Case(f"c{self.plays:04}", self.plays)
 
-    def open(self, after: timedelta = timedelta(0)) -> PostgresStorage:
+    def open(self, after: timedelta = timedelta(0)) -> tuple[PostgresStorage, VirtualClock]:
         """Open the journal by a clock of its own."""
-        return PostgresStorage(self._url, self._schema, clock=clock_at(after))
+        clock = clock_at(after)
+        return PostgresStorage(self.url, self.schema, clock=clock), clock
 
-    def scene(self, storage: Storage, clock: Any, case: str, number: int) -> Scene:
+    def scene(self, storage: Storage, clock: VirtualClock, case: Case) -> Scene:
         """Give the stage for one play."""
-        scenario = self._scenario
         squid = Squid(
-            storage, scenario.workflows, queue=case, resources=scenario.resources, random_unit=lambda: 0.0
+            storage,
+            self.scenario.workflows,
+            queue=case.name,
+            resources={"clock": clock, **self.scenario.resources},
+            random_unit=lambda: 0.0,
         )
-        return Scene(squid, clock, case, number)
+        return Scene(squid, clock, *case)
 
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """Make the schema."""
-        storage = self.open()
-        storage.upgrade()
-        storage.close()
+        return self.open()[0].upgrade()
 
-    def undisturbed(self, case: str, number: int, below: Storage | None = None, *, split: bool = True) -> Any:
-        """Play it to its end; give all appends of the part that will be interrupted, and the end."""
-        storage = below or self.open()
-        clock = getattr(storage, "clock", None) or getattr(storage, "_clock", None)
-        noted = SplitStorage(storage)
-        stage = noted if split else storage
-        play(self.scene(SplitStorage(storage) if split else storage, clock, case, number), self._scenario.before)
-        play(self.scene(stage, clock, case, number), self._scenario.moves)
-        play(self.scene(SplitStorage(storage) if split else storage, clock, case, number), self._scenario.after)
-        self.scene(storage, clock, case, number).squid.recover()
-        return {"appends": noted.noted, "end": end_of(storage, case)}
+    def undisturbed(self, case: Case) -> Any:
+        """Play it to its end, thread by thread; give all appends of the part that will be interrupted, and the end."""
+        storage, clock = self.open()
+        noting = NotingStorage(storage)
+        play(self.scene(split(storage), clock, case), self.scenario.before)
+        play(self.scene(noting, clock, case), self.scenario.moves)
+        play(self.scene(split(storage), clock, case), self.scenario.after)
+        self.scene(split(storage), clock, case).squid.recover()
+        appends = [each.label for each in noting.boundaries]
+        return {"appends": appends, "lines": noting.lines, "end": ends_of(storage)[case.name]}
 
-    def crash(self, case: str, number: int, after: int) -> None:
-        """Play it until the append of that number, and end there."""
-        storage = self.open()
-        play(self.scene(SplitStorage(storage), storage.clock, case, number), self._scenario.before)
-        play(self.scene(SplitStorage(storage, end_after=after), storage.clock, case, number), self._scenario.moves)
-
-    def go_on(self, case: str, number: int, way: Way) -> Any:
-        """Play on after a crash, as others would; give the end, and what they had to ask for again."""
-        storage = self.open(LATER)
-        split = way in (Way.SPLIT, Way.WORKERS)
-        scene = self.scene(SplitStorage(storage) if split else storage, storage.clock, case, number)
-        if way in (Way.WORKERS, Way.WORKERS_WHOLE):
-            work(scene)
-        first = scene.squid.recover()
-        second = scene.squid.recover()
-        play(scene, self._scenario.moves)
-        play(scene, self._scenario.after)
+    def whole(self, case: Case, on: str) -> Any:
+        """Play it to its end where a commit is one, in memory or on Postgres; give the end."""
+        storage: Storage
+        storage, clock = self.open()
+        if on == "memory":
+            storage = MemoryStorage(clock)
+        scene = self.scene(storage, clock, case)
+        for moves in (self.scenario.before, self.scenario.moves, self.scenario.after):
+            play(scene, moves)
         scene.squid.recover()
+        return {"end": ends_of(storage)[case.name]}
+
+    def crash(self, case: Case, after: int) -> None:
+        """Play it until the append of that number, and end there."""
+        storage, clock = self.open()
+        play(self.scene(split(storage), clock, case), self.scenario.before)
+        ending = InjectedStorage(storage, Plan(crash_after=after, crash=end_here), atomic_across_threads=False)
+        play(self.scene(ending, clock, case), self.scenario.moves)
+
+    def go_on(self, cases: list[Case], way: Way) -> Any:
+        """Go on after crashes as others would, with one recovery for all of them; give the end of each play.
+
+        `asked` is what somebody had to ask for again, since it was not on record; `left` the runs that a second
+        recovery would still look at and change.
+        """
+        storage, clock = self.open(LATER)
+        stage: Storage = storage if way is Way.WHOLE else split(storage)
+        scenes = [self.scene(stage, clock, case) for case in cases]
+        shared = scenes[0].squid.runtime
+        for scene in scenes:  # who knows the journal need not fold it again
+            scene.squid.runtime = replace(scene.squid.runtime, dispatch=shared.dispatch, queries=shared.queries)
+        if way is Way.WORKERS:
+            for scene in scenes:
+                work(scene)
+        report = scenes[0].squid.recover()
+        left = scenes[0].squid.recover().repaired
+        for scene in scenes:
+            play(scene, self.scenario.moves)
+            play(scene, self.scenario.after)
+        scenes[0].squid.recover()
+        ends = ends_of(storage)
         return {
-            "end": end_of(storage, case),
-            "asked": scene.asked,
-            "recovered": str(first),
-            "bad": [*first.held, *first.failed],
-            "left": second.repaired,
+            "left": left,
+            "bad": [*report.held, *report.failed],
+            "plays": [{"end": ends.get(scene.case), "asked": scene.asked} for scene in scenes],
         }
 
+    def crash_everywhere(self, windows: int, way: Way) -> Iterator[dict[str, Any]]:
+        """Crash at each boundary, and go on from all of them; where recovery itself is interrupted, from each at once,
+        since the next one would repair what this one has left."""
+        numbers = range(1, windows + 1)
+        for group in [[number] for number in numbers] if RECOVER in self.scenario.moves else [list(numbers)]:
+            cases = [self.next_case() for _ in group]
+            crashes = [fork(partial(self.crash, case, after)) for after, case in zip(group, cases, strict=True)]
+            code, told = fork(partial(self.go_on, cases, way))
+            yield {"windows": group, "crashes": crashes, "code": code, "told": told}
 
-def enumerate_windows(url: str, schema: str, scenario: Scenario, say: Callable[[Any], None]) -> None:
+
+def split(storage: Storage) -> InjectedStorage:
+    """Give the storage, one thread at a time."""
+    return InjectedStorage(storage, atomic_across_threads=False)
+
+
+def enumerate_windows(theatre: Theatre, say: Callable[[Any], None]) -> None:
     """Crash one scenario at each of its boundaries, and let others go on in each way."""
-    theatre = Theatre(url, schema, scenario)
-    for step in (theatre.prepare, lambda: theatre.undisturbed(*theatre.next_case())):
-        code, found = fork(step)
-        if code != 0:
-            say({"scenario": scenario.name, "error": found})
-            return
-        theatre.next_case()
-    say({"scenario": scenario.name, **found})
-    for below in ("memory", "postgres"):
-        case, number = theatre.next_case()
-        code, other = fork(lambda: theatre.undisturbed(case, number, _storage(theatre, below), split=False))
-        say({"scenario": scenario.name, "whole on": below, "code": code, "end": other if code else other["end"]})
-    for after in range(1, len(found["appends"]) + 1):
-        for way in Way:
-            case, number = theatre.next_case()
-            crashed, told = fork(lambda: theatre.crash(case, number, after))
-            window: dict[str, Any] = {"scenario": scenario.name, "window": after, "way": way.value, "crashed": crashed}
-            if crashed == CRASHED:
-                code, told = fork(lambda: theatre.go_on(case, number, way))
-                window["code"] = code
-            say({**window, "told": told})
-
-
-def _storage(theatre: Theatre, below: str) -> Storage:
-    return MemoryStorage(clock_at()) if below == "memory" else theatre.open()
+    name = theatre.scenario.name
+    code, found = fork(theatre.prepare)
+    if code == 0:
+        code, found = fork(partial(theatre.undisturbed, theatre.next_case()))
+    say({"kind": "undisturbed", "scenario": name, "code": code, "told": found})
+    if code != 0:
+        return
+    for on in ("memory", "postgres"):
+        code, told = fork(partial(theatre.whole, theatre.next_case(), on))
+        say({"kind": "whole", "scenario": name, "on": on, "code": code, "told": told})
+    for way in Way:
+        for told in theatre.crash_everywhere(len(found["appends"]), way):
+            say({"kind": "crashed", "scenario": name, "way": way, **told})
 
 
 def main(url: str, schema: str, *numbers: str) -> None:
@@ -162,15 +205,14 @@ def main(url: str, schema: str, *numbers: str) -> None:
     _warm_up(url, schema)
     gc.freeze()
     for number in numbers:
-        enumerate_windows(url, f"{schema}_{number}", SCENARIOS[int(number)], _say)
+        enumerate_windows(Theatre(url, f"{schema}_{number}", SCENARIOS[int(number)]), _say)
 
 
 def _warm_up(url: str, schema: str) -> None:
     """Import and build what is imported and built on first use, so that no play has to; connects to nothing."""
-    scenario = SCENARIOS[0]
-    theatre = Theatre(url, schema, scenario)
     make_engine(url).dispose()
-    theatre.undisturbed("warm", 0, MemoryStorage(clock_at()), split=False)
+    theatre = Theatre(url, schema, SCENARIOS[0])
+    theatre.whole(theatre.next_case(), "memory")
 
 
 def _say(found: Any) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol import DispatchProjection, RunUnit, dispatch_thread, run_thread
+from squid_dagster.protocol import DispatchProjection, Entry, RunUnit, dispatch_thread
 from squid_dagster.protocol.entries import run_of
+from squid_dagster.protocol.errors import ExpiredClaim
 from squid_dagster.runtime.signals import Receipt
 from squid_dagster.workflow import Workflow
 from tests.facts import T0
@@ -22,8 +23,8 @@ LATER = timedelta(hours=6)  # after a crash: all leases of the process that ende
 _MOST = 200  # units of work in one scenario: more than that is a loop that does not end
 
 
-class WorkerDied(BaseException):
-    """Raised by a step to end its worker in the middle of it: no outcome is written, and the lease runs out."""
+class Interrupted(BaseException):
+    """What a step raises when somebody interrupts it, as Ctrl-C does."""
 
 
 @dataclass(slots=True)
@@ -94,7 +95,7 @@ def work(scene: Scene) -> None:
         try:
             if scene.squid.execute_next(scene.case) is not None:
                 continue
-        except WorkerDied:
+        except (ExpiredClaim, Interrupted):
             continue
         due = _next_due(scene)
         if due is None:
@@ -148,34 +149,39 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _IDENTITY = re.compile(r"sha256:[\w-]+")
 
 
-def end_of(storage: Storage, case: str) -> dict[str, Any]:
-    """Give where all runs of a play have ended, without what may differ from play to play: ids, times, deliveries."""
-    units = dict(_units(storage, case))
-    found = {_alias(run_id, unit, case): _told(unit) for run_id, unit in units.items()}
-    queue = DispatchProjection.fold(storage.read(dispatch_thread(case)))
-    text = json.dumps({"runs": found, "paused": case in queue.paused}, sort_keys=True, default=str)
-    for run_id, unit in units.items():
-        text = text.replace(run_id, _alias(run_id, unit, case))
+def ends_of(storage: Storage) -> dict[str, dict[str, Any]]:
+    """Give where the runs of each play have ended, without what differs from play to play: ids, times, deliveries."""
+    by_run: dict[str, list[Entry]] = {}
+    queues: dict[str, list[Entry]] = {}
+    for entry in storage.read_between(0, storage.cut()):
+        if (run_id := run_of(entry.fact)) is not None:
+            by_run.setdefault(run_id, []).append(entry)
+        else:
+            queues.setdefault(getattr(entry.fact, "queue", ""), []).append(entry)
+    plays: dict[str, dict[str, RunUnit]] = {case: {} for case in queues}
+    for run_id, entries in by_run.items():
+        unit = RunUnit.fold(entries)
+        plays.setdefault((unit.run.start and unit.run.start.queue) or "", {})[run_id] = unit
+    return {case: _end(case, units, queues.get(case, [])) for case, units in plays.items()}
+
+
+def _end(case: str, units: Mapping[str, RunUnit], queue: Iterable[Entry]) -> dict[str, Any]:
+    aliases = {run_id: _alias(run_id, unit, case) for run_id, unit in units.items()}
+    found = {aliases[run_id]: _told(unit, aliases) for run_id, unit in units.items()}
+    paused = case in DispatchProjection.fold(queue).paused
+    text = json.dumps({"runs": found, "paused": paused}, sort_keys=True, default=str)
+    for run_id, alias in aliases.items():
+        text = text.replace(run_id, alias)
     text = _IDENTITY.sub("<identity>", _TIME.sub("<time>", text.replace(f"{case}.", "").replace(case, "<case>")))
     told: dict[str, Any] = json.loads(text)
     return told
 
 
-def _units(storage: Storage, case: str) -> Iterator[tuple[str, RunUnit]]:
-    entries = storage.read_between(0, storage.cut())
-    mine = {
-        entry.fact.run_id
-        for entry in entries
-        if entry.fact.type == "run_started" and getattr(entry.fact, "queue", "") == case
-    }
-    for run_id in sorted(run for run in mine if run is not None):
-        yield run_id, RunUnit.fold(entry for entry in entries if run_of(entry.fact) == run_id)
-
-
 def _alias(run_id: str, unit: RunUnit, case: str) -> str:
     """Name a run by what it was started for."""
     start = unit.run.start
-    assert start is not None
+    if start is None:
+        return run_id
     parent = start.context.get("parent")
     if isinstance(parent, dict):
         return f"child {parent['child_key']}"
@@ -183,11 +189,10 @@ def _alias(run_id: str, unit: RunUnit, case: str) -> str:
     return start.trigger or "" if start.context.get("schedule") else key.removeprefix(f"{case}.")
 
 
-def _told(unit: RunUnit) -> dict[str, Any]:
+def _told(unit: RunUnit, aliases: Mapping[str, str]) -> dict[str, Any]:
     run, dispatch = unit.run, unit.dispatch
-    assert run.start is not None
     return {
-        "start": run.start.model_dump(mode="json", exclude={"occurred_at"}),
+        "start": run.start.model_dump(mode="json", exclude={"occurred_at"}) if run.start is not None else None,
         "status": run.status,
         "error": _error(run.terminal_error),
         "signals": [[each.signal_type, each.idempotency_key, each.payload] for each in run.command_history],
@@ -199,7 +204,7 @@ def _told(unit: RunUnit) -> dict[str, Any]:
         },
         "decided": [[each.step, each.action, each.result, _error(each.transition)] for each in run.resolutions],
         "manual": [run.manual_state.step, run.manual_state.kind] if run.manual_state else None,
-        "children": sorted(run.children),
+        "children": sorted(aliases.get(child, "missing") for child in run.children),
         "queue": dispatch.queue,
         "fence": [dispatch.fenced, dispatch.unfenced, dispatch.quarantined],
         "attempts": {
@@ -221,8 +226,3 @@ def _error(told: Any) -> Any:
 def clock_at(after: timedelta = timedelta(0)) -> VirtualClock:
     """Give a clock of its own, so long after the beginning."""
     return VirtualClock(T0 + after)
-
-
-def journal_facts(storage: Storage, run_id: str) -> list[str]:
-    """Give the types of the facts on a run's own thread."""
-    return [entry.fact.type for entry in storage.read(run_thread(run_id))]

@@ -3,8 +3,9 @@
 from datetime import timedelta
 from typing import Annotated, Any
 
+from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow
-from tests.recovery.stage import NEVER, WorkerDied
+from tests.recovery.stage import NEVER, Interrupted
 
 
 def done(ctx: StepContext) -> dict[str, Any]:
@@ -111,14 +112,15 @@ def deferring() -> Workflow:
     return workflow
 
 
-def _deadly(ctx: StepContext) -> dict[str, Any]:
+def _deadly(ctx: StepContext, clock: Annotated[VirtualClock, Resource("clock")]) -> dict[str, Any]:
+    """Hang the first time, longer than the lease lasts: whoever runs it is as good as dead."""
     if ctx.attempt == 1:
-        raise WorkerDied
+        clock.advance(timedelta(minutes=10))
     return {"attempt": ctx.attempt}
 
 
 def deadly() -> Workflow:
-    """A step that ends its worker at every delivery of its first attempt."""
+    """A step that is lost at every delivery of its first attempt."""
     workflow = Workflow("deadly")
     workflow.step(name="deadly", max_deliveries=2)(_deadly)
     workflow.step(name="after")(done)
@@ -240,6 +242,19 @@ def unwritable() -> Workflow:
     return workflow
 
 
+def interrupted() -> Workflow:
+    """A step that somebody interrupts when it is first delivered."""
+    workflow = Workflow("interrupted")
+
+    def touchy(ctx: StepContext) -> dict[str, Any]:
+        if ctx.fencing_token == 1:
+            raise Interrupted
+        return {"did": ctx.step}
+
+    workflow.step(name="touchy")(touchy)
+    return workflow
+
+
 class Stopper:
     """Lets a step stop the worker that runs it; nobody else is stopped."""
 
@@ -248,9 +263,9 @@ class Stopper:
         self.stop: Any = None
 
 
-def interrupted() -> Workflow:
+def stopped() -> Workflow:
     """A step that is given back when its worker is stopped, and done when it comes again."""
-    workflow = Workflow("interrupted")
+    workflow = Workflow("stopped")
 
     def slow(ctx: StepContext, stopper: Annotated[Stopper, Resource("stopper")]) -> dict[str, Any]:
         if stopper.stop is not None:

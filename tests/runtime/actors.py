@@ -1,11 +1,13 @@
-"""Workers in processes and threads of their own, and the steps that they run: `python -m tests.runtime.actors worker ...`.
+"""Workers in processes and threads of their own, and the steps that they run: `python -m tests.runtime.actors ...`.
 
 A step that waits does so for a file, so that a test says when it goes on; a process says what it does, line by line.
 """
 
+import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,12 +22,14 @@ import sqlalchemy
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import PostgresStorage, Storage
+from squid_dagster.journal import Answer, PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import Retry, StepContext, Workflow
+from squid_dagster.workflow.context import Cancellation
 from tests.processes import Child
 
 PATIENCE = 60.0  # seconds until a test that waits for something gives up
@@ -35,7 +39,7 @@ NEVER = timedelta(hours=1)  # longer than any test: what happens in spite of it,
 
 
 def say(*words: object) -> None:
-    """Tell the test; in one write and unbuffered, so that lines of several processes stay whole and a kill loses none."""
+    """Tell the test; in one unbuffered write, so that lines of several processes stay whole and a kill loses none."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -96,31 +100,45 @@ def count(ctx: StepContext) -> int:
     url, schema = os.environ["TALLY_URL"], os.environ["TALLY_SCHEMA"]
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
-            f"INSERT INTO {schema}.effects (run_id, token, pid) VALUES (%s, %s, %s)",  # type: ignore[arg-type]
+            f"INSERT INTO {schema}.effects (run_id, token, pid) VALUES (%s, %s, %s)",
             (ctx.run_id, ctx.fencing_token, os.getpid()),
         )
     return ctx.fencing_token
 
 
-payment = Workflow("payment")
+class Payment(BaseModel):
+    """Where the step books, which nobody but its author knows."""
+
+    table: str
+
+
+payment = Workflow("payment", payload=Payment)
 """One transactional step with two writes, of which the first is announced."""
 
 
 @payment.step(transactional=True, max_deliveries=1000)
-def pay(connection: sqlalchemy.Connection, ctx: StepContext) -> int:
+def pay(connection: sqlalchemy.Connection, ctx: StepContext, table: str) -> int:
     """Write two rows, with a word to the test in between."""
-    _book(connection, ctx, "debit")
+    book = sqlalchemy.text(f"INSERT INTO {table} VALUES (:run_id, :token, :side)")
+    connection.execute(book, {"run_id": ctx.run_id, "token": ctx.fencing_token, "side": "debit"})
     say("wrote", os.getpid())
-    _book(connection, ctx, "credit")
+    connection.execute(book, {"run_id": ctx.run_id, "token": ctx.fencing_token, "side": "credit"})
     return ctx.fencing_token
 
 
-def _book(connection: sqlalchemy.Connection, ctx: StepContext, side: str) -> None:
-    values = {"run_id": ctx.run_id, "token": ctx.fencing_token, "side": side}
-    connection.execute(sqlalchemy.text("INSERT INTO bookings VALUES (:run_id, :token, :side)"), values)
+lonely = Workflow("lonely")
+"""One step in a process of its own, that never ends by itself."""
 
 
-WORKFLOWS = [errand, tally, payment]
+@lonely.step(isolate=True)
+def linger() -> None:
+    """Say who it is, and stay."""
+    say("alone", os.getpid())
+    while True:
+        time.sleep(0.05)
+
+
+WORKFLOWS = [errand, tally, payment, lonely]
 
 # --- workers --------------------------------------------------------------------------------------------------------
 
@@ -252,7 +270,74 @@ def counts_of(child: Child) -> dict[str, int]:
     return found
 
 
+# --- processes that are to be killed --------------------------------------------------------------------------------
+
+
+class Nursery:
+    """A process that has imported everything and forks others on demand, each of which executes one attempt when told.
+
+    They say `ready`, `wrote` and `answered`, each with their pid, and live until they are killed.
+    """
+
+    def __init__(self, storage: PostgresStorage, lease_seconds: float) -> None:
+        """Start it."""
+        arguments = (_url(storage), storage.schema, "default", json.dumps({"lease": lease_seconds}))
+        self.child = Child("tests.runtime.actors", "nursery", *arguments)
+        hear(self.child, "nursery")
+        self._taken = 0
+        self._asked = 0
+
+    def ask(self) -> None:
+        """Have one more prepared."""
+        self._asked += 1
+        self.child.process.send_signal(signal.SIGUSR1)
+        hear(self.child, "forked", self._asked)  # one at a time: two signals that are pending count as one
+
+    def take(self) -> int:
+        """Give the pid of the next one that is prepared."""
+        self._taken += 1
+        return int(hear(self.child, "ready", self._taken)[self._taken - 1][0])
+
+    def said(self, word: str, pid: int) -> bool:
+        """Tell whether that one has said the word."""
+        return f"{word} {pid}" in self.child.lines
+
+
+def _nurse(url: str, schema: str, options: dict[str, Any]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    nursery = os.getpid()
+    say("nursery", nursery)
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+        if os.fork() == 0:
+            _execute_one(PostgresStorage(url, schema), timedelta(seconds=options["lease"]), nursery)
+            os._exit(0)
+        say("forked")
+
+
+def _execute_one(storage: PostgresStorage, lease: timedelta, nursery: int) -> None:
+    """Execute one attempt when told, and wait to be killed; end when the nursery is gone."""
+    squid = Squid(storage, WORKFLOWS)
+    runtime = squid.runtime
+    storage.now()
+    with storage.step_engine.connect():
+        pass
+    say("ready", os.getpid())
+    while not signal.sigtimedwait({signal.SIGUSR2}, 0.2):
+        if os.getppid() != nursery:
+            return
+    (claim,) = runtime.dispatch.claim("default", f"doomed-{os.getpid()}", lease=lease)
+    answer = Executor(runtime, asyncio.run).perform(claim, Cancellation())
+    assert isinstance(answer, Answer)
+    say("answered", os.getpid())
+    while os.getppid() == nursery:
+        time.sleep(0.2)
+
+
 if __name__ == "__main__":
     kind, url, schema, queue, options = sys.argv[1:6]
+    if kind == "nursery":
+        _nurse(url, schema, json.loads(options))
     assert kind == "worker"
     _work(PostgresStorage(url, schema), queue, json.loads(options))

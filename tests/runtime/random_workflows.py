@@ -83,7 +83,7 @@ def dependencies(draw: st.DrawFn, script: Script) -> Workflow:
 
 @st.composite
 def routes(draw: st.DrawFn, script: Script) -> Workflow:
-    """A workflow of up to five steps with loops, conditions and error routes; fallbacks lead forward, so it can end."""
+    """A workflow of up to five steps with loops, conditions and error routes; on success it can always go forward."""
     wf = Workflow("random", payload=Flag, entry="s0")
     kinds = {f"s{n}": draw(_kinds) for n in range(draw(st.integers(1, 5)))}
     names = list(kinds)
@@ -98,7 +98,7 @@ def routes(draw: st.DrawFn, script: Script) -> Workflow:
         for outcome in on:
             asked = [] if kind in ("pause", "approval") else draw(st.lists(st.integers(0, 3), unique=True, max_size=2))
             planned[name] += [(outcome, draw(anywhere), path("flag") == value) for value in asked]
-            planned[name].append((outcome, draw(forward), None))
+            planned[name].append((outcome, draw(forward if outcome == "ok" else anywhere), None))
     reached = ["s0"]
     for name in reached:
         reached += [to for to in dict.fromkeys(to for _, to, _ in planned[name]) if to not in (*ENDS, *reached)]

@@ -148,6 +148,21 @@ def test_an_approval_in_a_loop_is_asked_again(make_squid: MakeSquid, clock: Virt
     assert not snapshot.anomalies
 
 
+def test_an_approval_that_leads_back_to_itself_is_counted_too(make_squid: MakeSquid) -> None:
+    wf = Workflow("orders", entry="review")
+    wf.approval("review", max_visits=3)
+    wf.route("review", to="complete")
+    wf.route("review", on="error", to="review")
+    squid = make_squid(wf)
+    run_id = squid.start("orders").run_id
+    for expected in (1, 2, 3):
+        state = squid.inspect_run(run_id).manual_state
+        assert state is not None
+        assert state.metadata["visit"] == expected
+        squid.reject(run_id, actor="ada")
+    assert squid.inspect_run(run_id).status == "failed"
+
+
 def test_deadlines_are_stored_with_the_plan_and_the_pause_and_fire_nothing(
     make_squid: MakeSquid, clock: VirtualClock
 ) -> None:
@@ -184,11 +199,12 @@ def test_priority_is_the_steps_own_else_the_runs(make_squid: MakeSquid, clock: V
     wf.step(name="first")(lambda: None)
     wf.step(name="urgent", priority=9)(lambda: None)
     wf.step(name="idle", priority=-10)(lambda: None)
-    squid = make_squid(chain(wf, "first", "urgent", "idle"))
+    wf.step(name="usual", priority=0)(lambda: None)
+    squid = make_squid(chain(wf, "first", "urgent", "idle", "usual"))
     run_id = squid.start("orders", priority=4).run_id
     finish(squid, clock, run_id)
     given = {fact.step: fact.priority for fact in facts(squid, run_id, "attempt_scheduled")}
-    assert given == {"first": 4, "urgent": 9, "idle": -10}
+    assert given == {"first": 4, "urgent": 9, "idle": -10, "usual": 0}
 
 
 def test_what_is_more_urgent_is_claimed_first_then_what_is_due_longer(

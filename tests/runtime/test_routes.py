@@ -169,6 +169,19 @@ def test_error_routes_are_chosen_by_the_error_in_order_and_the_decision_holds_it
     }
 
 
+def test_a_step_that_failed_has_no_output(make_squid: MakeSquid, clock: VirtualClock) -> None:
+    wf = failing()
+
+    @wf.step
+    def apologise(ctx: StepContext, charge: str = "nothing was charged") -> list[Any]:
+        return [charge, "charge" in ctx.state]
+
+    wf.route("charge", on="error", to=apologise)
+    wf.route(apologise, to="complete")
+    snapshot = complete_run(make_squid(wf), clock, "orders", {"order_id": "bad value"})
+    assert snapshot.outputs == {"apologise": ["nothing was charged", False]}
+
+
 def test_an_error_is_journalled_with_type_message_and_traceback_and_without_secrets(
     make_squid: MakeSquid, clock: VirtualClock
 ) -> None:

@@ -282,6 +282,7 @@ def test_a_sibling_that_ends_after_the_failure_is_undone_as_well_and_the_run_wai
     assert planned_steps(squid, run_id)[-1] == "compensate:flight:1:1", "undoing begins at once"
     settle(squid, claims["car"])
     assert not squid.inspect_run(run_id).terminal
+    assert planned_steps(squid, run_id)[-1] == "compensate:flight:1:1", "one after another"
     assert drain(squid) == 2
     assert travel.diary == ["flight 1", "undo flight 1", "undo car 1"]
     snapshot = squid.inspect_run(run_id)

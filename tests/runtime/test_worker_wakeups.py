@@ -120,11 +120,11 @@ def test_a_listener_that_is_cut_off_connects_again_and_misses_nothing(postgres: 
     squid = Squid(postgres, chain())
     with at_work(squid, poll=NEVER), raw(postgres) as connection:
         for _ in range(3):
-            before = until(lambda: listeners(postgres), "a listener")
+            cut: set[int] = until(lambda: listeners(postgres), "a listener")
             connection.execute(_CUT)
             run_id = squid.start("chain").run_id
             until(all_done(postgres, [run_id]), "a run started while nobody listened")
-            until(lambda before=before: listeners(postgres) - before, "another listener")
+            until(lambda: listeners(postgres) - cut, "another listener")  # noqa: B023  called before the next round
 
 
 def test_without_any_hint_work_is_found_by_polling(postgres: PostgresStorage) -> None:

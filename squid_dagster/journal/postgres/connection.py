@@ -1,5 +1,6 @@
 """Connections: one SQLAlchemy pool per storage, psycopg underneath, and errors that say what to do."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,33 @@ def make_engine(url: str, pool_size: int = 5) -> Engine:
     return engine
 
 
+def make_step_engine(engine: Engine) -> Engine:
+    """Make an engine for those who keep a connection for long: however many they are, the other has its own left.
+
+    Its connections are made as the other's are, and tried before they are handed out.
+    """
+    return create_engine(
+        engine.url,
+        creator=lambda: connect(engine),
+        pool_size=5,
+        max_overflow=-1,
+        pool_pre_ping=True,
+        hide_parameters=True,
+    )
+
+
+def connect(engine: Engine) -> PgConnection:
+    """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
+    try:
+        made = engine.pool.recreate().connect()
+    except (exc.OperationalError, psycopg.OperationalError) as error:
+        raise unavailable(engine, error) from None
+    connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
+    made.detach()
+    assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
+    return connection
+
+
 @contextmanager
 def borrow(engine: Engine) -> Iterator[PgConnection]:
     """Lend a psycopg connection in autocommit mode; after one that broke, the pool starts anew.
@@ -46,6 +74,7 @@ def borrow(engine: Engine) -> Iterator[PgConnection]:
     Raises:
         StorageUnavailable: the database cannot be reached, or the connection broke on the way. Nothing is retried here.
     """
+    handled, pool = sys.exception(), engine.pool
     try:
         lent = engine.raw_connection()
     except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
@@ -57,7 +86,7 @@ def borrow(engine: Engine) -> Iterator[PgConnection]:
         connection.prepare_threshold = None
         yield connection
     except psycopg.Error as error:
-        interruption = _interruption(error)
+        interruption = _interruption(error, handled)
         if interruption is not None:
             raise interruption from None
         if connection.broken or connection.closed:
@@ -65,14 +94,19 @@ def borrow(engine: Engine) -> Iterator[PgConnection]:
         raise
     finally:
         _give_back(engine, lent, connection, usual)
+        if engine.pool is not pool:
+            pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
 
 
-def _interruption(error: BaseException) -> BaseException | None:
-    """Give what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own."""
+def _interruption(error: BaseException, handled: BaseException | None) -> BaseException | None:
+    """Give what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own.
+
+    What the caller was already handling when it came to us is no interruption.
+    """
     context = error.__context__
     while context is not None and isinstance(context, psycopg.Error):
         context = context.__context__
-    return context
+    return None if context is handled else context
 
 
 def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> None:

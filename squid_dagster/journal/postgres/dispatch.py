@@ -170,7 +170,7 @@ class PostgresDispatchStore:
         self, run_ids: Collection[str], decision: Decision, new: bool, commit_id: UUID, written: list[Fact]
     ) -> None:
         with self._storage.transaction() as transaction:
-            units = transaction.lock(Touched(set(run_ids)))
+            units = transaction.lock(Touched(set(run_ids), set(run_ids)))  # facts may touch any attempt of theirs
             if written and transaction.committed(commit_id):
                 return  # written the first time; only the word of it was lost on the way
             runs = {run_id: RunUnit() for run_id in run_ids} if new else transaction.read_runs(run_ids)

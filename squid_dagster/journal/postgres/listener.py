@@ -10,15 +10,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import ExecStatus
-from sqlalchemy import Engine, exc
+from sqlalchemy import Engine
 
 from squid_dagster.journal.notifier import Bell
-from squid_dagster.journal.postgres.connection import PgConnection, unavailable
+from squid_dagster.journal.postgres.connection import PgConnection, connect, unavailable
 from squid_dagster.protocol.errors import StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -199,15 +198,3 @@ class _Line:
         self._pgconn.consume_input()
         while (notice := self._pgconn.notifies()) is not None:
             self._heard(notice.relname.decode(), notice.extra.decode())
-
-
-def connect(engine: Engine) -> PgConnection:
-    """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
-    try:
-        made = engine.pool.recreate().connect()
-    except (exc.OperationalError, psycopg.OperationalError) as error:
-        raise unavailable(engine, error) from None
-    connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
-    made.detach()
-    assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
-    return connection

@@ -33,6 +33,9 @@ class Hint(NamedTuple):
     payload: str
 
 
+_Pending = dict[Hint, list[Callable[[], None]]]  # what is to be sent, and whom to tell when it was
+
+
 class PostgresNotifier:
     """`Notifier` on a `PostgresStorage`: one channel per schema, whose payloads are queues.
 
@@ -87,9 +90,11 @@ class PostgresNotifier:
 
 
 class Sender:
-    """Sends hints from a thread that lives as long as there are any: each at once, but never twice within a window.
+    """Sends hints, each at once, but never twice within a window.
 
-    The thread is no daemon, so that a process which ends has sent its last hint.
+    What may be sent now is sent by whoever brings it: a short round trip, where waking a thread would take longer. What
+    has to wait is left to a thread that lives as long as there is any. It is no daemon: a process which ends has sent
+    its last hint.
     """
 
     def __init__(self, send: Callable[[list[Hint]], bool], window_seconds: float) -> None:
@@ -97,7 +102,7 @@ class Sender:
         self._send = send
         self._window = window_seconds
         self._changed = threading.Condition()
-        self._pending: dict[Hint, list[Callable[[], None]]] = {}
+        self._pending: _Pending = {}
         self._sent_at: dict[Hint, float] = {}
         self._busy = False
 
@@ -110,6 +115,14 @@ class Sender:
                 self._changed.notify_all()  # whoever waits for another hint's window may take these along
                 return
             self._busy = True
+            ready = self._ready(time.monotonic())
+        if ready:
+            self._deliver(ready)
+        with self._changed:
+            if not self._pending:
+                self._busy = False
+                self._changed.notify_all()
+                return
         if threading.main_thread().is_alive():
             threading.Thread(target=self._run, name="squid-notifier", daemon=False).start()
         else:  # the interpreter is on its way out and waits for no more threads
@@ -123,24 +136,39 @@ class Sender:
     def _run(self) -> None:
         try:
             while (ready := self._take()) is not None:
-                if self._send(list(ready)):
-                    for then in (then for waiting in ready.values() for then in waiting):
-                        then()
+                self._deliver(ready)
         except BaseException:
-            with self._changed:  # the next hint begins another thread
-                self._busy = False
-                self._changed.notify_all()
+            self._give_up()
             raise
 
-    def _take(self) -> dict[Hint, list[Callable[[], None]]] | None:
+    def _deliver(self, ready: _Pending) -> None:
+        try:
+            sent = self._send(list(ready))
+        except BaseException:
+            self._give_up()
+            raise
+        if sent:
+            for then in (then for waiting in ready.values() for then in waiting):
+                then()
+
+    def _give_up(self) -> None:
+        with self._changed:  # the next hint begins anew
+            self._busy = False
+            self._changed.notify_all()
+
+    def _ready(self, now: float) -> _Pending:
+        """Take the hints that may be sent now."""
+        self._sent_at = {hint: at for hint, at in self._sent_at.items() if at + self._window > now}
+        ready = {hint: self._pending.pop(hint) for hint in list(self._pending) if hint not in self._sent_at}
+        self._sent_at |= dict.fromkeys(ready, now)
+        return ready
+
+    def _take(self) -> _Pending | None:
         """Wait for hints that may be sent now; None, and nobody is busy any more, when there are none at all."""
         with self._changed:
             while True:
                 now = time.monotonic()
-                self._sent_at = {hint: at for hint, at in self._sent_at.items() if at + self._window > now}
-                ready = {hint: self._pending.pop(hint) for hint in list(self._pending) if hint not in self._sent_at}
-                if ready:
-                    self._sent_at |= dict.fromkeys(ready, now)
+                if ready := self._ready(now):
                     return ready
                 if not self._pending:
                     self._busy = False  # in the same breath as the look at what is pending, or a hint would be lost

@@ -69,8 +69,16 @@ _TO_LIST: LiteralString = (
      ORDER BY r.position LIMIT %(limit)s"""
 )
 
-# Four streams by run id, each read no further than the page needs, merged into one.
+# Five streams by run id, merged into one: four are read no further than the page needs, the last walks down from every
+# run that was cancelled and has children (runs_cancelled, runs_parent).
 _TO_REPAIR: LiteralString = """
+    WITH RECURSIVE below (run_id, queue, terminal_status, quarantined) AS (
+        SELECT r.run_id, r.queue, r.terminal_status, r.quarantined FROM {schema}.runs p
+          JOIN {schema}.runs r ON r.parent_run_id = p.run_id
+         WHERE p.terminal_status = 'cancelled' AND p.has_children
+        UNION
+        SELECT r.run_id, r.queue, r.terminal_status, r.quarantined FROM below b
+          JOIN {schema}.runs r ON r.parent_run_id = b.run_id)
     (SELECT DISTINCT a.run_id FROM {schema}.attempts a JOIN {schema}.runs r ON r.run_id = a.run_id  -- attempts_repair
       WHERE a.run_id > %(after)s AND a.applied_digest IS NULL
         AND (a.status IS NULL OR a.status IN ('completed', 'failed', 'dead_lettered')
@@ -93,12 +101,15 @@ _TO_REPAIR: LiteralString = """
                 SELECT FROM {schema}.runs k WHERE k.run_id = c.child_run_id AND k.start_digest IS NOT NULL))
       ORDER BY r.run_id LIMIT %(limit)s)
     UNION
-    (SELECT r.run_id FROM {schema}.runs p  -- runs_cancelled, runs_parent
-       JOIN {schema}.runs r ON r.parent_run_id = p.run_id
-      WHERE p.terminal_status = 'cancelled' AND p.has_children
-        AND r.run_id > %(after)s AND r.terminal_status IS NULL AND NOT r.quarantined
-        AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+    (SELECT r.run_id FROM {schema}.runs r  -- runs_unqueued
+      WHERE r.run_id > %(after)s AND r.queue IS NULL AND r.start_digest IS NOT NULL AND r.terminal_status IS NULL
+        AND NOT r.quarantined
       ORDER BY r.run_id LIMIT %(limit)s)
+    UNION
+    (SELECT b.run_id FROM below b
+      WHERE b.run_id > %(after)s AND b.terminal_status IS NULL AND NOT b.quarantined
+        AND (%(queue)s::text IS NULL OR b.queue IS NULL OR b.queue = %(queue)s)
+      ORDER BY b.run_id LIMIT %(limit)s)
     ORDER BY run_id LIMIT %(limit)s"""
 
 # attempts_dead, attempts_siblings

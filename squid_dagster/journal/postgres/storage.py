@@ -10,12 +10,11 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.rows import TupleRow
-from psycopg.sql import Composed
 from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.postgres import migrate
-from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, unavailable
+from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, make_step_engine, unavailable
 from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entry, utc
@@ -98,6 +97,7 @@ class PostgresStorage:
         A process that goes quiet for `hold` in the middle of an append loses its locks, and tries again when it wakes.
         """
         self.engine = make_engine(engine) if isinstance(engine, str) else engine
+        self.step_engine = make_step_engine(self.engine)
         self.schema = check_schema_name(schema)
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
@@ -124,6 +124,7 @@ class PostgresStorage:
     def close(self) -> None:
         """Give all connections back to the database."""
         self.engine.dispose()
+        self.step_engine.dispose()
 
     def delete_thread(self, thread: str) -> None:
         """Remove one thread, its entries, its checkpoint, and what the views know by it. For tests and tools."""
@@ -134,7 +135,7 @@ class PostgresStorage:
 
         persistently(delete)
 
-    def sql(self, text: LiteralString) -> Composed:
+    def sql(self, text: LiteralString) -> bytes:
         """Fill the schema's name into a statement."""
         return statement(text, self.schema)
 

@@ -53,6 +53,9 @@ CREATE INDEX runs{suffix}_parents ON {schema}.runs{suffix} (run_id) WHERE termin
 CREATE INDEX runs{suffix}_cancelled ON {schema}.runs{suffix} (run_id)
     WHERE terminal_status = 'cancelled' AND has_children;
 CREATE INDEX runs{suffix}_unfenced ON {schema}.runs{suffix} (run_id) WHERE unfenced;
+-- Started, and unknown to their queue: only where somebody wrote thread by thread.
+CREATE INDEX runs{suffix}_unqueued ON {schema}.runs{suffix} (run_id)
+    WHERE queue IS NULL AND start_digest IS NOT NULL AND terminal_status IS NULL;
 
 -- One row per runnable of a run that has not ended: planned, scheduled, or both.
 CREATE TABLE {schema}.attempts{suffix} (

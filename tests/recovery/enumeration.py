@@ -1,0 +1,116 @@
+"""What `crashing` has found, gathered from its processes: one answer for each window, in each way to go on."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from squid_dagster.testing import CRASH_EXIT_CODE
+from tests.processes import Child, children
+from tests.recovery.crashing import Way
+from tests.recovery.noting import Line
+from tests.recovery.scenarios import SCENARIOS
+
+PROCESSES = max(2, min(4, os.cpu_count() or 2))
+
+
+class Window(NamedTuple):
+    """A place where a process ended: right after one append of a scenario, before the next one or before its answer."""
+
+    scenario: str
+    number: int
+    after: str
+    before: str | None
+
+    def __str__(self) -> str:
+        """Say where it is."""
+        return f"{self.scenario}, window {self.number}: {self.after} | {self.before or 'the answer'}"
+
+
+class Undisturbed(NamedTuple):
+    """A scenario that nobody interrupted: its appends, the lines of the library that led to them, and its end."""
+
+    appends: list[str]
+    lines: list[list[Line]]
+    end: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Enumeration:
+    """Everything that was found. `wrong` says for each window what was not as it should be, by the way to go on."""
+
+    undisturbed: dict[str, Undisturbed] = field(default_factory=dict)
+    ends_of_whole: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    wrong: dict[Window, list[str]] = field(default_factory=dict)
+    ways: dict[Window, set[Way]] = field(default_factory=dict)
+    asked_again: dict[Window, set[str]] = field(default_factory=dict)
+    left_by_recovery: list[str] = field(default_factory=list)
+
+    @property
+    def covered(self) -> list[Window]:
+        """The windows from which every way leads to the end of the scenario."""
+        return [window for window, wrong in self.wrong.items() if not wrong and self.ways[window] == set(Way)]
+
+    def take(self, found: dict[str, Any]) -> None:
+        """Take in one line of what a process said."""
+        name, told = found["scenario"], found["told"]
+        assert found["code"] == 0, f"{name}, {found.get('way', found['kind'])}: {told}"
+        match found["kind"]:
+            case "undisturbed":
+                lines = [[Line(*line) for line in lines] for lines in told["lines"]]
+                self.undisturbed[name] = Undisturbed(told["appends"], lines, told["end"])
+                for window in self._windows(name):
+                    self.wrong[window], self.ways[window], self.asked_again[window] = [], set(), set()
+            case "whole":
+                self.ends_of_whole[name, found["on"]] = told["end"]
+            case "crashed":
+                self._take_crashes(found)
+
+    def _windows(self, name: str) -> Iterator[Window]:
+        appends: list[str | None] = [*self.undisturbed[name].appends, None]
+        for number, after in enumerate(appends[:-1], 1):
+            yield Window(name, number, after or "", appends[number])
+
+    def _take_crashes(self, found: dict[str, Any]) -> None:
+        name, way, told = found["scenario"], Way(found["way"]), found["told"]
+        if told["left"] or told["bad"]:
+            self.left_by_recovery.append(f"{name}, {way}: {told['left']} repairs left, {told['bad']} refused")
+        expected, windows = self.undisturbed[name].end, list(self._windows(name))
+        for number, (code, ended), play in zip(found["windows"], found["crashes"], told["plays"], strict=True):
+            window = windows[number - 1]
+            self.asked_again[window] |= set(play["asked"])
+            self.ways[window].add(way)
+            if (code, ended) != (CRASH_EXIT_CODE, window.after):
+                self.wrong[window].append(f"{way}: it did not end there, but with {code}: {ended}")
+            elif play["end"] != expected:
+                self.wrong[window].append(f"{way}: {difference(expected, play['end'])}")
+
+
+def difference(expected: Any, found: Any, path: str = "") -> str:
+    """Say where two ends differ, each place once."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        keys = sorted({*expected, *found})
+        told = [
+            difference(expected.get(key), found.get(key), f"{path}.{key}" if path else key)
+            for key in keys
+            if expected.get(key) != found.get(key)
+        ]
+        return "; ".join(told)
+    return f"{path} should be {json.dumps(expected):.300} and is {json.dumps(found):.300}"
+
+
+def enumerate_all(url: str, schema: str) -> Enumeration:
+    """Play everything in some processes at once; give what they found."""
+    found = Enumeration()
+    with children() as started:
+        for place in range(PROCESSES):
+            numbers = [str(number) for number in range(place, len(SCENARIOS), PROCESSES)]
+            started.append(Child("tests.recovery.crashing", url, f"{schema}_{place}", *numbers))
+        for child in started:
+            code = child.end(timeout=900)
+            assert code == 0, child.errors()
+            for line in child.lines:
+                found.take(json.loads(line))
+    assert len(found.undisturbed) == len(SCENARIOS), "a scenario was not played"
+    return found

@@ -1,0 +1,106 @@
+"""Every boundary between two appends, of every command and of execution, is a place where a process has ended.
+
+The places are listed by playing each scenario once on a storage that notes its appends, not by hand. For each of them a
+child process plays the scenario again and ends there by `os._exit`; then others, who do not know where, go on.
+"""
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.journal.dispatch import DispatchStore
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.facts import FACT_TYPES
+from squid_dagster.runtime.signals import SignalType
+from tests.recovery.enumeration import Enumeration, enumerate_all
+from tests.recovery.noting import WRITES, sites
+from tests.recovery.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine that may be busy
+
+# Calls that no scenario can interrupt between two appends, and why.
+WITHOUT_A_WINDOW = {
+    "journal/fold_dispatch.py _write: self._storage.commit": "where commits span threads, there is one append",
+    "journal/fold_dispatch.py commit_in_order: storage.commit": "where commits span threads, there is one append",
+    "runtime/starting.py _start_batch: runtime.decide": "only where commits span threads: one append for all runs",
+    "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
+}
+# What `Squid` offers without writing anything.
+READS = {
+    "close", "connect", "dead_letters", "dispatch_agent", "explain_run", "inspect_run", "inspect_run_graph",
+    "inspect_run_timeline", "journal", "list_runs", "new_worker", "workflow_agent",
+}  # fmt: skip
+STORAGE_READS = {
+    "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",
+    "read_run", "get_checkpoint", "visible", "expired",
+}  # fmt: skip
+# Caches and tools: no fact is written by these.
+STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread"}
+
+
+@pytest.fixture(scope="module")
+def found(postgres_url: str, schema_names: Iterator[str]) -> Enumeration:
+    """Everything that was found. What a process commits must outlive it, not the machine: nobody waits for the disk."""
+    joint = "&" if "?" in postgres_url else "?"
+    return enumerate_all(f"{postgres_url}{joint}options=-csynchronous_commit%3Doff", next(schema_names))
+
+
+def test_recovery_brings_every_interrupted_run_to_its_end(
+    found: Enumeration, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        print(f"\nwindows={len(found.wrong)} covered={len(found.covered)}")
+    told = [f"{window}\n    " + "\n    ".join(wrong) for window, wrong in found.wrong.items() if wrong]
+    assert not told, "\n".join(told)
+    assert len(found.covered) == len(found.wrong) >= 200
+
+
+def test_one_recovery_closes_everything_and_refuses_nothing(found: Enumeration) -> None:
+    assert found.left_by_recovery == []
+
+
+def test_the_end_is_the_same_where_commits_span_threads(found: Enumeration) -> None:
+    for (name, on), end in found.ends_of_whole.items():
+        assert end == found.undisturbed[name].end, f"{name}, whole on {on}"
+    assert len(found.ends_of_whole) == 2 * len(SCENARIOS)
+
+
+def test_a_command_that_is_on_record_is_never_asked_for_again(found: Enumeration) -> None:
+    """The first append of a command records it; so what is asked again is the next one, which nobody asked for yet."""
+    commands = {"start", "start many", "start cron", "tick", "apply signal", "replay", "cancel", "reject at once"}
+    firsts = {window: asked for window, asked in found.asked_again.items() if window.scenario in commands}
+    for window, asked in firsts.items():
+        named = {move for move in asked if move not in ("work", "recover")}
+        later = {"start many"} if window.number < 5 else set()
+        later |= {"cancel"} if window.scenario == "cancel" and window.number < 3 else set()
+        later |= {"reject"} if window.scenario == "reject at once" and window.number < 3 else set()
+        assert named <= later, window
+
+
+def test_every_call_that_appends_has_a_case(found: Enumeration) -> None:
+    lines = {line for each in found.undisturbed.values() for lines in each.lines for line in lines}
+    uncovered = [site for site in sites() if not any(site.led_to(line) for line in lines)]
+    new = [f"{site.name} (line {site.first})" for site in uncovered if site.name not in WITHOUT_A_WINDOW]
+    assert not new, "calls that may append, in no scenario: add one to tests/recovery/scenarios.py\n" + "\n".join(new)
+    assert {site.name for site in uncovered} == set(WITHOUT_A_WINDOW), "an exception that is none any more"
+
+
+def test_every_kind_of_fact_and_of_signal_is_written_somewhere(found: Enumeration) -> None:
+    labels = " ".join(label for each in found.undisturbed.values() for label in each.appends)
+    assert {name for name in FACT_TYPES if name not in labels} == set()
+    runs = [run for each in found.undisturbed.values() for run in each.end["runs"].values()]
+    assert {signal[0] for run in runs for signal in run["signals"]} == {str(each) for each in SignalType}
+
+
+def test_every_command_of_squid_is_interrupted(found: Enumeration) -> None:
+    lines = {line for each in found.undisturbed.values() for lines in each.lines for line in lines}
+    played = {line.function for line in lines if line.file == "api.py"}
+    offered = {name for name, _ in inspect.getmembers(Squid) if not name.startswith("_")}
+    assert offered - played == READS
+
+
+def test_all_that_storages_and_stores_can_do_is_known_to_write_or_not() -> None:
+    methods = {name for kind in (Storage, DispatchStore) for name in vars(kind) if not name.startswith("_")}
+    assert methods - STORAGE_READS - STORAGE_UPKEEP == WRITES - {"settle_within"}
