@@ -1,9 +1,9 @@
 """The systems that are compared: how each is started, in which settings, and by which of its own tables it is judged.
 
-A peer may have several candidates for a setting, all documented by the peer itself and the fastest of those that
-`python -m bench tune` tries. Every round runs them all, and the one with the best median counts: which one that is
-differs between machines, and no peer shall lose by a setting. Ours has one. The sizes give each system a few seconds of
-work: a slow system gets fewer jobs, which is never harder for it.
+A peer may have several candidates for a setting. They led when more were tried (`python -m bench tune` does it again),
+and all are options that the peer itself documents (uvloop for procrastinate is an extra). Every round runs them all,
+and the one with the best median counts: which one that is differs between machines, and no peer shall lose by a
+setting. Ours has one. The sizes give each system a few seconds of work: a slow one gets fewer jobs.
 """
 
 import sys
@@ -97,7 +97,10 @@ _SYSTEMS = (
             {"workflows": "sync", "worker_concurrency": 50, "polling_interval_sec": 0.01, "pool_size": 20},
             {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
         ),
-        idles=({"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},),
+        idles=(
+            {"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},
+            {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 20},
+        ),
         waiting="SELECT count(*) FROM dbos.workflow_status WHERE status = 'ENQUEUED'",
         done="SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'",
         # A workflow without a step of its own has no other record than its status.

@@ -55,7 +55,14 @@ def digest(value: object) -> str:
 
     Folds compare digests instead of values, so that a view can judge a repeat without keeping what it repeats.
     """
+    return _DIGEST_OF_NOTHING if value is None else _digest(value)
+
+
+def _digest(value: object) -> str:
     return hashlib.blake2b(_canonical(value).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+_DIGEST_OF_NOTHING = _digest(None)  # many steps give no result
 
 
 def by_run(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:

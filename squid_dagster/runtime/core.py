@@ -66,7 +66,7 @@ class Runtime:
     def plan(self, request: PlanRequest) -> list[Fact]:
         """Give what follows from settled attempts of one run; the planner of every settlement."""
         definition = self.definition_of(request.run_id, request.run)
-        return plan_settled(definition, request.run, request.settled, request.attempts, request.now)
+        return plan_settled(definition, request.run, request.settled, request.attempts, request.now, given_away=True)
 
     def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""

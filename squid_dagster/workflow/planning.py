@@ -63,13 +63,16 @@ def plan_settled(
     settled: Iterable[Attempt],
     attempts: Mapping[str, Attempt],
     now: datetime,
+    *,
+    given_away: bool = False,
 ) -> list[Fact]:
     """Give the facts that follow from attempts that were completed, have failed or were given up.
 
     `attempts` are all attempts of the run that are known, among them the retries that failures have created. Nothing
-    follows from what is applied already, from a deferral, or for a run that has stopped.
+    follows from what is applied already, from a deferral, or for a run that has stopped. A run that is `given_away` is
+    worked on instead of a copy.
     """
-    planning = _Planning(definition, run.copy(), now)
+    planning = _Planning(definition, run if given_away else run.copy(), now)
     for attempt in settled:
         planning.settle(attempt, attempts)
     return planning.facts

@@ -9,6 +9,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.verify import verify
 from squid_dagster.journal.storage import Storage
 from tests.journal.contract import plain_url
 from tests.runtime.stage import MakeSquid, Workflows
@@ -49,3 +50,5 @@ def make_squid(storage: Storage) -> Iterator[MakeSquid]:
     yield make
     for squid in made:
         squid.runtime.notifier.close()
+    if isinstance(storage, PostgresStorage):
+        assert verify(storage) == [], "the live views are what the fold makes of the facts"

@@ -34,7 +34,7 @@ def at_once(acts: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def assert_sound(squid: Squid, run_id: str) -> None:
-    """Where a commit cannot span threads, work may be put on the queue of a run that ends meanwhile; the fold drops it."""
+    """Where a commit cannot span threads, work may be scheduled for a run that ends meanwhile; the fold drops it."""
     allowed = set() if squid.journal.atomic_across_threads else {"terminal_run"}
     assert {anomaly.reason.value for anomaly in unit(squid, run_id).anomalies} <= allowed
 
