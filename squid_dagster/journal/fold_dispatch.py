@@ -1,6 +1,6 @@
 """Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from squid_dagster.journal.dispatch import (
@@ -187,16 +187,26 @@ class FoldDispatchStore:
         answers: dict[int, Answer] = {}
         for queue in {ref.queue for ref in refs}:
             places = [i for i, ref in enumerate(refs) if ref.queue == queue]
+            mine, recorded = [refs[i] for i in places], dict[str, Attempt]()
             while True:
                 try:
-                    found = self._group_once(queue, [refs[i] for i in places], _at_places(fact_of, places), plan)
+                    found = self._group_once(queue, mine, _at_places(fact_of, places), plan, recorded)
                 except Conflict:
                     continue
                 answers |= dict(zip(places, found, strict=True))
                 break
         return [answers[i] for i in range(len(refs))]
 
-    def _group_once(self, queue: str, refs: list[ClaimRef], fact_of: FactOf, plan: Planner | None) -> list[Answer]:
+    def _group_once(
+        self,
+        queue: str,
+        refs: list[ClaimRef],
+        fact_of: FactOf,
+        plan: Planner | None,
+        recorded: dict[str, Attempt],
+    ) -> list[Answer]:
+        """Judge and write a group once. `recorded` keeps, by claim, the outcomes that are on record already when it has
+        to begin again: somebody else may have gone on from them meanwhile, which is no refusal."""
         revision, projection = self._fold(queue)
         runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
         now = self._storage.now()
@@ -211,13 +221,12 @@ class FoldDispatchStore:
         }
         planned = arrange(fact for facts in group.planned.values() for fact in facts)
         appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in planned]
-        self._write(queue, revision, list(group.facts.values()), appends)
+        new = {refs[i].claim_id: after[refs[i].run_id].attempts[refs[i].runnable_key] for i in group.facts}
+        self._write(queue, revision, list(group.facts.values()), appends, lambda: recorded.update(new))
         return [
-            Answer(
-                ref,
-                None if i in group.errors else after[ref.run_id].attempts.get(ref.runnable_key),
-                group.errors.get(i),
-            )
+            Answer(ref, error=group.errors[i])
+            if i in group.errors and ref.claim_id not in recorded
+            else Answer(ref, recorded.get(ref.claim_id) or after[ref.run_id].attempts.get(ref.runnable_key))
             for i, ref in enumerate(refs)
         ]
 
@@ -240,13 +249,19 @@ class FoldDispatchStore:
                 group.refuse(places, error)
         return revisions
 
-    def _write(self, queue: str, revision: int, facts: list[Fact], planned: list[Append]) -> None:
-        """Write a group as one commit where that is possible; else outcomes first, then runs, then new work."""
+    def _write(
+        self, queue: str, revision: int, facts: list[Fact], planned: list[Append], recorded: Callable[[], None]
+    ) -> None:
+        """Write a group as one commit where that is possible; else outcomes first, then runs, then new work.
+
+        `recorded` is called in between, when the outcomes are on record.
+        """
         thread = dispatch_thread(queue)
         first = [Append(thread, facts, revision)] if facts else []
         if not self._storage.atomic_across_threads:
             if first:
                 self._storage.commit(first)
+                recorded()
             for one in [*(a for a in planned if a.thread != thread), *(a for a in planned if a.thread == thread)]:
                 self._storage.commit([one])
             return

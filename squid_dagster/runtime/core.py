@@ -17,6 +17,7 @@ from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.state import is_unreadable
 
 
 def new_run_id() -> str:
@@ -64,7 +65,12 @@ class Runtime:
         )
 
     def plan(self, request: PlanRequest) -> list[Fact]:
-        """Give what follows from settled attempts of one run; the planner of every settlement."""
+        """Give what follows from settled attempts of one run; the planner of every settlement.
+
+        Nothing follows for a run that cannot be read whole, whatever its definition was.
+        """
+        if is_unreadable(request.run):
+            return []
         definition = self.definition_of(request.run_id, request.run)
         return plan_settled(definition, request.run, request.settled, request.attempts, request.now, given_away=True)
 

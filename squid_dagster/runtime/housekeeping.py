@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -45,37 +46,41 @@ class Housekeeping:
         """End, and say that the worker has gone."""
         self._ended.set()
         self._thread.join()
-        try:
-            self._runtime.presence.withdraw(self._describe().worker_id)
-        except SquidError as problem:
-            logger.warning("the worker's presence could not be withdrawn, it will fade: %s", problem)
+        self._do("withdrawing the worker", lambda: self._runtime.presence.withdraw(self._describe().worker_id))
 
     def _loop(self) -> None:
+        pause = PRESENCE_EVERY if self._every is None else min(PRESENCE_EVERY, self._every)
         waited = timedelta(0)
-        while not self._ended.wait(PRESENCE_EVERY.total_seconds()):
+        while not self._ended.wait(pause.total_seconds()):
             self._announce()
-            waited += PRESENCE_EVERY
+            waited += pause
             if self._every is not None and waited >= self._every:
                 waited = timedelta(0)
                 self.keep()
 
     def _announce(self) -> None:
-        try:
-            self._runtime.presence.announce(self._describe())
-        except SquidError as error:
-            logger.warning("the worker's presence could not be announced: %s", error)
+        self._do("announcing the worker", lambda: self._runtime.presence.announce(self._describe()))
 
     def keep(self) -> None:
-        """Start due crons and recover, once."""
+        """Start due crons and recover, once. What fails keeps nothing else from being done."""
+        self._do("starting runs by the clock", self._start_crons)
+        for queue in self._queues:
+            self._do(f"recovery of queue {queue}", partial(self._recover, queue))
+
+    def _start_crons(self) -> None:
+        started = [receipt for receipt in start_due_crons(self._runtime) if not receipt.repeated]
+        if started:
+            logger.info("started %d runs by the clock", len(started))
+
+    def _recover(self, queue: str) -> None:
+        report = recover(self._runtime, queue)
+        if report.repaired:
+            logger.info("recovered: %s", report)
+
+    def _do(self, what: str, work: Callable[[], None]) -> None:
         try:
-            started = start_due_crons(self._runtime)
-            if any(not receipt.repeated for receipt in started):
-                logger.info("started %d runs by the clock", sum(not receipt.repeated for receipt in started))
-            for queue in self._queues:
-                report = recover(self._runtime, queue)
-                if report.repaired:
-                    logger.info("recovered: %s", report)
+            work()
         except SquidError as error:
-            logger.warning("housekeeping failed, will be tried again: %s", error)
+            logger.warning("%s failed, will be tried again: %s", what, error)
         except Exception:
-            logger.exception("housekeeping failed")
+            logger.exception("%s failed, will be tried again", what)

@@ -2,12 +2,16 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from squid_dagster.journal.dispatch import Claim
 from squid_dagster.workflow.context import Cancellation
+
+_STAYING = 2  # threads that are always there
+_MOMENT = 0.002  # seconds without progress after which steps count as slow
 
 
 class Job(NamedTuple):
@@ -18,47 +22,89 @@ class Job(NamedTuple):
 
 
 class StepPool:
-    """Up to `size` threads, started as they are needed. They are daemons: a step that hangs keeps no process alive."""
+    """Up to `size` threads. They are daemons: a step that hangs keeps no process alive.
+
+    Two of them stay and take one job after the other: steps that take no time are done soonest by few threads, since
+    each hand-over from thread to thread costs more than such a step. When jobs wait although nothing has moved for a
+    moment, steps are slow, and as many more threads are started as there are jobs; these end when nothing waits.
+    """
 
     def __init__(self, size: int, work: Callable[[Job], None]) -> None:
         """Run `work` for each job; it must not raise."""
         self._size, self._work = size, work
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._waiting = 0
         self._lock = threading.Lock()
+        self._alive = 0  # threads
+        self._taken = 0  # jobs that a thread has begun, ever
+        self._growing = threading.Event()
+        self._closed = False
 
     def submit(self, jobs: list[Job]) -> None:
         """Hand jobs over."""
         with self._lock:
-            self._waiting += len(jobs)
-            missing = min(self._waiting, self._size) - len(self._threads)
+            staying = range(min(self._size, _STAYING) - self._alive)
+            begins = self._alive == 0 and self._size > _STAYING
+            self._alive += len(staying)
         for job in jobs:
             self._jobs.put(job)
-        for _ in range(missing):
-            thread = threading.Thread(target=self._loop, name="squid-step", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        for _ in staying:
+            self._start(self._stay)
+        if begins:
+            self._start(self._grow)
+        self._growing.set()
 
     def take_back(self) -> list[Job]:
         """Give the jobs that no thread has begun."""
         found = []
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                found.append(job)
+        while (job := self._next()) is not None:
+            found.append(job)
         return found
 
     def close(self) -> None:
         """Let threads end once they have nothing to do; waits for none of them."""
-        for _ in self._threads:
+        self._closed = True
+        self._growing.set()
+        for _ in range(_STAYING):
             self._jobs.put(None)
 
-    def _loop(self) -> None:
+    def _start(self, loop: Callable[[], None]) -> None:
+        threading.Thread(target=loop, name="squid-step", daemon=True).start()
+
+    def _stay(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._work(job)
-            with self._lock:
-                self._waiting -= 1
+            self._run(job)
+
+    def _help(self) -> None:
+        while (job := self._next()) is not None:
+            self._run(job)
+        with self._lock:
+            self._alive -= 1
+
+    def _run(self, job: Job) -> None:
+        self._taken += 1  # only ever compared with itself: a lost count does no harm
+        self._work(job)
+
+    def _next(self) -> Job | None:
+        try:
+            return self._jobs.get_nowait()
+        except Empty:
+            return None
+
+    def _grow(self) -> None:
+        """Start helpers whenever jobs wait and none was taken for a moment."""
+        while not self._closed:
+            self._growing.wait()
+            self._growing.clear()
+            taken = -1
+            while not self._closed and not self._jobs.empty():
+                if self._taken == taken:
+                    with self._lock:
+                        missing = min(self._jobs.qsize(), self._size - self._alive)
+                        self._alive += max(missing, 0)
+                    for _ in range(missing):
+                        self._start(self._help)
+                taken = self._taken
+                time.sleep(_MOMENT)
 
 
 class AsyncLoop:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from squid_dagster.journal import Append
+from squid_dagster.journal import Append, quarantine
 from squid_dagster.journal.queries import RunRow
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
@@ -20,7 +20,10 @@ _PAGE = 500
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a recovery did. `held` are runs whose definition is not registered here, `failed` those with an error."""
+    """What a recovery did. `held` are runs whose definition is not registered here, `failed` those with an error.
+
+    `quarantined` are runs of which an entry cannot be read: they were stopped, and say why when asked.
+    """
 
     queued: int = 0
     scheduled: int = 0
@@ -33,6 +36,7 @@ class RecoveryReport:
     fenced: int = 0
     listed: int = 0
     held: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -60,7 +64,8 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
     """
     report = RecoveryReport()
     for name in [queue] if queue is not None else [row.queue for row in runtime.queries.queues()]:
-        report.dead_lettered += len(runtime.dispatch.dead_letter_expired(name))
+        while found := runtime.dispatch.dead_letter_expired(name):  # so many at a time
+            report.dead_lettered += len(found)
     after = ""
     while page := runtime.queries.runs_to_repair(after, _PAGE, queue):
         for run_id in page:
@@ -72,6 +77,10 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
 
 def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
     try:
+        if quarantine(runtime.storage, runtime.storage.read_run(run_id)):
+            report.quarantined.append(run_id)
+            logger.error("run %s is quarantined: an entry of it cannot be read", run_id)
+            return
         report.add(repair_run(runtime, run_id))
     except IncompatibleDefinition as error:
         report.held.append(run_id)

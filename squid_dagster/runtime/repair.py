@@ -34,8 +34,7 @@ def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
     if not unit.run.stopped:
         for child in unit.run.children.values():
             if child.fact is not None and not _started(runtime, child.fact):
-                start_linked_child(runtime, child.fact)
-                done["children"] += 1
+                done["children"] += not start_linked_child(runtime, child.fact).repeated
     ancestor = None if unit.run.terminal else _cancelled_above(runtime, unit)
     if ancestor is not None:
         for each in family_of(runtime, run_id):

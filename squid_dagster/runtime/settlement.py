@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from squid_dagster.journal import quarantine
 from squid_dagster.journal.dispatch import Answer, Deferred, Failed, PlanRequest, Settlement
 from squid_dagster.protocol.errors import InvalidFact
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
+from squid_dagster.workflow.state import is_unreadable
 
 
 @dataclass(slots=True)
@@ -26,8 +28,11 @@ class _Planner:
     runtime: Runtime
     queues: set[str] = field(default_factory=set)
     dues: list[timedelta] = field(default_factory=list)
+    unreadable: set[str] = field(default_factory=set)
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
+        if is_unreadable(request.run):
+            self.unreadable.add(request.run_id)
         facts = self.runtime.plan(request)
         for fact in facts:
             if isinstance(fact, AttemptScheduled):
@@ -43,7 +48,8 @@ def _from_now(at: datetime, now: datetime) -> timedelta:
 def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     """Record outcomes and wake workers for what follows. A member that is refused says so and changes nothing.
 
-    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why.
+    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why. A
+    run with an entry that cannot be read is quarantined: its outcome is kept, and nothing follows from it.
 
     Raises:
         StorageUnavailable: the database cannot be reached; repeating is safe.
@@ -61,6 +67,8 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
             planner.dues.append(outcome.after)
         elif isinstance(outcome, Failed) and outcome.retry is not None:
             planner.dues.append(outcome.retry.after)
+    for run_id in planner.unreadable:
+        quarantine(runtime.storage, runtime.storage.read_run(run_id))
     if planner.queues:
         runtime.notifier.notify(planner.queues)
     return Settled(answers, planner.dues)

@@ -111,6 +111,7 @@ class Worker:
         self._done: SimpleQueue[tuple[Job, Outcome | Answer | SquidError] | None] = SimpleQueue()
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
+        self._executed = 0  # of those that are held: their steps are done, and are being written down
         self._dues = Dues(time.monotonic)
         self._stops = 0
         self._ends_at: float | None = None
@@ -129,7 +130,12 @@ class Worker:
         """Work until stopped, too old or, with `until_idle`, until nothing is due; then say what was done.
 
         SIGTERM and SIGINT stop it when called from the main thread.
+
+        Raises:
+            InvalidArgument: it has run before: make another one.
         """
+        if self._listener is not None:
+            raise InvalidArgument(f"worker {self.worker_id!r} has run already: make a new one")
         began = time.monotonic()
         self._ends_at = None if self._max_age is None else began + self._max_age.total_seconds()
         committer = threading.Thread(target=self._commit_loop, name="squid-committer", daemon=True)
@@ -155,7 +161,7 @@ class Worker:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not one of Python's
 
     def _describe(self) -> WorkerRow:
         return replace(self._row, running=len(self._held))
@@ -197,13 +203,16 @@ class Worker:
     def _free_slots(self) -> tuple[int, bool]:
         """Wait for free slots, a moment longer when more are about to come; tell also whether nothing is under way."""
         with self._slots:
-            if len(self._held) >= self._concurrency:
+            if self._free() <= 0:
                 self._slots.wait(min(self._poll, _LOOK))
-            free = self._concurrency - len(self._held)
-            if 0 < free < self._concurrency // 4:
+            if 0 < self._free() < self._concurrency // 4:
                 self._slots.wait(_GATHER)
-                free = self._concurrency - len(self._held)
-            return free, not self._held
+            return self._free(), not self._held
+
+    def _free(self) -> int:
+        """How many steps could begin: others are claimed while outcomes are written down, up to as many again."""
+        running = len(self._held) - self._executed
+        return min(self._concurrency - running, 2 * self._concurrency - len(self._held))
 
     def _claim(self, free: int) -> list[Claim]:
         claims: list[Claim] = []
@@ -246,6 +255,10 @@ class Worker:
             # Not the step's failure; and given back at once, it would come back at once.
             logger.exception("%s could not be executed: it is tried again later", job.claim.ref.runnable_key)
             outcome = Deferred(f"the worker could not execute it: {type(error).__name__}", _REST)
+        with self._slots:
+            self._executed += 1
+            if self._free() == max(1, self._concurrency // 2):
+                self._slots.notify()
         self._done.put((job, outcome))
 
     # --- settling ---------------------------------------------------------------------------------------------------
@@ -281,6 +294,7 @@ class Worker:
             with self._slots:
                 for job in jobs:
                     self._held.pop(job.claim.ref.claim_id, None)
+                self._executed -= len(group)
                 self._slots.notify_all()
             if self._listener is not None:
                 self._listener.wake()

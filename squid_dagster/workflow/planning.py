@@ -35,6 +35,7 @@ from squid_dagster.workflow.state import (
     COMPENSATE,
     Visit,
     failure_of,
+    is_unreadable,
     open_visits,
     outputs_of,
     payload_of,
@@ -69,9 +70,11 @@ def plan_settled(
     """Give the facts that follow from attempts that were completed, have failed or were given up.
 
     `attempts` are all attempts of the run that are known, among them the retries that failures have created. Nothing
-    follows from what is applied already, from a deferral, or for a run that has stopped. A run that is `given_away` is
-    worked on instead of a copy.
+    follows from what is applied already, from a deferral, or for a run that has stopped or cannot be read whole. A run
+    that is `given_away` is worked on instead of a copy.
     """
+    if is_unreadable(run):
+        return []
     planning = _Planning(definition, run if given_away else run.copy(), now)
     for attempt in settled:
         planning.settle(attempt, attempts)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
+from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.facts import Runnable, RunnableApplied
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
@@ -24,6 +25,11 @@ class Visit(NamedTuple):
     def succeeded(self) -> bool:
         """Tell whether the step succeeded, whatever followed from that."""
         return (self.fact.transition or {}).get("on") != "error"
+
+
+def is_unreadable(run: RunProjection) -> bool:
+    """Tell whether an entry of the run's own thread cannot be read: nothing is to be decided without it."""
+    return any(found.reason is Reason.MALFORMED_ENTRY for found in run.anomalies)
 
 
 def visits(run: RunProjection) -> Iterator[Visit]:

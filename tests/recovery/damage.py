@@ -5,15 +5,19 @@ Everything goes through the real planner and the real claims; only the second ha
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString, NamedTuple
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed, Failed, Outcome, Retry, Settlement
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import ChildRunStarted, Origin, RunTerminal, run_thread
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Signal, SignalType
 from squid_dagster.runtime.starting import prepare_start
+from squid_dagster.testing import InjectedStorage
 
 LEASE = timedelta(minutes=1)
 Plant = Callable[[Squid, VirtualClock, str], None]
@@ -31,7 +35,7 @@ def start(squid: Squid, workflow: str, run_id: str) -> None:
     squid.start(workflow, run_id=run_id)
 
 
-def _settle_half(squid: Squid, workflow: str, outcome: Outcome) -> None:
+def settle_half(squid: Squid, workflow: str, outcome: Outcome) -> None:
     """Claim the next attempt of a workflow and record its outcome; the run hears nothing of it."""
     key = squid.runtime.registry.select(workflow).key
     (claim,) = squid.runtime.dispatch.claim(squid.runtime.queue, "somebody", lease=LEASE, definitions=[key])
@@ -51,19 +55,19 @@ def paused_and_unknown_to_its_queue(squid: Squid, clock: VirtualClock, run_id: s
 def completed_but_unapplied(squid: Squid, clock: VirtualClock, run_id: str) -> None:
     """Complete a step from which nothing follows."""
     start(squid, "line", run_id)
-    _settle_half(squid, "line", Completed({"did": "first"}))
+    settle_half(squid, "line", Completed({"did": "first"}))
 
 
 def failed_but_unprogressed(squid: Squid, clock: VirtualClock, run_id: str) -> None:
     """Fail a step for good, with nothing that follows."""
     start(squid, "mended", run_id)
-    _settle_half(squid, "mended", Failed({"message": "planted"}))
+    settle_half(squid, "mended", Failed({"message": "planted"}))
 
 
 def failed_with_an_unplanned_retry(squid: Squid, clock: VirtualClock, run_id: str) -> None:
     """Fail a step with a retry that the run knows nothing of."""
     start(squid, "retried", run_id)
-    _settle_half(squid, "retried", Failed({"message": "planted"}, Retry(f"{run_id}:flaky:1:2", timedelta(seconds=10))))
+    settle_half(squid, "retried", Failed({"message": "planted"}, Retry(f"{run_id}:flaky:1:2", timedelta(seconds=10))))
 
 
 def expired_over_the_cap(squid: Squid, clock: VirtualClock, run_id: str) -> None:
@@ -115,16 +119,55 @@ def orphans_of_a_cascade(squid: Squid, clock: VirtualClock, run_id: str) -> None
     squid.journal.append(run_thread(run_id), [asked.fact(run_id, now), end])
 
 
-# Each kind of damage, and what a report counts for its repair. Listings come on top, for every run.
-DAMAGE: Mapping[Plant, Mapping[str, int]] = {
-    planned_but_unscheduled: {"scheduled": 1},
-    paused_and_unknown_to_its_queue: {"queued": 1},
-    completed_but_unapplied: {"applied": 1},
-    failed_but_unprogressed: {"progressed": 1},
-    failed_with_an_unplanned_retry: {"progressed": 1},
-    expired_over_the_cap: {"dead_lettered": 1, "dead_letters": 1},
-    dead_letter_with_a_route: {"dead_letters": 1},
-    child_link_without_a_child: {"children": 1},
-    terminal_but_unfenced: {"fenced": 1},
-    orphans_of_a_cascade: {"fenced": 1, "cascades": 3},
+# --- entries that cannot be read ------------------------------------------------------------------------------------
+
+_SPOIL: tuple[LiteralString, ...] = (
+    "ALTER TABLE {schema}.journal_entries DISABLE TRIGGER journal_entries_append_only",
+    "UPDATE {schema}.journal_entries SET data = '[1]' WHERE thread = %(thread)s AND type = %(type)s",
+    "ALTER TABLE {schema}.journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only",
+)
+
+
+def spoil(storage: Storage, run_id: str, fact_type: str = "runnables_planned") -> None:
+    """Change facts of a run behind everybody's back, so that they cannot be read any more."""
+    if isinstance(storage, InjectedStorage):
+        spoil(storage.inner, run_id, fact_type)
+    elif isinstance(storage, PostgresStorage):
+        with storage.connection() as connection, connection.transaction():
+            for text in _SPOIL:
+                values = {"thread": run_thread(run_id), "type": fact_type} if "UPDATE" in text else None
+                connection.execute(storage.sql(text), values)
+    else:
+        assert isinstance(storage, MemoryStorage)
+        for rows in (storage._threads[run_thread(run_id)], storage._runs[run_id], storage._journal):
+            for place, row in enumerate(rows):
+                if row.thread == run_thread(run_id) and row.encoded.type == fact_type:
+                    rows[place] = row._replace(encoded=row.encoded._replace(data="[1]"))
+
+
+def completed_but_unreadable(squid: Squid, clock: VirtualClock, run_id: str) -> None:
+    """Complete a step of a run whose plan cannot be read."""
+    completed_but_unapplied(squid, clock, run_id)
+    spoil(squid.journal, run_id)
+
+
+class Repair(NamedTuple):
+    """What a report counts for a repair, and how the run ends once workers have been at it. Listings come on top."""
+
+    counts: Mapping[str, int]
+    status: str
+
+
+DAMAGE: Mapping[Plant, Repair] = {
+    planned_but_unscheduled: Repair({"scheduled": 1}, "completed"),
+    paused_and_unknown_to_its_queue: Repair({"queued": 1}, "paused"),
+    completed_but_unapplied: Repair({"applied": 1}, "completed"),
+    failed_but_unprogressed: Repair({"progressed": 1}, "completed"),
+    failed_with_an_unplanned_retry: Repair({"progressed": 1}, "completed"),
+    expired_over_the_cap: Repair({"dead_lettered": 1, "dead_letters": 1}, "completed"),
+    dead_letter_with_a_route: Repair({"dead_letters": 1}, "completed"),
+    child_link_without_a_child: Repair({"children": 1}, "running"),
+    terminal_but_unfenced: Repair({"fenced": 1}, "cancelled"),
+    orphans_of_a_cascade: Repair({"fenced": 1, "cascades": 3}, "cancelled"),
 }
+"""Each kind of damage that recovery repairs."""

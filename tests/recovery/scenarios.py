@@ -11,8 +11,8 @@ from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.workflow import StepContext, Workflow
 from tests.facts import T0
 from tests.recovery import workflows as w
-from tests.recovery.damage import DAMAGE, orphans_of_a_cascade, start_half
-from tests.recovery.stage import RECOVER, WORK, Move, Scenario, Scene, commands, passes, starts
+from tests.recovery.damage import DAMAGE, completed_but_unreadable, orphans_of_a_cascade, spoil, start_half
+from tests.recovery.stage import RECOVER, STEP, WORK, Move, Scenario, Scene, commands, passes, starts
 
 LINE = w.line()
 OWNER = "somebody"
@@ -103,10 +103,6 @@ def _start_child_from_outside(scene: Scene) -> None:
 # --- what agents and workers do -------------------------------------------------------------------------------------
 
 
-def _one_step(scene: Scene) -> None:
-    scene.squid.execute_next(scene.case)
-
-
 def _handle_by_agent(scene: Scene) -> None:
     agent = scene.squid.dispatch_agent(scene.case)
     claim = agent.claim_next(OWNER)
@@ -188,6 +184,10 @@ def _was_worked_on(scene: Scene) -> bool:
     return scene.has("attempt_released") or scene.has("attempt_completed")
 
 
+def _spoiled() -> Move:
+    return Move("spoil", lambda scene: spoil(scene.squid.journal, scene.name("run")), lambda _: False)
+
+
 def _half(workflow: str) -> Move:
     return Move("start half", lambda scene: start_half(scene.squid, workflow, scene.name("run")), lambda _: False)
 
@@ -221,7 +221,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     _scenario(
         "child from a step",
-        Move("one step", _one_step, lambda scene: scene.has("runnable_applied")),
+        STEP,
         known=(w.parent(),),
         before=(starts(w.parent()),),
         after=(WORK,),
@@ -230,11 +230,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     # controls
     _scenario(
         "approve",
-        starts(w.reviewed()),
-        WORK,
+        STEP,
         commands("approve", "approve_run", actor="ada", comment="fine"),
-        WORK,
         known=(w.reviewed(),),
+        before=(starts(w.reviewed()),),
+        after=(WORK,),
     ),
     _scenario(
         "reject",
@@ -272,22 +272,31 @@ SCENARIOS: tuple[Scenario, ...] = (
         after=(WORK,),
     ),
     # outcomes
-    _scenario("fan out and join", WORK, known=(w.diamond(),), before=(starts(w.diamond()),)),
-    _scenario("retry", WORK, known=(w.retried(),), before=(starts(w.retried()),)),
-    _scenario("final failure beside open work", WORK, known=(w.failing(),), before=(starts(w.failing()),)),
-    _scenario("error route", WORK, known=(w.mended(),), before=(starts(w.mended()),)),
-    _scenario("saga", WORK, known=(w.saga(),), before=(starts(w.saga()),)),
-    _scenario("defer", WORK, known=(w.deferring(),), before=(starts(w.deferring()),)),
+    _scenario("fan out and join", WORK, known=(w.diamond(),), before=(starts(w.diamond()), STEP)),
+    _scenario(
+        "retry",
+        STEP,
+        passes(timedelta(minutes=1)),
+        STEP,
+        known=(w.retried(),),
+        before=(starts(w.retried()),),
+        after=(WORK,),
+    ),
+    _scenario("final failure beside open work", STEP, known=(w.failing(),), before=(starts(w.failing()),)),
+    _scenario("error route", STEP, known=(w.mended(),), before=(starts(w.mended()),), after=(WORK,)),
+    _scenario("saga", WORK, known=(w.saga(),), before=(starts(w.saga()), STEP, STEP)),
+    _scenario("defer", STEP, known=(w.deferring(),), before=(starts(w.deferring()),), after=(WORK,)),
     _scenario("interrupted step", WORK, known=(w.interrupted(),), before=(starts(w.interrupted()),)),
-    _scenario("unwritable result", WORK, known=(w.unwritable(),), before=(starts(w.unwritable()),)),
+    _scenario("unwritable result", STEP, known=(w.unwritable(),), before=(starts(w.unwritable()),), after=(WORK,)),
+    _scenario("unreadable entry", STEP, before=(starts(LINE), _spoiled())),
     # dead letters
     _scenario(
         "dead letter, met by a claim and retried",
         WORK,
         commands("retry_attempt", "retry_attempt"),
-        WORK,
         known=(w.deadly(),),
         before=(starts(w.deadly()),),
+        after=(WORK,),
     ),
     _scenario(
         "dead letter, met by recovery and routed",
@@ -332,7 +341,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "recovery",
         RECOVER,
         known=(w.mended(), w.retried(), w.deadly_mended(), w.decided_first(), w.waiting()),
-        before=_plant([kind for kind in DAMAGE if kind is not orphans_of_a_cascade]),
+        before=_plant([completed_but_unreadable, *(kind for kind in DAMAGE if kind is not orphans_of_a_cascade)]),
         after=(WORK,),
     ),
     _scenario("recovery of a cascade", RECOVER, known=w.family(), before=_plant([orphans_of_a_cascade])),

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import DispatchProjection, Entry, RunUnit, dispatch_thread
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import ExpiredClaim
+from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.runtime.signals import Receipt
 from squid_dagster.workflow import Workflow
 from tests.facts import T0
@@ -117,6 +118,7 @@ def _next_due(scene: Scene) -> datetime | None:
 
 
 WORK = Move("work", work, lambda _: False)
+STEP = Move("one step", lambda scene: scene.squid.execute_next(scene.case), lambda _: False)
 RECOVER = Move("recover", lambda scene: scene.squid.recover(), lambda _: False)
 
 
@@ -212,7 +214,7 @@ def _told(unit: RunUnit, aliases: Mapping[str, str]) -> dict[str, Any]:
             for key, each in dispatch.attempts.items()
         },
         "listed": [unit.indexed is not None, unit.cataloged is not None],
-        "anomalies": [str(each) for each in unit.anomalies],
+        "anomalies": [[each.reason, each.entry_type, each.subject] for each in unit.anomalies],
     }
 
 
@@ -226,3 +228,14 @@ def _error(told: Any) -> Any:
 def clock_at(after: timedelta = timedelta(0)) -> VirtualClock:
     """Give a clock of its own, so long after the beginning."""
     return VirtualClock(T0 + after)
+
+
+def counts(report: RecoveryReport) -> dict[str, int]:
+    """Give what a report counts, without listings."""
+    told = {name: count for name, count in asdict(report).items() if isinstance(count, int) and name != "listed"}
+    return {name: count for name, count in told.items() if count}
+
+
+def everything(storage: Storage) -> list[Entry]:
+    """Give the whole journal, by position."""
+    return storage.read_between(0, storage.cut())

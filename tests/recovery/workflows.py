@@ -274,7 +274,4 @@ def stopped() -> Workflow:
         return {"did": ctx.step}
 
     workflow.step(name="slow")(slow)
-    workflow.step(name="after")(done)
-    workflow.route("slow", to="after")
-    workflow.route("after", to="complete")
     return workflow

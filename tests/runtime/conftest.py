@@ -12,7 +12,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.verify import verify
 from squid_dagster.journal.storage import Storage
 from tests.journal.contract import plain_url
-from tests.runtime.stage import MakeSquid, Workflows
+from tests.runtime.stage import MakeSquid, Workflows, unsound
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +38,16 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
 
 
 @pytest.fixture
-def make_squid(storage: Storage) -> Iterator[MakeSquid]:
-    """Make a `Squid` of workflows on the journal under test; a second one sees the same journal."""
+def spoilt() -> None:
+    """Say that a test spoils its journal by hand: it is not held to the rules of a sound one afterwards."""
+
+
+@pytest.fixture
+def make_squid(storage: Storage, request: pytest.FixtureRequest) -> Iterator[MakeSquid]:
+    """Make a `Squid` of workflows on the journal under test; a second one sees the same journal.
+
+    Whatever a test does, the journal is sound in the end, and on Postgres its views say what its facts say.
+    """
     made: list[Squid] = []
 
     def make(workflows: Workflows = (), **options: object) -> Squid:
@@ -50,5 +58,7 @@ def make_squid(storage: Storage) -> Iterator[MakeSquid]:
     yield make
     for squid in made:
         squid.runtime.notifier.close()
+    if "spoilt" not in request.fixturenames:
+        assert unsound(storage) == []
     if isinstance(storage, PostgresStorage):
         assert verify(storage) == [], "the live views are what the fold makes of the facts"

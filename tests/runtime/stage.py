@@ -11,6 +11,7 @@ from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import dispatch_thread, run_thread
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.testing import Rule, Violation, check_invariants
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 
@@ -87,6 +88,16 @@ def transitions(squid: Squid, run_id: str) -> list[tuple[str, str, str]]:
 def everything(storage: Storage) -> list[Entry]:
     """Give the whole journal, for a test that compares it with what it was before."""
     return storage.read_between(0, storage.cut())
+
+
+def unsound(storage: Storage) -> list[Violation]:
+    """Give the rules of every journal that this one breaks.
+
+    Where a commit cannot span threads, work may be scheduled for a run that ends meanwhile: there the fold's own
+    anomalies are for tests to judge.
+    """
+    found = check_invariants(storage)
+    return [each for each in found if storage.atomic_across_threads or each.rule is not Rule.NO_ANOMALY]
 
 
 def state_of(storage: Storage) -> Sequence[tuple[str, int, str]]:

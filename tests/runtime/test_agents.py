@@ -347,6 +347,7 @@ def test_what_cannot_be_applied_is_refused(make_squid: MakeSquid) -> None:
     assert (agent.pending_results(), agent.pending_dispatches()) == ([], [])
 
 
+@pytest.mark.usefixtures("spoilt")
 def test_another_result_on_record_is_a_conflict(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())
     agent, key = unapplied(squid)

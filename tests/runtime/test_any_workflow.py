@@ -1,95 +1,30 @@
 """Any workflow, whatever happens to it: a run ends or waits for a person, and its journal keeps the rules."""
 
-import asyncio
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Iterator
+from itertools import count
+from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.api import Squid
-from squid_dagster.inspection import RunSnapshot
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Answer, Settlement
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.verify import verify
+from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.unit import RunUnit, apply_unit
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.testing import assert_invariants, golden
 from squid_dagster.workflow import Workflow
-from squid_dagster.workflow.context import Cancellation
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.scheduling import unprogressed
 from squid_dagster.workflow.state import COMPENSATE, open_visits, visits
 from tests.facts import T0
+from tests.runtime.random_driving import Drive
 from tests.runtime.random_workflows import Script, dependencies, outcomes, routes
-
-LEASE = timedelta(seconds=20)
-_TURNS = 1500
-
-
-def drive(data: st.DataObject, squid: Squid, clock: VirtualClock, run_id: str) -> RunSnapshot:
-    """Let workers, crashes, recoveries and people act in any order, until nothing more happens by itself."""
-    crashes = 12
-    for _ in range(_TURNS):
-        snapshot = squid.inspect_run(run_id)
-        if snapshot.terminal:
-            return snapshot
-        if snapshot.manual_state is not None:
-            decision = data.draw(st.sampled_from(["decide", "decide", "leave"]), label="person")
-            if decision == "leave":
-                return snapshot
-            decide(data, squid, run_id, snapshot.manual_state.kind)
-        elif not work(data, squid, crashes):
-            if not wait(squid, clock, snapshot):
-                squid.recover()
-                snapshot = squid.inspect_run(run_id)
-                if snapshot.status == "dead_letter" and data.draw(st.booleans(), label="retry"):
-                    squid.retry_attempt(run_id, snapshot.dead_letters[0].runnable_key)
-                elif snapshot.status == "dead_letter":
-                    return snapshot
-        else:
-            crashes -= 1
-    raise AssertionError(f"still at work after {_TURNS} turns: {squid.explain_run(run_id).summary}")
-
-
-def decide(data: st.DataObject, squid: Squid, run_id: str, kind: str) -> None:
-    if kind == "pause":
-        squid.resume(run_id)
-    else:
-        data.draw(st.sampled_from([squid.approve, squid.reject]))(run_id, actor="ada")
-
-
-def work(data: st.DataObject, squid: Squid, crashes: int) -> bool:
-    """Claim some, run them, and settle them together or one by one, in any order; or vanish with them."""
-    runtime = squid.runtime
-    limit = data.draw(st.integers(1, 3), label="claims")
-    held = runtime.dispatch.claim("default", "w", limit=limit, lease=LEASE, definitions=runtime.registry.keys)
-    if not held:
-        return False
-    if crashes > 0 and data.draw(st.integers(0, 9), label="crash") == 0:
-        return True
-    done = []
-    for claim in data.draw(st.permutations(held)):
-        came = Executor(runtime, asyncio.run).perform(claim, Cancellation())
-        assert not isinstance(came, Answer)
-        done.append(Settlement(claim.ref, came))
-    groups = [done] if data.draw(st.booleans(), label="together") else [[each] for each in done]
-    for group in groups:
-        for answer in settle(runtime, group).answers:
-            # A sibling may have ended the run meanwhile; nothing else can be wrong with a fresh claim.
-            assert answer.error is None or type(answer.error).__name__ == "TerminalRun"
-    return True
-
-
-def wait(squid: Squid, clock: VirtualClock, snapshot: RunSnapshot) -> bool:
-    """Move the clock to when something is due; tell whether anything ever will be."""
-    dues = [each.visible_at for each in snapshot.scheduled_attempts]
-    dues += [each.lease_until for each in snapshot.attempts if each.status == "claimed" and each.lease_until]
-    later = [due for due in dues if due > clock.now()]
-    if later:
-        clock.advance(min(later) - clock.now())
-    return bool(later)
 
 
 def check_journal(squid: Squid, run_id: str) -> None:
@@ -153,11 +88,11 @@ def check_prefixes(squid: Squid, run_id: str) -> None:
         squid.inspect_run(run_id, at_revision=revision)
 
 
-def lead(data: st.DataObject, workflow: Workflow, *, atomic: bool) -> None:
+def lead(chance: Random, workflow: Workflow, flag: int, *, atomic: bool) -> None:
     clock = VirtualClock(T0)
     squid = Squid(MemoryStorage(clock, atomic_across_threads=atomic), workflow)
-    run_id = squid.start("random", {"flag": data.draw(st.integers(0, 3), label="flag")}).run_id
-    snapshot = drive(data, squid, clock, run_id)
+    run_id = squid.start("random", {"flag": flag}).run_id
+    snapshot = Drive(chance, squid, clock, run_id).to_the_end()
     event(snapshot.status)
     assert snapshot.status in ("completed", "failed", "paused", "dead_letter")
     check_journal(squid, run_id)
@@ -166,17 +101,64 @@ def lead(data: st.DataObject, workflow: Workflow, *, atomic: bool) -> None:
     squid.recover()
     assert squid.recover().repaired == 0
     check_journal(squid, run_id)
+    assert_invariants(squid)
+
+
+chances = st.randoms(use_true_random=False)
+flags = st.integers(0, 3)
 
 
 @settings(max_examples=150)
-@given(st.data(), outcomes, st.booleans())
-def test_a_run_of_any_routes_ends_or_waits_for_a_person(data: st.DataObject, said: list[str], atomic: bool) -> None:
-    lead(data, data.draw(routes(Script(said))), atomic=atomic)
-
-
-@settings(max_examples=150)
-@given(st.data(), outcomes, st.booleans())
-def test_a_run_of_any_dependencies_ends_or_waits_for_a_person(
-    data: st.DataObject, said: list[str], atomic: bool
+@given(st.data(), chances, outcomes, flags, st.booleans())
+def test_a_run_of_any_routes_ends_or_waits_for_a_person(
+    data: st.DataObject, chance: Random, said: list[str], flag: int, atomic: bool
 ) -> None:
-    lead(data, data.draw(dependencies(Script(said))), atomic=atomic)
+    lead(chance, data.draw(routes(Script(said))), flag, atomic=atomic)
+
+
+@settings(max_examples=150)
+@given(st.data(), chances, outcomes, flags, st.booleans())
+def test_a_run_of_any_dependencies_ends_or_waits_for_a_person(
+    data: st.DataObject, chance: Random, said: list[str], flag: int, atomic: bool
+) -> None:
+    lead(chance, data.draw(dependencies(Script(said))), flag, atomic=atomic)
+
+
+# --- one history on all storages ------------------------------------------------------------------------------------
+
+numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
+    """A journal on Postgres that all examples share: each has a run and a queue of its own."""
+    storage = PostgresStorage(postgres_url, next(schema_names), clock=VirtualClock(T0))
+    storage.upgrade()
+    yield storage
+    assert verify(storage) == []
+    storage.close()
+
+
+def history(storage: Storage, clock: VirtualClock, workflow: Workflow, seed: int, run_id: str) -> str:
+    """Start a run, let the same things happen to it as to every other of that seed, and tell what was written."""
+    clock.advance(T0 - clock.now())
+    squid = Squid(storage, workflow)
+    squid.start("random", run_id=run_id, queue=run_id)
+    Drive(Random(seed), squid, clock, run_id, queue=run_id).to_the_end()
+    squid.runtime.notifier.close()
+    return golden(storage, run_id)
+
+
+@settings(max_examples=25)
+@given(st.data(), outcomes, st.booleans(), st.integers(0, 2**32))
+def test_postgres_and_memory_write_the_same_history(
+    journal: PostgresStorage, data: st.DataObject, said: list[str], routed: bool, seed: int
+) -> None:
+    script = Script(said)
+    workflow = data.draw(routes(script) if routed else dependencies(script))
+    run_id = f"r{next(numbers)}"
+    clock = VirtualClock(T0)
+    in_memory = history(MemoryStorage(clock), clock, workflow, seed, run_id)
+    script.again()
+    assert isinstance(journal.clock, VirtualClock)
+    assert history(journal, journal.clock, workflow, seed, run_id) == in_memory

@@ -1,14 +1,8 @@
 """Transactional steps: what a step writes to the journal's database happens with its completion, or not at all."""
 
-import os
-import random
-import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,14 +17,11 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, TerminalRun
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow
 from tests.journal.contract import Wire, raw
-from tests.processes import children
 from tests.runtime.actors import (
     PATIENCE,
-    Nursery,
     all_done,
     at_work,
     facts_of,
-    payment,
     queue_facts,
     status_of,
     until,
@@ -423,55 +414,3 @@ def test_a_connection_that_breaks_during_the_step_gives_the_attempt_back(postgre
     assert (report.completed, report.released, report.failed) == (1, 1, 0)
     assert calls == [1, 2]
     assert rows(postgres) == [(run_id, 2, "debit")]
-
-
-# --- SIGKILL --------------------------------------------------------------------------------------------------------
-
-MOMENTS = 100
-SIDES = ("credit", "debit")
-_LEASE = 1.0
-
-
-def _kill_in_between(nursery: Nursery, seconds: float) -> bool:
-    """Let one process execute an attempt, and kill it so long after its first write; tell whether that was in time."""
-    pid = nursery.take()
-    nursery.ask()
-    os.kill(pid, signal.SIGUSR2)
-    until(lambda: nursery.said("wrote", pid), "the first write")
-    moment = time.monotonic() + seconds
-    while time.monotonic() < moment and not nursery.said("answered", pid):
-        time.sleep(0)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{pid}").exists(), "its end")
-    return not nursery.said("answered", pid)
-
-
-def test_rows_equal_completions_after_a_hundred_kills_between_first_write_and_answer(
-    postgres: PostgresStorage, table: str
-) -> None:
-    rng = random.Random(7)
-    squid = Squid(postgres, payment)
-    runs = [each.run_id for each in squid.start_many("payment", [{"table": table}] * (2 * MOMENTS))]
-    kills, late, longest = 0, 0, 0.02
-    with children() as started:
-        nursery = Nursery(postgres, _LEASE)
-        started.append(nursery.child)
-        for _ in range(3):
-            nursery.ask()
-        while kills < MOMENTS:
-            in_time = _kill_in_between(nursery, rng.uniform(0, longest))
-            kills, late = kills + in_time, late + (not in_time)
-            # moments are drawn from a window that follows how long the way to the answer takes on this machine
-            longest *= 1.1 if in_time else 0.8
-    done = {fact.claim_id for fact in queue_facts(postgres, "attempt_completed")}
-    killed = Counter(fact.claim_id in done for fact in queue_facts(postgres, "attempt_claimed"))
-    committed = killed[True] - late
-    print(f"kills={kills} committed={committed} rolled_back={killed[False]} beside={late} killed after the answer")
-    # when everything is run to its end by somebody who is not killed
-    until(lambda: squid.worker(until_idle=True, concurrency=4) and all_done(postgres, runs)(), "all runs")
-    # then each run has its two rows once, by the very claim whose completion is on record
-    completions = queue_facts(postgres, "attempt_completed")
-    assert sorted(fact.run_id for fact in completions) == sorted(runs)
-    assert rows(postgres) == sorted((fact.run_id, fact.result, side) for fact in completions for side in SIDES)
-    assert any(fact.result > 1 for fact in completions), "some were killed before they had committed"
-    assert verify(postgres) == []

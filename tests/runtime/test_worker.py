@@ -25,6 +25,7 @@ from tests.runtime.actors import (
     at_work,
     counts_of,
     facts_of,
+    hear,
     queue_facts,
     status_of,
     tally,
@@ -335,6 +336,8 @@ def test_three_processes_share_a_queue_and_do_everything_once(postgres: Postgres
     with raw(postgres) as connection, children() as started:
         connection.execute("CREATE TABLE effects (run_id text, token int, pid int)")
         started += [worker_process(postgres, concurrency=4) for _ in range(3)]
+        for child in started:
+            hear(child, "ready")
         # when many runs are started
         squid = Squid(postgres, tally)
         runs = [each.run_id for each in squid.start_many("tally", [{} for _ in range(150)])]

@@ -3,7 +3,8 @@
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import sqlalchemy
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import PostgresStorage, verify
+from squid_dagster.journal import Answer, ClaimRef, PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.embedded import EmbeddedPostgres
+from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.workflow import StepContext, Workflow
-from tests.journal.contract import raw, terminate_backends
+from tests.journal.contract import raw, terminate_backends, wait_for_a_lock
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, facts_of, queue_facts, until
 
 
@@ -161,6 +163,60 @@ def test_results_are_kept_through_an_outage_whatever_else_was_lost_with_it(
     with raw(journal) as connection:
         rows = [run for (run,) in connection.execute("SELECT run_id FROM payments")]
     assert sorted(rows) == sorted(payments)
+
+
+class _CannotRelease(PostgresDispatchStore):
+    """A dispatch store that cannot be reached when something is first given back."""
+
+    tried = 0
+
+    def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
+        self.tried += bool(refs)
+        if refs and self.tried == 1:
+            raise StorageUnavailable("the connection was lost")
+        return super().release(refs, reason)
+
+
+def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: PostgresStorage) -> None:
+    # given a worker whose first commit waits, so that what comes in meanwhile is one group
+    calls: Counter[str] = Counter()
+    first, rest = threading.Event(), threading.Event()
+    plain, lost = Workflow("plain", payload=Item), Workflow("lost")
+
+    @plain.step
+    def step(ctx: StepContext, n: int) -> None:
+        calls[ctx.run_id] += 1
+        (rest if n else first).wait(PATIENCE)
+
+    @lost.step(transactional=True)
+    def cut(connection: sqlalchemy.Connection, ctx: StepContext) -> None:
+        calls[ctx.run_id] += 1
+        rest.wait(PATIENCE)
+        if calls[ctx.run_id] == 1:
+            with raw(postgres) as other:
+                pid = connection.execute(sqlalchemy.text("SELECT pg_backend_pid()")).scalar()
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+            connection.execute(sqlalchemy.text("SELECT 1"))
+
+    squid = Squid(postgres, [plain, lost])
+    store = _CannotRelease(postgres)
+    squid.runtime = replace(squid.runtime, dispatch=store)
+    runs = [each.run_id for each in squid.start_many("plain", [{"n": n} for n in range(3)])]
+    given_back = squid.start("lost").run_id
+    with at_work(squid, concurrency=4) as working, raw(postgres, autocommit=False) as other:
+        until(lambda: len(calls) == 4, "all steps under way")
+        other.execute("SELECT FROM journal_threads WHERE id = 'squid:dispatch:default' FOR UPDATE")
+        first.set()
+        wait_for_a_lock(postgres)
+        rest.set()
+        until(lambda: working.worker._done.qsize() == 3, "two results and one connection that was lost")
+        # when the attempt that lost its connection cannot be given back at once
+        other.rollback()
+        until(all_done(postgres, [*runs, given_back]), "all runs")
+    # then it is given back a little later, and the results beside it were written
+    assert [calls[run] for run in [*runs, given_back]] == [1, 1, 1, 2]
+    assert store.tried == 2
+    assert len(facts_of(postgres, given_back, "attempt_released")) == 1
 
 
 def test_connections_that_are_cut_again_and_again_lose_and_double_nothing(postgres: PostgresStorage) -> None:

@@ -8,8 +8,11 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.dispatch import Deferred, Settlement
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.storage import Storage
+from squid_dagster.runtime.dues import Dues
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
 from tests.journal.contract import raw
 from tests.processes import children
@@ -159,3 +162,32 @@ def test_an_attempt_that_is_given_back_wakes_another_worker(postgres: PostgresSt
     (released,) = facts_of(postgres, run_id, "attempt_released")
     assert released.reason == "the worker stopped"
     assert len(facts_of(postgres, run_id, "attempt_claimed")) == 2
+
+
+def test_every_due_time_of_a_group_is_told_not_only_the_first(journal: Storage) -> None:
+    workflow = Workflow("one", payload=Item)
+    workflow.step(name="step")(lambda: None)
+    squid = Squid(journal, workflow)
+    squid.start_many("one", [{"n": n} for n in range(3)])
+    claims = squid.runtime.dispatch.claim("default", "me", limit=3)
+    after = [timedelta(seconds=n) for n in (9, 3, 6)]
+    found = settle(
+        squid.runtime,
+        [Settlement(claim.ref, Deferred(None, each)) for claim, each in zip(claims, after, strict=True)],
+    )
+    assert sorted(found.dues) == sorted(after)
+
+
+def test_a_worker_waits_for_the_next_due_time_and_looks_once_it_has_passed() -> None:
+    now = 100.0
+    dues = Dues(lambda: now)
+    assert dues.next_within(60) == 60
+    dues.add([timedelta(seconds=9), timedelta(seconds=3), timedelta(0), timedelta(days=1)])
+    assert dues.next_within(60) == 3
+    assert dues.next_within(2) == 2
+    now = 103.5
+    assert dues.next_within(60) == 0, "one has passed: look now"
+    assert dues.next_within(60) == 5.5
+    now = 110.0
+    assert dues.next_within(60) == 0
+    assert dues.next_within(60) == 60

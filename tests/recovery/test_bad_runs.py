@@ -1,0 +1,191 @@
+"""One bad run never stops a recovery: it is named, and everything else is repaired. Healthy runs are left alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, LiteralString
+
+import pytest
+
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.dispatch import MAX_CLAIMS, Completed
+from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
+from squid_dagster.runtime.recovery import RecoveryReport
+from squid_dagster.workflow import Workflow
+from tests.recovery import workflows as w
+from tests.recovery.conftest import ALL, MakeScene
+from tests.recovery.damage import (
+    child_link_without_a_child,
+    completed_but_unapplied,
+    completed_but_unreadable,
+    planned_but_unscheduled,
+    settle_half,
+)
+from tests.recovery.stage import Scene, counts, everything, work
+
+BAD = "m-bad"  # between its neighbours, by the order in which runs are repaired
+
+
+def plant_neighbours(scene: Scene) -> None:
+    """Leave damage behind that comes before and after the bad run."""
+    for name in ("a-first", "z-last"):
+        planned_but_unscheduled(scene.squid, scene.clock, scene.name(name))
+
+
+def neighbours_are_done(scene: Scene) -> bool:
+    """Tell whether the neighbours of the bad run came to their end."""
+    work(scene)
+    return all(scene.squid.inspect_run(scene.name(name)).status == "completed" for name in ("a-first", "z-last"))
+
+
+def line(version: str, first: str = "first") -> Workflow:
+    """The workflow of the bad run, in one of two versions."""
+    workflow = Workflow("versioned", version=version)
+    workflow.step(name=first)(w.done)
+    workflow.step(name="second")(w.done)
+    workflow.route(first, to="second")
+    workflow.route("second", to="complete")
+    return workflow
+
+
+def test_a_run_with_an_unreadable_entry_is_quarantined_and_named(scene: Scene) -> None:
+    plant_neighbours(scene)
+    completed_but_unreadable(scene.squid, scene.clock, scene.name(BAD))
+
+    report = scene.squid.recover()
+
+    assert report.quarantined == [scene.name(BAD)]
+    assert (counts(report), report.failed, report.held) == ({"scheduled": 2}, {}, [])
+    assert scene.squid.inspect_run(scene.name(BAD)).status == "quarantined"
+    assert neighbours_are_done(scene)
+    assert scene.squid.recover() == RecoveryReport()
+
+
+def test_a_run_that_is_quarantined_already_is_left_alone(scene: Scene) -> None:
+    plant_neighbours(scene)
+    completed_but_unapplied(scene.squid, scene.clock, scene.name(BAD))
+    fact = EntryQuarantined(
+        run_id=scene.name(BAD),
+        entry_thread=run_thread(scene.name(BAD)),
+        entry_seq=2,
+        reason="unreadable",
+        occurred_at=scene.squid.runtime.now(),
+    )
+    scene.squid.journal.append(run_thread(scene.name(BAD)), [fact])
+    before = scene.facts(BAD)
+
+    report = scene.squid.recover()
+
+    assert counts(report) == {"scheduled": 2}
+    assert [each for each in scene.facts(BAD) if each.type not in ("run_indexed", "run_cataloged")] == before
+    assert neighbours_are_done(scene)
+
+
+def test_a_child_that_cannot_be_started_is_named_with_the_reason(storage: Storage, make_scene: MakeScene) -> None:
+    child_link_without_a_child(make_scene(storage).squid, make_scene(storage).clock, f"case.{BAD}")
+    without_line = make_scene(storage, (w.waiting(), w.mended()))
+    settle = make_scene(storage)
+    plant_neighbours(settle)
+
+    report = without_line.squid.recover()
+
+    assert list(report.failed) == [f"case.{BAD}"]
+    assert "'line' is not registered" in report.failed[f"case.{BAD}"]
+    assert counts(report) == {"scheduled": 2}  # what was planned can be scheduled without its definition
+    assert counts(settle.squid.recover()) == {"children": 1}
+    assert neighbours_are_done(settle)
+
+
+def test_a_held_run_is_named_and_goes_on_once_its_definition_is_registered(
+    storage: Storage, make_scene: MakeScene
+) -> None:
+    old, new = line("1"), line("2", first="other")
+    first = make_scene(storage, (*ALL, old))
+    plant_neighbours(first)
+    first.start(old, BAD)
+    settle_half(first.squid, "versioned", Completed({"did": "first"}))
+    before = first.facts(BAD)
+
+    changed = make_scene(storage, (*ALL, new))
+    report = changed.squid.recover()
+
+    assert (report.held, report.failed) == ([changed.name(BAD)], {})
+    assert counts(report) == {"scheduled": 2}
+    assert [each for each in changed.facts(BAD) if each.type not in ("run_indexed", "run_cataloged")] == before
+    assert neighbours_are_done(changed)
+    assert changed.squid.recover().held == [changed.name(BAD)]
+
+    both = make_scene(storage, (*ALL, old, new))
+    again = both.squid.recover()
+
+    assert (again.held, counts(again)) == ([], {"applied": 1})
+    work(both)
+    assert both.squid.inspect_run(both.name(BAD)).status == "completed"
+
+
+class CountingStorage(PostgresStorage):
+    """Postgres, which counts what is asked of it."""
+
+    reads = 0
+    transactions = 0
+
+    def rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        """Read, and count that."""
+        self.reads += 1
+        return super().rows(text, *values)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Lock and write, and count that."""
+        self.transactions += 1
+        with super().transaction() as transaction:
+            yield transaction
+
+
+def test_recovery_of_two_thousand_healthy_runs_touches_none_of_them(
+    postgres_url: str, schema: str, clock: VirtualClock, make_scene: MakeScene
+) -> None:
+    storage = CountingStorage(postgres_url, schema, clock=clock)
+    storage.upgrade()
+    scene = make_scene(storage, (w.line(), w.waiting(), w.decided_first(), w.retried(), w.parent()))
+    for workflow, count in (("line", 900), ("waiting", 400), ("decided_first", 400), ("retried", 300)):
+        scene.squid.start_many(workflow, [{}] * count)
+    scene.squid.runtime.dispatch.claim(scene.case, "somebody", limit=100, lease=timedelta(days=1))
+    for _ in range(20):
+        assert scene.squid.execute_next(scene.case) is not None
+    scene.squid.recover()  # lists them
+    written = len(everything(storage))
+    storage.reads = storage.transactions = 0
+
+    report = scene.squid.recover()
+
+    assert report == RecoveryReport()
+    assert len(everything(storage)) == written
+    assert storage.transactions == 0
+    assert storage.reads < 10
+    storage.close()
+
+
+@pytest.mark.timeout(300)
+def test_more_dead_letters_than_are_parked_at_once_are_all_parked(
+    postgres_virtual: PostgresStorage, make_scene: MakeScene
+) -> None:
+    scene = make_scene(postgres_virtual)
+    lease = timedelta(minutes=1)
+    scene.squid.start_many("deadly", [{}] * (MAX_CLAIMS + 1))
+    dispatch = scene.squid.runtime.dispatch
+    for _ in range(2):
+        taken = [
+            *dispatch.claim(scene.case, "x", limit=MAX_CLAIMS, lease=lease),
+            *dispatch.claim(scene.case, "x", lease=lease),
+        ]
+        assert len(taken) == MAX_CLAIMS + 1
+        scene.clock.advance(2 * lease)
+
+    report = scene.squid.recover()
+
+    assert counts(report) == {"dead_lettered": MAX_CLAIMS + 1}
+    run = RunUnit.fold(postgres_virtual.read_run(taken[-1].ref.run_id))
+    assert [attempt.status for attempt in run.dispatch.attempts.values()] == ["dead_lettered"]
