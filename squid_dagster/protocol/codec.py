@@ -14,7 +14,7 @@ from squid_dagster.protocol.errors import InvalidFact, explain
 from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact
 from squid_dagster.protocol.redaction import redact
 
-DEFAULT_MAX_FACT_BYTES = 1024 * 1024
+DEFAULT_MAX_FACT_BYTES = 16 * 1024 * 1024  # results and payloads have a tighter limit of their own
 
 _ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
 _QUEUE_ENVELOPE = frozenset({"type", "occurred_at"})

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from pydantic import BaseModel, RootModel, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from squid_dagster.protocol.errors import InvalidArgument, InvalidPayload
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.workflow.values import explain_types, json_copy
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
 
 
 def is_payload_model(model: object) -> bool:
@@ -39,4 +41,9 @@ def accept_payload(
     except (PydanticSerializationError, InvalidArgument) as error:
         raise InvalidPayload(f"payload of workflow {workflow!r} cannot be written as JSON: {error}") from None
     assert isinstance(dumped, dict)  # noqa: S101  a model's fields are an object
+    size = len(to_json(dumped))
+    if size > MAX_PAYLOAD_BYTES:
+        raise InvalidPayload(
+            f"payload of workflow {workflow!r} has {size:,} bytes, more than 1 MiB: store it and pass a reference"
+        )
     return dumped

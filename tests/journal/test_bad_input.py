@@ -22,6 +22,7 @@ from squid_dagster.protocol import (
     parse_fact,
     run_thread,
 )
+from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidFact, InvalidThread, SquidError
 from tests.facts import RUN, T0, claimed, completed, queue_paused, queued, scheduled, signal, started, t
 from tests.journal.contract import QUEUE_THREAD, THREAD, Opener, all_entries, put
@@ -84,8 +85,8 @@ _WRONG_VALUES: dict[str, Any] = {
     "a key that holds a NUL": {"a\0b": 1},
     "half a character": "\ud800",
     "a thousand levels": _deep(1000),
-    "more than fits": "y" * (1024 * 1024),
-    "more bytes than fit, though not more characters": "🦑" * 300_000,
+    "more than fits": "y" * DEFAULT_MAX_FACT_BYTES,
+    "more bytes than fit, though not more characters": "🦑" * (DEFAULT_MAX_FACT_BYTES // 4 + 1),
 }
 # Made when they are asked for: whether a wrong fact is refused when it is made or when it is written is all the same.
 _WRONG_FACTS: dict[str, Callable[[], Fact]] = {
@@ -200,8 +201,8 @@ def test_the_error_about_a_fact_names_the_field_and_never_a_long_value(storage: 
         storage.append(THREAD, [bent(signal(), payload="x" * 5000)])
     assert "payload" in str(refused.value)
     assert len(str(refused.value)) < 500
-    with pytest.raises(InvalidFact, match=r"1,0\d\d,\d{3} bytes.*1,048,576"):
-        storage.append(THREAD, [signal(payload={"x": "y" * 1_050_000})])
+    with pytest.raises(InvalidFact, match=r"16,7\d\d,\d{3} bytes.*16,777,216"):
+        storage.append(THREAD, [signal(payload={"x": "y" * (DEFAULT_MAX_FACT_BYTES + 1)})])
 
 
 def test_a_fact_that_is_read_from_outside_is_checked_before_it_is_one() -> None:

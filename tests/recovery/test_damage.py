@@ -5,7 +5,9 @@ from datetime import timedelta
 import pytest
 
 from squid_dagster.journal.dispatch import Completed
+from squid_dagster.protocol import RunIndexed
 from squid_dagster.runtime.recovery import RecoveryReport
+from tests.recovery import workflows as w
 from tests.recovery.damage import (
     DAMAGE,
     Plant,
@@ -80,3 +82,17 @@ def test_many_damaged_runs_are_repaired_page_by_page(scene: Scene, monkeypatch: 
 
     assert (report.applied, report.listed) == (10, 10)
     assert counts(scene.squid.recover()) == {}
+
+
+def test_a_start_is_listed_once_in_the_index_and_in_the_catalog(scene: Scene) -> None:
+    for name in ("neither", "indexed-only"):
+        scene.start(w.line(), name)
+    at = scene.facts("indexed-only", "run_started")[0].occurred_at
+    fact = RunIndexed(run_id=scene.name("indexed-only"), workflow="line", queue=scene.case, occurred_at=at)
+    scene.squid.journal.append(fact.thread, [fact])
+
+    first, second = scene.squid.recover(), scene.squid.recover()
+
+    assert (first.listed, second.listed) == (2, 0)
+    for name in ("neither", "indexed-only"):
+        assert len(scene.facts(name, "run_indexed")) == len(scene.facts(name, "run_cataloged")) == 1
