@@ -170,8 +170,8 @@ def test_a_fact_that_is_too_large_is_refused_with_its_size() -> None:
 
     with pytest.raises(InvalidFact, match=r"attempt_completed takes 2,\d\d\d bytes, more than the 1,000 allowed"):
         encode(large, max_bytes=1000)
-    with pytest.raises(InvalidFact, match="more than the 1,048,576 allowed"):
-        encode(completed(result="x" * 1024 * 1024))
+    with pytest.raises(InvalidFact, match="more than the 16,777,216 allowed"):
+        encode(completed(result="x" * 16 * 1024 * 1024))
     assert encode(large, max_bytes=3000)
 
 
