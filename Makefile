@@ -48,4 +48,4 @@ mutants: setup ## Break one rule of the fold at a time; every mutant must be cau
 	$(BIN)/python -m tests.mutants
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -86,9 +86,12 @@ class StepPool:
 
     def _next(self) -> Job | None:
         try:
-            return self._jobs.get_nowait()
+            job = self._jobs.get_nowait()
         except Empty:
             return None
+        if job is None:
+            self._jobs.put(None)  # it is for one that stays, who would wait for ever
+        return job
 
     def _grow(self) -> None:
         """Start helpers whenever jobs wait and none was taken for a moment."""

@@ -95,7 +95,7 @@ def test_a_planner_whose_facts_cannot_be_written_fails_its_own_run_only(desk: De
     claims = claim(desk, limit=2)
 
     def verbose(request: PlanRequest) -> Sequence[Fact]:
-        return [signal(request.run_id, payload={"x": "y" * (1_100_000 if request.run_id == "run-1" else 1)})]
+        return [signal(request.run_id, payload={"x": "y" * (17_000_000 if request.run_id == "run-1" else 1)})]
 
     answers = desk.store.settle([done(c) for c in claims], verbose)
     assert isinstance(answers[0].error, InvalidFact)

@@ -111,8 +111,8 @@ _UNRECORDABLE: dict[str, Completed | Failed] = {
     "no JSON": Completed(object()),
     "NaN": Completed(float("nan")),
     "NUL": Completed({"text": "\0"}),
-    "too large": Completed("x" * 1_100_000),
-    "error too large": Failed({"message": "x" * 1_100_000}),
+    "too large": Completed("x" * 17_000_000),
+    "error too large": Failed({"message": "x" * 17_000_000}),
     "error no JSON": Failed({"when": datetime(2026, 1, 1)}),  # noqa: DTZ001
     "retry without a key": Failed({"message": "no"}, Retry("", seconds(1))),
     "retry with the key of the attempt": Failed({"message": "no"}, Retry(key("bad"), seconds(1))),

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -173,14 +173,25 @@ class Theatre:
         }
 
     def crash_everywhere(self, windows: int, way: Way) -> Iterator[dict[str, Any]]:
-        """Crash at each boundary, and go on from all of them; where recovery itself is interrupted, from each at once,
-        since the next one would repair what this one has left."""
+        """Crash at each boundary, and go on from all of them.
+
+        A recovery that is interrupted has a journal to itself, or it would repair what another one has left.
+        """
         numbers = range(1, windows + 1)
-        for group in [[number] for number in numbers] if RECOVER in self.scenario.moves else [list(numbers)]:
-            cases = [self.next_case() for _ in group]
-            crashes = [fork(partial(self.crash, case, after)) for after, case in zip(group, cases, strict=True)]
-            code, told = fork(partial(self.go_on, cases, way))
-            yield {"windows": group, "crashes": crashes, "code": code, "told": told}
+        if RECOVER not in self.scenario.moves:
+            yield self.crash_at(numbers, way)
+            return
+        for number in numbers:
+            alone = replace(self, schema=f"{self.schema}_{way.name[0].lower()}{number}")
+            fork(alone.prepare)
+            yield alone.crash_at([number], way)
+
+    def crash_at(self, numbers: Sequence[int], way: Way) -> dict[str, Any]:
+        """Crash after the appends of these numbers, each in a play of its own, and go on from all of them."""
+        cases = [self.next_case() for _ in numbers]
+        crashes = [fork(partial(self.crash, case, after)) for after, case in zip(numbers, cases, strict=True)]
+        code, told = fork(partial(self.go_on, cases, way))
+        return {"windows": list(numbers), "crashes": crashes, "code": code, "told": told}
 
 
 def split(storage: Storage) -> InjectedStorage:

@@ -83,11 +83,12 @@ _JOURNALS = ("storage", "journal")
 def sites() -> list[Site]:
     """Find every call in the source that may append."""
     paths = sorted(path for room in ROOMS for path in PACKAGE.glob(room))
-    return [site for path in paths for site in _sites_of(path)]
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    return [site for file, text in texts.items() for site in sites_in(file, text)]
 
 
-def _sites_of(path: Path) -> Iterator[Site]:
-    file = path.relative_to(PACKAGE).as_posix()
+def sites_in(file: str, text: str) -> Iterator[Site]:
+    """Find the calls that may append in one module."""
 
     def walk(node: ast.AST, function: str) -> Iterator[Site]:
         for child in ast.iter_child_nodes(node):
@@ -96,7 +97,7 @@ def _sites_of(path: Path) -> Iterator[Site]:
                 yield Site(file, child.lineno, child.end_lineno or child.lineno, inner, ast.unparse(child.func))
             yield from walk(child, inner)
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")), "")
+    yield from walk(ast.parse(text), "")
 
 
 def _writes(called: ast.expr) -> bool:

@@ -10,8 +10,8 @@ from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.workflow import StepContext, Workflow
 from tests.facts import T0
+from tests.recovery import damage
 from tests.recovery import workflows as w
-from tests.recovery.damage import DAMAGE, completed_but_unreadable, orphans_of_a_cascade, spoil, start_half
 from tests.recovery.stage import RECOVER, STEP, WORK, Move, Scenario, Scene, commands, passes, starts
 
 LINE = w.line()
@@ -185,11 +185,13 @@ def _was_worked_on(scene: Scene) -> bool:
 
 
 def _spoiled() -> Move:
-    return Move("spoil", lambda scene: spoil(scene.squid.journal, scene.name("run")), lambda _: False)
+    return Move("spoil", lambda scene: damage.spoil(scene.squid.journal, scene.name("run")), lambda _: False)
 
 
 def _half(workflow: str) -> Move:
-    return Move("start half", lambda scene: start_half(scene.squid, workflow, scene.name("run")), lambda _: False)
+    return Move(
+        "start half", lambda scene: damage.start_half(scene.squid, workflow, scene.name("run")), lambda _: False
+    )
 
 
 def _plant(kinds: list[Any]) -> tuple[Move, ...]:
@@ -340,9 +342,19 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario(
         "recovery",
         RECOVER,
-        known=(w.mended(), w.retried(), w.deadly_mended(), w.decided_first(), w.waiting()),
-        before=_plant([completed_but_unreadable, *(kind for kind in DAMAGE if kind is not orphans_of_a_cascade)]),
-        after=(WORK,),
+        known=(w.retried(), w.deadly_mended(), w.decided_first(), w.waiting()),
+        before=_plant(
+            [
+                damage.completed_but_unreadable,
+                damage.planned_but_unscheduled,
+                damage.paused_and_unknown_to_its_queue,
+                damage.completed_but_unapplied,
+                damage.failed_with_an_unplanned_retry,
+                damage.expired_over_the_cap,
+                damage.child_link_without_a_child,
+                damage.terminal_but_unfenced,
+            ]
+        ),
     ),
-    _scenario("recovery of a cascade", RECOVER, known=w.family(), before=_plant([orphans_of_a_cascade])),
+    _scenario("recovery of a cascade", RECOVER, known=w.family(), before=_plant([damage.orphans_of_a_cascade])),
 )

@@ -22,7 +22,7 @@ from squid_dagster.runtime.signals import SignalType
 from squid_dagster.testing import Crashed, InjectedStorage, Plan
 from tests.recovery.crashing import Theatre, split
 from tests.recovery.enumeration import Enumeration, enumerate_all
-from tests.recovery.noting import WRITES, sites
+from tests.recovery.noting import WRITES, sites, sites_in
 from tests.recovery.scenarios import SCENARIOS
 from tests.recovery.stage import LATER, RECOVER, Scenario, clock_at, ends_of, play
 
@@ -105,6 +105,26 @@ def test_every_call_that_appends_has_a_case(found: Enumeration) -> None:
     new = [f"{site.name} (line {site.first})" for site in uncovered if site.name not in WITHOUT_A_WINDOW]
     assert not new, "calls that may append, in no scenario: add one to tests/recovery/scenarios.py\n" + "\n".join(new)
     assert {site.name for site in uncovered} == set(WITHOUT_A_WINDOW), "an exception that is none any more"
+
+
+def test_a_new_call_that_appends_would_be_found() -> None:
+    text = """
+def new_command(runtime, facts):
+    facts.append(1)
+    return runtime.decide(["run"], lambda units, now: facts)
+
+class Agent:
+    def note(self):
+        self._storage.append("thread", [])
+        self._dispatch.settle([])
+        quarantine(self._storage, [])
+"""
+    assert [site.name for site in sites_in("runtime/new.py", text)] == [
+        "runtime/new.py new_command: runtime.decide",
+        "runtime/new.py note: self._storage.append",
+        "runtime/new.py note: self._dispatch.settle",
+        "runtime/new.py note: quarantine",
+    ]
 
 
 def test_every_kind_of_fact_and_of_signal_is_written_somewhere(found: Enumeration) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
+from squid_dagster.runtime.pool import Job, StepPool
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
+from squid_dagster.workflow.context import Cancellation
 from tests.processes import Child, children
 from tests.runtime.actors import (
     NEVER,
@@ -245,3 +247,21 @@ def test_what_was_claimed_from_one_queue_is_done_though_the_next_queue_fails(pos
     with at_work(squid, ["good", "broken"], poll=NEVER):
         until(all_done(postgres, [run_id]), "the run of the queue that works")
     assert len(facts_of(postgres, run_id, "attempt_claimed")) == 1
+
+
+def test_a_pool_that_is_closed_while_its_threads_are_busy_leaves_none_behind() -> None:
+    inside, gate = list[object](), threading.Event()
+
+    def work(job: Job) -> None:
+        inside.append(job)
+        gate.wait(PATIENCE)
+
+    before = set(threading.enumerate())
+    pool = StepPool(6, work)
+    pool.submit([Job(None, Cancellation()) for _ in range(8)])  # type: ignore[arg-type]  # nobody looks at the claim
+    until(lambda: len(inside) == 6, "six at once")
+    assert len(pool.take_back()) == 2, "what no thread has begun"
+    pool.close()
+    gate.set()
+    until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
+    assert len(inside) == 6
