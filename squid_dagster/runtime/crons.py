@@ -1,12 +1,19 @@
 """Starts by the clock: one run for each window, however often, how late and by whomever the clock is read."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal import load_run
-from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument
+from squid_dagster.protocol.errors import (
+    Conflict,
+    ConflictingCommand,
+    InvalidArgument,
+    SquidError,
+    StorageUnavailable,
+)
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
@@ -16,6 +23,8 @@ from squid_dagster.runtime.starting import Start, WorkflowRef, has_begun
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.triggers import Cron
 from squid_dagster.workflow.windows import Window, due_windows
+
+logger = logging.getLogger(__name__)
 
 # A schedule without any history begins with a window that somebody hears of within this time: the day on which a
 # nightly job is deployed does not count as a missed night.
@@ -71,20 +80,36 @@ def start_cron(
 def start_due_crons(runtime: Runtime, now: datetime | None = None) -> list[Receipt]:
     """Start every window of every registered cron trigger that is due and was not started, as its `catch_up` says.
 
-    Windows follow from the journal: any number of callers, late or repeated, start nothing twice and nothing never.
+    Windows follow from the journal: any number of callers, late or repeated, start nothing twice and nothing never. A
+    trigger that cannot be started is logged, and keeps no other one waiting.
+
+    Raises:
+        InvalidArgument: `now` has no timezone.
+        StorageUnavailable: the database cannot be reached. What was started until then stays started.
     """
     at = runtime.now() if now is None else now
-    receipts = []
+    if at.tzinfo is None:
+        raise InvalidArgument(f"now must be a time with a timezone, not {at!r}")
+    receipts: list[Receipt] = []
     for definition in runtime.registry:
         if runtime.registry.current(definition.name) is not definition:
             continue
         for cron in definition.triggers.values():
             if isinstance(cron, Cron):
-                last = runtime.queries.latest_schedule(definition.name, cron.name)
-                since = at - FIRST_WINDOW_WITHIN if last is None else last
-                windows = due_windows(cron, last, at, since, _MOST)
-                receipts += [_start_window(runtime, definition, cron, window) for window in windows]
+                try:
+                    receipts += _start_due(runtime, definition, cron, at)
+                except StorageUnavailable:
+                    raise
+                except SquidError as error:
+                    logger.error("cron %r of workflow %r could not be started: %s", cron.name, definition.name, error)
     return receipts
+
+
+def _start_due(runtime: Runtime, definition: Definition, cron: Cron, at: datetime) -> list[Receipt]:
+    last = runtime.queries.latest_schedule(definition.name, cron.name)
+    since = at - FIRST_WINDOW_WITHIN if last is None else last
+    windows = due_windows(cron, last, at, since, _MOST)
+    return [_start_window(runtime, definition, cron, window) for window in windows]
 
 
 def _start_window(runtime: Runtime, definition: Definition, cron: Cron, window: Window) -> Receipt:

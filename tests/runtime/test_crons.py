@@ -265,3 +265,17 @@ def test_a_clock_that_went_back_starts_nothing_twice(make_squid: MakeSquid, cloc
 def test_a_time_without_a_zone_is_refused(make_squid: MakeSquid) -> None:
     with pytest.raises(InvalidArgument, match="now"):
         make_squid(nightly()).start_due_crons(datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+def test_a_trigger_that_cannot_be_started_keeps_no_other_one_waiting(
+    make_squid: MakeSquid, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a run that somebody has started under the id of the first one's window
+    window = {"start_at": T0.isoformat(), "end_at": (T0 + HOUR).isoformat()}
+    elsewhere = Squid(MemoryStorage(VirtualClock(T0)), [nightly(name="first")])
+    squid = make_squid([nightly(name="first"), nightly(name="second")])
+    squid.start("first", run_id=elsewhere.start_cron("first", "cron", intended_window=window).run_id)
+    # when crons are due, then the second one is started all the same
+    receipts = squid.start_due_crons()
+    assert [facts(squid, receipt.run_id, "run_started")[0].workflow for receipt in receipts] == ["second"]
+    assert "cron 'cron' of workflow 'first' could not be started" in caplog.text
