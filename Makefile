@@ -38,7 +38,7 @@ contracts: setup
 pytest: setup
 	$(BIN)/pytest
 
-demo: setup ## Set up, then show the journal at work on the embedded Postgres
+demo: setup ## Set up, then run the example workflows on the embedded Postgres, with a worker killed on the way
 	$(BIN)/python -m examples.demo
 
 bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks

@@ -11,7 +11,8 @@ from squid_dagster.journal.dispatch import Claim
 from squid_dagster.workflow.context import Cancellation
 
 _STAYING = 2  # threads that are always there
-_MOMENT = 0.002  # seconds without progress after which steps count as slow
+_MOMENT = 0.002  # seconds
+_QUICK = 4  # jobs that a thread takes in a moment while steps take no time
 
 
 class Job(NamedTuple):
@@ -25,8 +26,9 @@ class StepPool:
     """Up to `size` threads. They are daemons: a step that hangs keeps no process alive.
 
     Two of them stay and take one job after the other: steps that take no time are done soonest by few threads, since
-    each hand-over from thread to thread costs more than such a step. When jobs wait although nothing has moved for a
-    moment, steps are slow, and as many more threads are started as there are jobs; these end when nothing waits.
+    each hand-over from thread to thread costs more than such a step. When jobs wait and a thread has taken only a few
+    in a moment, steps are not that quick: the number of threads doubles, moment by moment; the others end when nothing
+    waits.
     """
 
     def __init__(self, size: int, work: Callable[[Job], None]) -> None:
@@ -94,20 +96,19 @@ class StepPool:
         return job
 
     def _grow(self) -> None:
-        """Start helpers whenever jobs wait and none was taken for a moment."""
+        """Double the threads, moment by moment, while jobs wait and none of the threads is quick."""
         while not self._closed:
             self._growing.wait()
             self._growing.clear()
-            taken = -1
             while not self._closed and not self._jobs.empty():
-                if self._taken == taken:
-                    with self._lock:
-                        missing = min(self._jobs.qsize(), self._size - self._alive)
-                        self._alive += max(missing, 0)
-                    for _ in range(missing):
-                        self._start(self._help)
                 taken = self._taken
                 time.sleep(_MOMENT)
+                with self._lock:
+                    slow = self._taken - taken < _QUICK * self._alive
+                    missing = min(self._jobs.qsize(), self._size - self._alive, self._alive) if slow else 0
+                    self._alive += max(missing, 0)
+                for _ in range(missing):
+                    self._start(self._help)
 
 
 class AsyncLoop:
