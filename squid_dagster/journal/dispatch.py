@@ -31,11 +31,11 @@ class ClaimRef:
     runnable_key: str
     claim_id: str
     token: str = field(repr=False)
+    token_hash: str = field(init=False, repr=False, compare=False)  # the only form in which the token is written down
 
-    @property
-    def token_hash(self) -> str:
-        """The only form in which the token is written down."""
-        return hash_token(self.token)
+    def __post_init__(self) -> None:
+        """Hash the token, once."""
+        object.__setattr__(self, "token_hash", hash_token(self.token))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +83,19 @@ Outcome = Completed | Failed | Deferred
 
 
 class Settlement(NamedTuple):
-    """What came of one claim."""
+    """What came of one claim. With the attempt as it was `claimed`, most completions take a shorter way."""
 
     ref: ClaimRef
     outcome: Outcome
+    claimed: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
 
-    `attempts` holds these by key, and the retries that their failures have created.
+    `attempts` holds these by key, and the retries that their failures have created. The run is lent: whoever plans may
+    fold into it what was planned, and so may the store afterwards.
     """
 
     run_id: str
@@ -128,6 +130,10 @@ class Answer:
 
 class DispatchStore(Protocol):
     """Claims and their outcomes. Members of a group are independent: a stale one never fails the others."""
+
+    @property
+    def wakes(self) -> bool:
+        """Whether `decide` tells workers about what it has scheduled; elsewhere the caller does."""
 
     def claim(
         self,

@@ -47,6 +47,8 @@ from squid_dagster.protocol.unit import RunUnit
 class FoldDispatchStore:
     """`DispatchStore` by fold and compare-and-append. Each conflict means that somebody else got on, so it ends."""
 
+    wakes = False
+
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage."""
         self._storage = storage

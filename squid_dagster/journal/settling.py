@@ -73,7 +73,7 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
         StaleClaim, ExpiredClaim, ConflictingCompletion: the claim may not write this.
         InvalidFact: the outcome cannot be written down.
     """
-    ref, outcome = settlement
+    ref, outcome = settlement.ref, settlement.outcome
     if isinstance(outcome, Deferred):
         at = _checked_time(attempt, ref, now)
         return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=at + outcome.after)

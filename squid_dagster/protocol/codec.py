@@ -3,7 +3,9 @@
 import json
 import math
 import re
+from collections.abc import Iterable
 from datetime import datetime
+from functools import cache
 from typing import NamedTuple, cast
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
@@ -16,8 +18,8 @@ from squid_dagster.protocol.redaction import redact
 
 DEFAULT_MAX_FACT_BYTES = 16 * 1024 * 1024  # results and payloads have a tighter limit of their own
 
-_ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
-_QUEUE_ENVELOPE = frozenset({"type", "occurred_at"})
+_ENVELOPE = {"type", "run_id", "occurred_at"}
+_QUEUE_ENVELOPE = {"type", "occurred_at"}
 _OPTIONAL = {
     model: tuple(
         name for name, field in model.model_fields.items() if not field.is_required() and field.default is None
@@ -28,7 +30,7 @@ _REDACTED = frozenset({"metadata", "error", "actor"})
 _PAYLOADS = {
     model: tuple(
         name
-        for name in ("input", "result", "payload", "context", "transition", "execution_opts", *_REDACTED)
+        for name in ("input", "result", "payload", "context", "transition", "execution_opts", "child_input", *_REDACTED)
         if name in model.model_fields
     )
     for model in FACT_TYPES.values()
@@ -80,9 +82,9 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
             f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
         )
     try:
-        _check_payload(fact)
+        filled = _check_payload(fact)
         data = _data(fact)
-        if _is_strange(data) or "\ufffd" in data or data.count("[") + data.count("{") > _DEEP:
+        if (filled and (_is_strange(data) or data.count("[") + data.count("{") > _DEEP)) or "\ufffd" in data:
             _check_readable(fact, data)
     except ValidationError as error:
         raise InvalidFact(f"{fact.type}: {explain(error)}") from None
@@ -90,7 +92,7 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
         raise InvalidFact(f"{fact.type} cannot be written as JSON: {error}") from None
     if "\\u0000" in data and _NUL.search(data):
         raise InvalidFact(f"{fact.type} holds a NUL character, which Postgres cannot store: remove it")
-    size = len(data.encode())
+    size = len(data) if data.isascii() else len(data.encode())
     if size > max_bytes:
         raise InvalidFact(
             f"{fact.type} takes {size:,} bytes, more than the {max_bytes:,} allowed: "
@@ -105,23 +107,28 @@ def _run_id(fact: Fact) -> str | None:
 
 def _data(fact: Fact) -> str:
     """Write a fact's own fields. It was validated when it was made; a payload that was bent since is refused here."""
-    envelope = _ENVELOPE if fact.type in RUN_FACT_TYPES else _QUEUE_ENVELOPE
+    left_out = _ENVELOPE if fact.type in RUN_FACT_TYPES else _QUEUE_ENVELOPE
     empty = [name for name in _OPTIONAL[type(fact)] if getattr(fact, name) is None]
-    return fact.model_dump_json(exclude={*envelope, *empty}, warnings="error")
+    return fact.model_dump_json(exclude={*left_out, *empty} if empty else left_out, warnings="error")
 
 
-def _check_payload(fact: Fact) -> None:
-    """Raise if a payload was bent after the fact was made: what is folded must be what is written."""
+def _check_payload(fact: Fact) -> bool:
+    """Tell whether there is any payload; raise if it was bent after the fact was made: what is folded is written."""
+    filled = False
     for name in _PAYLOADS[type(fact)]:
         value = getattr(fact, name)
         if value:
+            filled = True
             _json.validate_python(value)
             if name in _REDACTED and redact(value) != value:
                 raise ValueError(f"{name} was given a secret after the fact was made")
     for runnable in fact.runnables if fact.type == "runnables_planned" else ():
+        filled = True
         _json.validate_python(runnable.input)
     if fact.__pydantic_extra__:
+        filled = True
         _json.validate_python(fact.__pydantic_extra__)
+    return filled
 
 
 def _check_readable(fact: Fact, data: str) -> None:
@@ -135,13 +142,15 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
     """Read a stored fact. Never raises: what cannot be read comes back as `MalformedFact` or `UnknownFact`."""
     model = FACT_TYPES.get(type_name)
     try:
-        _check_finite(data)
         if model is None:
+            _check_finite(data)
             values = json.loads(data)
             if not isinstance(values, dict):
                 raise ValueError("not a JSON object")
             return UnknownFact(type_name, run_id, occurred_at, values)
         fact = cast("Fact", model.model_validate_json(_whole(run_id, occurred_at, data)))
+        if not _is_finite(fact):
+            _check_finite(data)
     except ValidationError as error:
         return MalformedFact(type_name, run_id, occurred_at, explain(error), data)
     except (ValueError, RecursionError) as error:
@@ -149,6 +158,47 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
     if fact.thread != thread:
         return MalformedFact(type_name, run_id, occurred_at, f"belongs on thread {fact.thread!r}", data)
     return fact
+
+
+class StoredColumns(NamedTuple):
+    """What `decode` takes, as it comes from storage."""
+
+    thread: str
+    type: str
+    run_id: str | None
+    occurred_at: datetime
+    data: str
+
+
+def decode_many(stored: Iterable[StoredColumns]) -> list[StoredFact]:
+    """Read stored facts as `decode` does, those of one type together: the way into the validator costs most."""
+    given = list(stored)
+    by_type: dict[str, list[int]] = {}
+    for i, columns in enumerate(given):
+        by_type.setdefault(columns.type, []).append(i)
+    found: dict[int, StoredFact] = {}
+    for type_name, places in by_type.items():
+        facts = _decode_list(type_name, [given[i] for i in places]) if len(places) > 1 else None
+        found.update(zip(places, facts or [decode(*given[i]) for i in places], strict=True))
+    return [found[i] for i in range(len(given))]
+
+
+def _decode_list(type_name: str, some: list[StoredColumns]) -> list[StoredFact] | None:
+    """Read facts of one type at once; None when one of them is not as it should be, for each to be read alone."""
+    if type_name not in FACT_TYPES:
+        return None
+    try:
+        text = ",".join([_whole(run_id, occurred_at, data) for _, _, run_id, occurred_at, data in some])
+        facts = _list_of(type_name).validate_json(f"[{text}]")
+    except (ValueError, RecursionError):
+        return None
+    fit = len(facts) == len(some) and all(fact.thread == one.thread for fact, one in zip(facts, some, strict=True))
+    return cast("list[StoredFact]", facts) if fit else None
+
+
+@cache
+def _list_of(type_name: str) -> TypeAdapter[list[Fact]]:
+    return TypeAdapter(list[FACT_TYPES[type_name]])  # type: ignore[valid-type]  # looked up by name
 
 
 def to_json(fact: Fact | UnknownFact) -> str:
@@ -169,6 +219,27 @@ def _whole(run_id: str | None, occurred_at: datetime, data: str) -> str:
     )
     comma = "" if body[1:-1].isspace() or body == "{}" else ","
     return f'{body[:-1]}{comma}"occurred_at":"{occurred_at.isoformat()}"{run}}}'
+
+
+def _is_finite(fact: Fact) -> bool:
+    """Tell whether no payload of a fact holds a number that JSON text can spell and JSON cannot mean."""
+    for name in _PAYLOADS[type(fact)]:
+        value = getattr(fact, name)
+        if value and not _finite_within(value):
+            return False
+    for runnable in fact.runnables if fact.type == "runnables_planned" else ():
+        held = (runnable.input, runnable.recovery, runnable.deadline, runnable.__pydantic_extra__)
+        if not all(map(_finite_within, held)):
+            return False
+    return not fact.__pydantic_extra__ or _finite_within(fact.__pydantic_extra__)
+
+
+def _finite_within(value: JsonValue) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_finite_within, value.values()))
+    return not isinstance(value, list) or all(map(_finite_within, value))
 
 
 def _is_strange(text: str) -> bool:

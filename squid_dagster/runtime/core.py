@@ -2,7 +2,7 @@
 
 import secrets
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -77,11 +77,7 @@ class Runtime:
     def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
         written = self.dispatch.decide(run_ids, decision, new=new)
-        self.wake(written)
+        queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
+        if queues and not self.dispatch.wakes:
+            self.notifier.notify(queues)  # a hint: losing it costs latency, never work
         return written
-
-    def wake(self, facts: Iterable[Fact]) -> None:
-        """Tell workers about attempts that were just scheduled. A hint: losing it costs latency, never work."""
-        queues = {fact.queue for fact in facts if fact.type == "attempt_scheduled"}
-        if queues:
-            self.notifier.notify(queues)

@@ -1,4 +1,4 @@
-"""One loop that keeps all claims of a process alive, in one append for all of them, every third of a lease."""
+"""One loop that keeps all claims of a process alive, in one append for all of them."""
 
 import logging
 import threading
@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Claim, DispatchStore
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.context import Cancellation
 
 logger = logging.getLogger(__name__)
@@ -14,9 +15,16 @@ logger = logging.getLogger(__name__)
 class Heartbeats:
     """Extends leases while steps run. A claim that is lost sets its step's cancellation; its result is dropped."""
 
-    def __init__(self, dispatch: DispatchStore, lease: timedelta) -> None:
-        """Begin when the first claim is added, end with `close`."""
+    def __init__(self, dispatch: DispatchStore, lease: timedelta, every: timedelta | None = None) -> None:
+        """Begin when the first claim is added, end with `close`. None: every third of a lease.
+
+        Raises:
+            InvalidArgument: a lease would run out between two of them.
+        """
+        if every is not None and not timedelta(0) < every < lease:
+            raise InvalidArgument(f"heartbeat must be above zero and below the lease of {lease}, not {every}")
         self._dispatch, self._lease = dispatch, lease
+        self._every = (lease / 3 if every is None else every).total_seconds()
         self._held: dict[str, tuple[Claim, Cancellation, float]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -47,9 +55,9 @@ class Heartbeats:
             self._thread.join()
 
     def _loop(self) -> None:
-        pause = self._lease.total_seconds() / 3
+        pause = self._every
         while not self._ended.wait(pause):
-            pause = self._lease.total_seconds() / 3 if self.beat() else self._lease.total_seconds() / 30
+            pause = self._every if self.beat() else min(self._every, self._lease.total_seconds() / 30)
 
     def beat(self) -> bool:
         """Extend all leases once; tell whether the database could be reached."""

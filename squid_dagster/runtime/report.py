@@ -2,6 +2,20 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from squid_dagster.journal.dispatch import Outcome
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.errors import SquidError
+
+
+class SettledAttempt(NamedTuple):
+    """One attempt that a worker has settled."""
+
+    attempt: Attempt  # as it was claimed
+    outcome: Outcome  # of a transactional step that succeeded: Completed(None)
+    refused: SquidError | None  # the result came too late, and was dropped
+    seconds: float  # from the call of the step to its return
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ def execute_one(
             came.unwrap()
             runtime.notifier.notify([claims[0].ref.queue])
         else:
-            settle(runtime, [Settlement(claims[0].ref, came)]).answers[0].unwrap()
+            settle(runtime, [Settlement(claims[0].ref, came, claims[0].attempt)]).answers[0].unwrap()
     finally:
         heartbeats.close()
     return claims[0].ref.run_id

@@ -1,8 +1,8 @@
 """The worker: claims attempts, runs their steps, and commits what came of them in groups.
 
-Three loops share the work: the caller's thread claims, step threads execute, and one committer settles whatever came
-in while its last commit was under way. One heartbeat loop keeps all claims alive, and one housekeeping loop tells that
-the worker is there and repairs what others left behind.
+Three kinds of loops share the work: the caller's thread claims, step threads execute, and committers settle whatever
+came in while their last commits were under way. One heartbeat loop keeps all claims alive, and one housekeeping loop
+tells that the worker is there and repairs what others left behind.
 """
 
 import logging
@@ -11,47 +11,41 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
+
+from pydantic import JsonValue
 
 from squid_dagster.journal.dispatch import (
     MAX_CLAIMS,
-    Answer,
     Claim,
-    Completed,
     Deferred,
-    Outcome,
-    Settlement,
     check_lease,
 )
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.protocol.errors import InvalidArgument, SquidError, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.threads import check_part
+from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.dues import Dues
 from squid_dagster.runtime.executor import Executor
+from squid_dagster.runtime.heap import heap_set_aside
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.settlement import settle
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 DEFAULT_POLL = timedelta(milliseconds=500)
-_LONGEST_BACKOFF = 5.0
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
 _REST = timedelta(seconds=30)  # before an attempt that we, not its step, have failed is tried again
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
-_GROUP = 500  # outcomes in one commit
 
 
 class Worker:
@@ -71,12 +65,17 @@ class Worker:
         housekeeping: timedelta | None = timedelta(seconds=30),
         worker_id: str | None = None,
         kind: str = "worker",
+        details: Mapping[str, JsonValue] | None = None,
+        heartbeat: timedelta | None = None,
+        on_settled: OnSettled | None = None,
     ) -> None:
         """Prepare a worker; `run` does the work.
 
         `concurrency` steps run at a time. `poll` is how often it looks when no wakeup comes. When stopped, running
         steps have `grace` to finish; what is left is given back. `housekeeping` is how often it recovers and starts due
-        crons; None leaves that to others.
+        crons; None leaves that to others. `heartbeat` is how often leases are extended, by default every third of one.
+        `details` are shown with its presence. `on_settled` is told about outcomes, a group at a time, once they are
+        written.
 
         Raises:
             InvalidArgument, InvalidThread: a number or time out of range, or a bad queue.
@@ -102,20 +101,34 @@ class Worker:
             host=socket.gethostname(),
             pid=os.getpid(),
             capacity=concurrency,
+            details=dict(details or {}),
         )
         self._housekeeping = Housekeeping(runtime, self._describe, None if until_idle else housekeeping, self._queues)
-        self._heartbeats = Heartbeats(runtime.dispatch, self._lease)
+        self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat)
         self._async = AsyncLoop()
         self._executor = Executor(runtime, self._async.run)
         self._pool = StepPool(concurrency, self._execute)
-        self._done: SimpleQueue[tuple[Job, Outcome | Answer | SquidError] | None] = SimpleQueue()
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
         self._executed = 0  # of those that are held: their steps are done, and are being written down
         self._dues = Dues(time.monotonic)
+        self._committer = Committer(
+            runtime,
+            self.report,
+            wanted=lambda job: job.claim.ref.claim_id in self._held,
+            written=self._written,
+            due=self._dues.add,
+            gives_up=lambda: self._stops > 1,
+            on_settled=on_settled,
+        )
         self._stops = 0
         self._ends_at: float | None = None
         self._listener: Listener | None = None
+
+    @property
+    def held(self) -> int:
+        """How many attempts it holds now."""
+        return len(self._held)
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -138,14 +151,13 @@ class Worker:
             raise InvalidArgument(f"worker {self.worker_id!r} has run already: make a new one")
         began = time.monotonic()
         self._ends_at = None if self._max_age is None else began + self._max_age.total_seconds()
-        committer = threading.Thread(target=self._commit_loop, name="squid-committer", daemon=True)
         self._listener = self._runtime.notifier.listen(self._queues)
-        with self._signals(), self._housekeeping:
-            committer.start()
+        with heap_set_aside(), self._signals(), self._housekeeping:
+            self._committer.start()
             try:
                 self._claim_loop()
             finally:
-                self._finish(committer)
+                self._finish()
         self.report.seconds = time.monotonic() - began
         logger.info("%s", self.report)
         return self.report
@@ -164,7 +176,8 @@ class Worker:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not one of Python's
 
     def _describe(self) -> WorkerRow:
-        return replace(self._row, running=len(self._held))
+        # One that is about to end takes nothing more: whoever scales by presence starts another.
+        return replace(self._row, running=len(self._held), capacity=0 if self._over() else self._row.capacity)
 
     # --- claiming ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +190,7 @@ class Worker:
             try:
                 claims = self._claim(free)
             except SquidError as error:
-                backoff = min(max(0.2, backoff * 2), _LONGEST_BACKOFF)
+                backoff = min(max(0.2, backoff * 2), LONGEST_BACKOFF)
                 logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
                 self._rest(backoff)
                 continue
@@ -247,6 +260,7 @@ class Worker:
     # --- executing --------------------------------------------------------------------------------------------------
 
     def _execute(self, job: Job) -> None:
+        began = time.monotonic()
         try:
             outcome: Any = self._executor.perform(job.claim, job.cancelled)
         except SquidError as error:
@@ -255,97 +269,26 @@ class Worker:
             # Not the step's failure; and given back at once, it would come back at once.
             logger.exception("%s could not be executed: it is tried again later", job.claim.ref.runnable_key)
             outcome = Deferred(f"the worker could not execute it: {type(error).__name__}", _REST)
+        seconds = time.monotonic() - began
         with self._slots:
             self._executed += 1
             if self._free() == max(1, self._concurrency // 2):
                 self._slots.notify()
-        self._done.put((job, outcome))
+        self._committer.put(Executed(job, outcome, seconds))
 
-    # --- settling ---------------------------------------------------------------------------------------------------
-
-    def _commit_loop(self) -> None:
-        ending = False
-        while not ending:
-            group = [self._done.get()]
-            while len(group) < _GROUP:
-                try:
-                    group.append(self._done.get_nowait())
-                except Empty:
-                    break
-            ending = None in group
-            self._commit([each for each in group if each is not None])
-
-    def _commit(self, group: list[tuple[Job, Outcome | Answer | SquidError]]) -> None:
-        """Write down what came of these jobs; whatever happens, they are done with afterwards."""
-        mine = [(job, came) for job, came in group if job.claim.ref.claim_id in self._held]
-        try:
-            self._settle([(job, came) for job, came in mine if not isinstance(came, Answer | SquidError)])
-            answered = [(job, came) for job, came in mine if isinstance(came, Answer)]
-            self._count([(job, Completed(None), answer) for job, answer in answered])
-            if answered:
-                self._runtime.notifier.notify({job.claim.ref.queue for job, _ in answered})
-            given_back = [job.claim for job, came in mine if isinstance(came, SquidError)]
-            self._persist(lambda: self._release(given_back, "the worker could not execute it"))
-        except Exception:
-            logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
-        finally:
-            jobs = [job for job, _ in mine]
-            self._heartbeats.remove([job.claim for job in jobs])
-            with self._slots:
-                for job in jobs:
-                    self._held.pop(job.claim.ref.claim_id, None)
-                self._executed -= len(group)
-                self._slots.notify_all()
-            if self._listener is not None:
-                self._listener.wake()
-
-    def _settle(self, group: list[tuple[Job, Outcome]]) -> None:
-        if not group:
-            return
-        settlements = [Settlement(job.claim.ref, outcome) for job, outcome in group]
-        found = self._persist(lambda: settle(self._runtime, settlements))
-        self.report.commits += 1
-        self._dues.add(found.dues)
-        self._count([(*pair, answer) for pair, answer in zip(group, found.answers, strict=True)])
-
-    def _persist(self, write: Callable[[], T]) -> T:
-        """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
-        backoff = 0.1
-        while True:
-            try:
-                return write()
-            except (StorageUnavailable, ViewsMissing) as error:
-                if self._stops > 1:
-                    raise
-                logger.warning("outcomes could not be written, will be tried again: %s", error)
-                time.sleep(backoff)
-                backoff = min(backoff * 2, _LONGEST_BACKOFF)
-
-    def _count(self, answered: list[tuple[Job, Outcome, Answer]]) -> None:
-        report = self.report
-        for job, outcome, answer in answered:
-            if answer.error is not None:
-                report.refused += 1
-                logger.warning("%s", answer.error)
-            elif isinstance(outcome, Completed):
-                report.completed += 1
-                report.steps[f"{job.claim.attempt.workflow}.{job.claim.attempt.step}"] += 1
-            elif isinstance(outcome, Deferred):
-                report.deferred += 1
-            elif outcome.retry is not None:
-                report.retried += 1
-            else:
-                report.failed += 1
-
-    def _release(self, claims: list[Claim], reason: str) -> None:
-        if claims:
-            answers = self._runtime.dispatch.release([claim.ref for claim in claims], reason)
-            self.report.released += sum(answer.error is None for answer in answers)
-            self._runtime.notifier.notify({claim.ref.queue for claim in claims})
+    def _written(self, jobs: list[Job]) -> None:
+        """Let go of jobs that a committer is done with, whatever came of them."""
+        with self._slots:
+            mine = [job for job in jobs if self._held.pop(job.claim.ref.claim_id, None) is not None]
+            self._executed -= len(jobs)
+            self._slots.notify_all()
+        self._heartbeats.remove([job.claim for job in mine])
+        if self._listener is not None:
+            self._listener.wake()
 
     # --- stopping ---------------------------------------------------------------------------------------------------
 
-    def _finish(self, committer: threading.Thread) -> None:
+    def _finish(self) -> None:
         self._hand_back(self._pool.take_back())
         if self._stops:
             logger.info("worker %s stops: %d steps have %s to finish", self.worker_id, len(self._held), self._grace)
@@ -355,8 +298,7 @@ class Worker:
                 self._slots.wait(0.1)
             left = list(self._held.values())
         self._hand_back(left)
-        self._done.put(None)
-        committer.join(self._grace.total_seconds())
+        self._committer.close(self._grace)
         self._heartbeats.close()
         self._pool.close()
         self._async.close()
@@ -371,7 +313,7 @@ class Worker:
                 job.cancelled.set()
         self._heartbeats.remove([job.claim for job in jobs])
         try:
-            self._release([job.claim for job in jobs], "the worker stopped")
+            self._committer.release([job.claim for job in jobs], "the worker stopped")
         except SquidError as error:
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
 

@@ -12,12 +12,41 @@ from pydantic import JsonValue
 _log = logging.getLogger("squid_dagster.step")
 
 
-class Cancellation(threading.Event):
+class Cancellation:
     """Set when the step's result is not wanted any more. True once it is set; a step may also `wait` on it."""
+
+    __slots__ = ("_event", "_set")
+
+    def __init__(self) -> None:
+        """Not set yet."""
+        self._set = False
+        self._event: threading.Event | None = None  # made for the first who waits: few do, and one is there per step
 
     def __bool__(self) -> bool:
         """Tell whether it is set, so that `if ctx.cancelled:` says what it means."""
-        return self.is_set()
+        return self._set
+
+    def is_set(self) -> bool:
+        """Tell whether it is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Say that the result is not wanted any more."""
+        with _waiting:
+            self._set = True
+            if self._event is not None:
+                self._event.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for so many seconds; tell whether it is."""
+        with _waiting:
+            if self._set:
+                return True
+            self._event = self._event or threading.Event()
+        return self._event.wait(timeout)
+
+
+_waiting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

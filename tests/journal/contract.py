@@ -102,13 +102,13 @@ def terminate_backends(storage: PostgresStorage) -> int:
     return len(found)
 
 
-def wait_for_a_lock(storage: PostgresStorage) -> None:
-    """Return once somebody's statement is waiting for a lock of somebody else's."""
+def wait_for_a_lock(storage: PostgresStorage, least: int = 1) -> None:
+    """Return once so many statements are waiting for a lock of somebody else's."""
     deadline = time.monotonic() + 30
     with raw(storage) as connection:
         while True:
             waiting = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
-            if waiting != (0,):
+            if waiting is not None and waiting[0] >= least:
                 return
             assert time.monotonic() < deadline, "nobody waits"
 

@@ -1,7 +1,7 @@
 """What the suites of dispatch share: a store to work at, what a worker does there, and a planner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -89,7 +89,7 @@ def keys(claims: Sequence[Claim]) -> list[str]:
 
 def done(c: Claim, result: Any = None) -> Settlement:
     """The step of this claim succeeded."""
-    return Settlement(c.ref, Completed({"ok": True} if result is None else result))
+    return Settlement(c.ref, Completed({"ok": True} if result is None else result), c.attempt)
 
 
 def broke(c: Claim, retry: Retry | None = None) -> Settlement:
@@ -129,7 +129,7 @@ class Planner:
         self._last_visit = last_visit
 
     def __call__(self, request: PlanRequest) -> list[Fact]:
-        self.asked.append(request)
+        self.asked.append(replace(request, run=request.run.copy()))  # what it was: the store folds on
         at = (request.now - T0).total_seconds()
         facts: list[Fact] = []
         for attempt in request.settled:

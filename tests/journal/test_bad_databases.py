@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from squid_dagster.journal.embedded import EmbeddedPostgres
+from squid_dagster.journal.postgres.schema import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import (
@@ -94,7 +95,7 @@ def guarded_url(own_server: EmbeddedPostgres) -> Iterator[str]:
 
 
 def test_a_wrong_password_is_told_and_not_shown(guarded_url: str, open_storage: Opener) -> None:
-    assert open_storage(guarded_url.replace(SECRET, "the%20right%20one"), "guarded").upgrade() == 1
+    assert open_storage(guarded_url.replace(SECRET, "the%20right%20one"), "guarded").upgrade() == CODE_VERSION
     unavailable(open_storage(guarded_url))
 
 

@@ -227,12 +227,12 @@ def test_claims_and_settlements_read_few_rows_also_by_plans_that_were_made_while
 ) -> None:
     store = PostgresDispatchStore(postgres)
     start(postgres, ["first"])
-    store.settle([Settlement(c.ref, Completed(None)) for c in store.claim("default", "w")], plan_end)
+    store.settle([Settlement(c.ref, Completed(None), c.attempt) for c in store.claim("default", "w")], plan_end)
     start(postgres, [f"grown-{n}" for n in range(2_000)])
     before = _fetched(postgres)
     for _ in range(4):
         claims = store.claim("default", "w", limit=50)
-        answers = store.settle([Settlement(c.ref, Completed(None)) for c in claims], plan_end)
+        answers = store.settle([Settlement(c.ref, Completed(None), c.attempt) for c in claims], plan_end)
         assert [answer.error for answer in answers] == [None] * 50
     after = _fetched(postgres)
     # a dozen rows of each table for each run, whatever else is in it

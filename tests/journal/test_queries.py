@@ -8,8 +8,9 @@ import pytest
 from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries, QueueRow, RunFilter, rebuild_views
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import RUN_STATUSES
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.journal.queries import RUN_STATUSES, BacklogRow
+from squid_dagster.protocol import definition_key
+from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import (
     T0,
     applied,
@@ -324,6 +325,52 @@ def test_a_journal_without_work_has_no_queues(room: Room) -> None:
     assert room.queries.queues() == []
     room.put(started(), queued())
     assert room.queries.queues() == []
+
+
+# --- backlog --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backlogged(room: Room) -> Room:
+    """Two attempts that are due and one beyond its lease, among others that nobody can claim, and a paused queue."""
+    for run, visible in (("f1", 0), ("f2", 5), ("f3", 500)):
+        room.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
+    room.put(scheduled("f4"), claimed("f4", at=10, lease=20))
+    room.put(scheduled("f5"), claimed("f5", at=10, lease=200))
+    room.put(scheduled("f6"), claimed("f6"), completed("f6"))
+    room.put(scheduled("f7"), terminal("f7"))
+    room.put(scheduled("f8"), quarantined("f8"))
+    room.put(scheduled("f9", queue="slow"), scheduled("f10", queue="paused"), queue_paused("paused"))
+    room.wait(60)
+    return room
+
+
+def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: Room) -> None:
+    backlog = backlogged.queries.backlog
+    assert backlog(["slow", "default", "paused", "empty"], None, 100) == [
+        BacklogRow("default", 3, T0),
+        BacklogRow("slow", 1, T0),
+    ]
+    assert backlog(["default"], None, 2) == [BacklogRow("default", 2, T0)]
+    assert backlog([], None, 100) == []
+
+
+def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: Room) -> None:
+    backlog = backlogged.queries.backlog
+    known = scheduled("f1")
+    mine = definition_key(known.workflow, known.definition_fingerprint)
+    assert backlog(["default"], [mine], 100) == [BacklogRow("default", 3, T0)]
+    assert backlog(["default"], ["another"], 100) == []
+    assert backlog(["default"], [], 100) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("default", None, 1), (["default"], "flow", 1), ([""], None, 1), (["default"], [""], 1), ([], None, 0)],
+)
+def test_a_backlog_that_makes_no_sense_is_refused(room: Room, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises((InvalidArgument, InvalidThread)):
+        room.queries.backlog(*arguments)
 
 
 # --- anomalies ------------------------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ def answers(queries: JournalQueries, where: RunFilter, mine: list[str], queue: s
         "dead": pages(lambda after, n: queries.dead_letters(None, n, after), lambda a: a.position, 0, 9 * size),
         "dead, of queue": queries.dead_letters(queue, size),
         "queues": queries.queues(),
+        "backlog": queries.backlog([queue, "other"], None, size),
         "anomalies": queries.anomalies(None, 10_000),
         "anomalies of runs": [queries.anomalies(run, size) for run in mine],
         "latest": [queries.latest_schedule(workflow, "cron") for workflow in (WORKFLOW, "other")],

@@ -158,6 +158,20 @@ def test_where_nothing_is_to_be_listed_and_nothing_is_dead_nothing_is_read(large
     assert max(unlisted.blocks, dead.blocks) <= 20
 
 
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_backlog_costs_what_it_counts(large: PostgresStorage, limit: int) -> None:
+    # given thousands of attempts that are due, in one lane
+    values: dict[str, Any] = {"queues": ["default"], "definitions": None, "limit": limit, "now": t(60)}
+    plan = ask(large, queries_module._BACKLOG, values)
+    assert (plan.rows, ways(plan, "attempts")) == (1, {"attempts_due"})
+    assert touched(plan, "attempts") <= limit + 2
+    # when none of them is due yet, then one look at the lane's head is all
+    idle = ask(large, queries_module._BACKLOG, {**values, "now": t(-60)})
+    assert (idle.rows, ways(idle, "attempts")) == (0, {"attempts_due"})
+    assert touched(idle, "attempts") <= 2
+    assert idle.blocks <= 20
+
+
 def test_the_latest_window_is_one_row(large: PostgresStorage) -> None:
     plan = ask(large, queries_module._LATEST_WINDOW, {"workflow": "flow1", "trigger": "nightly"})
     assert (plan.rows, ways(plan, "runs"), touched(plan, "runs")) == (1, {"runs_window"}, 1)

@@ -34,7 +34,7 @@ def test_others_go_on_once_a_quiet_writer_has_lost_its_locks(postgres_url: str, 
 
     # then the quiet one, awake again, has lost its turn and writes nothing
     with pytest.raises(psycopg.Error) as lost:
-        opened.write(verified, units, None)
+        opened.write(verified, units.changes(), None)
     with pytest.raises(StorageUnavailable):
         transaction.__exit__(type(lost.value), lost.value, None)
     # and its next append is as good as any
@@ -53,12 +53,12 @@ class _Sleeper(PostgresStorage):
         with super().transaction() as transaction:
             usual = transaction.write
 
-            def write(*arguments: Any) -> dict[str, int]:
+            def write(*arguments: Any, **options: Any) -> dict[str, int]:
                 if self.other.revision(THREAD) == 1:
                     assert self.other.append(THREAD, [signal(payload={"from": "other"})]) == 2
-                return usual(*arguments)
+                return usual(*arguments, **options)
 
-            transaction.write = write  # type: ignore[method-assign, assignment]
+            transaction.write = write  # type: ignore[method-assign]
             yield transaction
 
 

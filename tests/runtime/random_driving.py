@@ -66,7 +66,7 @@ class Drive:
         for claim in held:
             came = Executor(runtime, asyncio.run).perform(claim, Cancellation())
             assert not isinstance(came, Answer)
-            done.append(Settlement(claim.ref, came))
+            done.append(Settlement(claim.ref, came, claim.attempt))
         for group in [done] if self.chance.randrange(2) else [[each] for each in done]:
             for answer in settle(runtime, group).answers:
                 # A sibling may have ended the run meanwhile; nothing else can be wrong with a fresh claim.

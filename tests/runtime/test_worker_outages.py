@@ -17,6 +17,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, ClaimRef, PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.runtime.committing import COMMITTERS
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import raw, terminate_backends, wait_for_a_lock
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, facts_of, queue_facts, until
@@ -178,15 +179,16 @@ class _CannotRelease(PostgresDispatchStore):
 
 
 def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: PostgresStorage) -> None:
-    # given a worker whose first commit waits, so that what comes in meanwhile is one group
+    # given a worker whose committers all wait, so that what comes in meanwhile is one group
     calls: Counter[str] = Counter()
-    first, rest = threading.Event(), threading.Event()
+    gates = [threading.Event() for _ in range(COMMITTERS)]
+    rest = threading.Event()
     plain, lost = Workflow("plain", payload=Item), Workflow("lost")
 
     @plain.step
     def step(ctx: StepContext, n: int) -> None:
         calls[ctx.run_id] += 1
-        (rest if n else first).wait(PATIENCE)
+        (gates[n] if n < COMMITTERS else rest).wait(PATIENCE)
 
     @lost.step(transactional=True)
     def cut(connection: sqlalchemy.Connection, ctx: StepContext) -> None:
@@ -201,20 +203,22 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
     squid = Squid(postgres, [plain, lost])
     store = _CannotRelease(postgres)
     squid.runtime = replace(squid.runtime, dispatch=store)
-    runs = [each.run_id for each in squid.start_many("plain", [{"n": n} for n in range(3)])]
+    runs = [each.run_id for each in squid.start_many("plain", [{"n": n} for n in range(COMMITTERS + 2)])]
     given_back = squid.start("lost").run_id
-    with at_work(squid, concurrency=4) as working, raw(postgres, autocommit=False) as other:
-        until(lambda: len(calls) == 4, "all steps under way")
+    with at_work(squid, concurrency=COMMITTERS + 3) as working, raw(postgres, autocommit=False) as other:
+        until(lambda: len(calls) == COMMITTERS + 3, "all steps under way")
         other.execute("SELECT FROM journal_threads WHERE id = 'squid:dispatch:default' FOR UPDATE")
-        first.set()
-        wait_for_a_lock(postgres)
+        for busy, gate in enumerate(gates, 1):
+            gate.set()
+            wait_for_a_lock(postgres, busy)
         rest.set()
-        until(lambda: working.worker._done.qsize() == 3, "two results and one connection that was lost")
+        done = working.worker._committer._done
+        until(lambda: done.qsize() == 3, "two results and one connection that was lost")
         # when the attempt that lost its connection cannot be given back at once
         other.rollback()
         until(all_done(postgres, [*runs, given_back]), "all runs")
     # then it is given back a little later, and the results beside it were written
-    assert [calls[run] for run in [*runs, given_back]] == [1, 1, 1, 2]
+    assert [calls[run] for run in [*runs, given_back]] == [1] * len(runs) + [2]
     assert store.tried == 2
     assert len(facts_of(postgres, given_back, "attempt_released")) == 1
 

@@ -3,7 +3,7 @@
 from typing import LiteralString
 
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.reading import ENTRY, read_entry
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import lock_number, statement
 
@@ -31,6 +31,6 @@ def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
         forget_runs(connection, schema, run_ids)
         forget_loose(connection, schema)
         facts = connection.execute(statement(_FACTS, schema), (run_ids,))
-        found = rows_of_runs((read_entry(row) for row in facts), run_ids)
-        found.add_loose(read_entry(row) for row in connection.execute(statement(_LOOSE, schema)))
+        found = rows_of_runs(read_entries(facts), run_ids)
+        found.add_loose(read_entries(connection.execute(statement(_LOOSE, schema))))
         found.insert(connection, schema)

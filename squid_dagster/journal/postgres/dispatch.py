@@ -1,6 +1,6 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import LiteralString
 from uuid import UUID, uuid4
@@ -23,7 +23,9 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
+from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
@@ -75,9 +77,14 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
 class PostgresDispatchStore:
     """`DispatchStore` on a `PostgresStorage`."""
 
-    def __init__(self, storage: PostgresStorage) -> None:
-        """Bind to a storage."""
-        self._storage = storage
+    def __init__(self, storage: PostgresStorage, notifier: PostgresNotifier | None = None) -> None:
+        """Bind to a storage. With a notifier, `decide` sends hints along with its commits."""
+        self._storage, self._notifier = storage, notifier
+
+    @property
+    def wakes(self) -> bool:
+        """Whether `decide` tells workers by itself."""
+        return self._notifier is not None
 
     def claim(
         self,
@@ -136,7 +143,17 @@ class PostgresDispatchStore:
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes and what follows from them, as the contract says."""
         refs = [settlement.ref for settlement in settlements]
-        return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+        check_refs(refs)
+        plain: dict[int, Answer] = {}
+        if plan is not None:
+            commit_id = uuid4()
+            persistently(lambda: settle_plain(self._storage, settlements, plan, commit_id, plain))
+        rest = [i for i in range(len(refs)) if i not in plain]
+        found = self._group(
+            [refs[i] for i in rest], lambda k, attempt, now: settle_fact(attempt, settlements[rest[k]], now), plan
+        )
+        answers = {**plain, **dict(zip(rest, found, strict=True))}
+        return [answers[i] for i in range(len(refs))]
 
     def settle_within(
         self, connection: PgConnection, settlements: Sequence[Settlement], plan: Planner | None = None
@@ -179,7 +196,12 @@ class PostgresDispatchStore:
                 return
             threads = {run_thread(run_id) for run_id in run_ids} if new else set()
             appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(written)]
-            self._write(transaction, units, check_appends(appends, self._storage.max_fact_bytes), commit_id)
+            verified = check_appends(appends, self._storage.max_fact_bytes)
+            self._write(transaction, units, verified, commit_id, hints=self._hints(written))
+
+    def _hints(self, facts: Iterable[Fact]) -> list[str]:
+        queues = {fact.queue for fact in facts if fact.type == "attempt_scheduled"}
+        return self._notifier.take_along(queues) if queues and self._notifier is not None else []
 
     def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
@@ -252,6 +274,7 @@ class PostgresDispatchStore:
         verified: list[Verified],
         commit_id: UUID,
         folded: Callable[[], None] = lambda: None,
+        hints: Sequence[str] = (),
     ) -> None:
         """Fold facts into the rows at hand and write both; `folded` is called in between."""
         more = Touched()
@@ -262,7 +285,7 @@ class PostgresDispatchStore:
         units.fold(verified)
         folded()
         if verified:
-            transaction.write(verified, units, commit_id)
+            transaction.write(verified, units.changes(), commit_id, hints=hints)
 
     def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> None:
         """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.reading import ENTRY, read_entry
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -183,7 +183,7 @@ class Rebuild:
         return self._connection.execute(statement(text, self._schema), values).fetchall()
 
     def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return [read_entry(row) for row in self._rows(text, *values)]
+        return read_entries(self._rows(text, *values))
 
 
 _INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"

@@ -9,15 +9,17 @@ from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.clock import Clock
+from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.journal.postgres import migrate
 from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, make_step_engine, unavailable
 from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.migrate import missing
-from squid_dagster.journal.postgres.reading import ENTRY, read_entry, utc
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import (
@@ -45,8 +47,15 @@ _TRIES = 20
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
 _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
+_BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
+    SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
+_SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
+
+# Behind the commit and outside of it: inside, the global lock of NOTIFY would slow writers down.
+_HINT: LiteralString = """; SELECT pg_notify(%s, queue), set_config('synchronous_commit', 'off', true)
+    FROM unnest(%s::text[]) queue"""
 
 # journal_entries_thread
 _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
@@ -99,6 +108,7 @@ class PostgresStorage:
         self.engine = make_engine(engine) if isinstance(engine, str) else engine
         self.step_engine = make_step_engine(self.engine)
         self.schema = check_schema_name(schema)
+        self.channel = f"squid_{self.schema}"  # for hints about queues
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
         self.hold = hold
@@ -165,7 +175,7 @@ class PostgresStorage:
         with self.transaction() as transaction:
             units = transaction.lock(touched)
             units.fold(verified)
-            return transaction.write(verified, units, commit_id)
+            return transaction.write(verified, units.changes(), commit_id)
 
     @contextmanager
     def transaction(self) -> Iterator["Transaction"]:
@@ -244,7 +254,7 @@ class PostgresStorage:
         return next(iter(self.rows(text, *values)), None)
 
     def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return [read_entry(row) for row in self.rows(text, *values)]
+        return read_entries(self.rows(text, *values))
 
     def rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
         """Run one reading statement on a connection of its own, with values in order or one mapping of them."""
@@ -280,6 +290,21 @@ class Transaction:
             cursor.nextset()
         return self._units(cursor, touched)
 
+    def lock_claims(self, refs: Sequence[ClaimRef]) -> tuple[datetime, dict[int, bool]]:
+        """Lock runs by their claims, one of a run, in the order of run ids; give the time, and which claims stand.
+
+        These are by place; the value tells whether no other attempt of the run is open.
+        """
+        claims = json.dumps([[ref.runnable_key, ref.claim_id, ref.token_hash, ref.queue] for ref in refs])
+        hold, clock = int(self._storage.hold / timedelta(milliseconds=1)), self._storage.clock
+        cursor = psycopg.ClientCursor(self._connection)
+        values = (hold, [ref.run_id for ref in refs], claims, clock.now() if clock else None)
+        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK_CLAIMS), values)
+        cursor.nextset()
+        answer = _answer(cursor)
+        now = clock.now() if clock else utc(datetime.fromisoformat(answer["now"]))
+        return now, {i - 1: alone for i, alone in answer["held"] or ()}
+
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
         missing = touched.without(units)
@@ -298,15 +323,16 @@ class Transaction:
     def read_plans(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
         """Read run threads, as they stand under the locks, without the commands: nothing is planned by those."""
         found: dict[str, list[Entry]] = {thread: [] for thread in threads}
-        for row in self._connection.execute(self._storage.sql(_READ_PLANS), (list(found),), binary=True):
-            found[row[0]].append(read_entry(row))
+        rows = self._connection.execute(self._storage.sql(_READ_PLANS), (list(found),), binary=True).fetchall()
+        for entry in read_entries(rows):
+            found[entry.thread].append(entry)
         return found
 
     def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
         """Fold all facts of runs, as they stand under the locks."""
         found: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-        for row in self._connection.execute(self._storage.sql(_READ_RUNS), (list(found),), binary=True):
-            entry = read_entry(row)
+        rows = self._connection.execute(self._storage.sql(_READ_RUNS), (list(found),), binary=True).fetchall()
+        for entry in read_entries(rows):
             run_id = run_of(entry.fact)
             if run_id in found:
                 found[run_id].append(entry)
@@ -316,8 +342,18 @@ class Transaction:
         """Tell whether a commit of this id is on record."""
         return self._connection.execute(self._storage.sql(_FIND_COMMIT), (commit_id,)).rowcount > 0
 
-    def write(self, verified: Sequence[Verified], units: Units, commit_id: UUID | None) -> dict[str, int]:
-        """Write facts and rows, and commit."""
+    def write(
+        self,
+        verified: Sequence[Verified],
+        changes: tuple[Any, ...],
+        commit_id: UUID | None,
+        settled: tuple[str, str | None] | None = None,
+        hints: Sequence[str] = (),
+    ) -> dict[str, int]:
+        """Write facts and rows, and commit: whole rows, and with `settled` only what completions change in them.
+
+        Hints about these queues go out right behind the commit.
+        """
         ordered = sorted(verified, key=lambda one: one.thread)
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
@@ -326,12 +362,32 @@ class Transaction:
             [one.expected_rev for one in ordered],
             [len(one.encoded) for one in ordered],
             entries_json(verified, place),
-            *units.changes(),
+            *changes,
         )
         cursor = psycopg.ClientCursor(self._connection)
-        cursor.execute(self._storage.sql(_APPEND_AND_COMMIT), values)
-        receipt: dict[str, int] = _answer(cursor)
+        if settled is not None:
+            cursor.execute(self._storage.sql(_SETTLE + _APPEND_AND_COMMIT), (*settled, *values))
+            cursor.nextset()
+        elif hints:
+            self._write_with_hints(cursor, values, hints)
+        else:
+            cursor.execute(self._storage.sql(_APPEND_AND_COMMIT), values)
+        found = _answer(cursor)
+        receipt: dict[str, int] = json.loads(found) if isinstance(found, str) else found  # a text: after a lost hint
         return receipt
+
+    def _write_with_hints(self, cursor: psycopg.ClientCursor, values: tuple[Any, ...], hints: Sequence[str]) -> None:
+        sent = (*values, self._storage.channel, list(hints))
+        try:
+            cursor.execute(self._storage.sql(_APPEND_AND_COMMIT + _HINT), sent)
+        except psycopg.Error as error:
+            # A hint that cannot be sent (the queue of NOTIFY may be full) must not make a commit look like none.
+            if self._connection.broken or self._connection.info.transaction_status != TransactionStatus.IDLE:
+                raise
+            cursor.execute(self._storage.sql(_FIND_COMMIT), (values[0],))
+            if not cursor.rowcount:
+                raise
+            logger.warning("cannot notify workers, who will find their work by polling: %s", error)
 
 
 def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:

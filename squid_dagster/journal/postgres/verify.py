@@ -8,7 +8,7 @@ from typing import Any, LiteralString
 
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.reading import ENTRY, read_entry
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import ViewRows, rows_of_runs
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.schema import statement
@@ -163,7 +163,7 @@ class _Look:
         return self._connection.execute(statement(text, self._schema), values).fetchall()
 
     def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return [read_entry(row) for row in self._rows(text, *values)]
+        return read_entries(self._rows(text, *values))
 
 
 def _judge(before: Entry, entry: Entry) -> Iterator[Finding]:

@@ -1,0 +1,173 @@
+"""Committers: they write down, in groups, what came of steps while others run.
+
+Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, TypeVar
+
+from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Outcome, Settlement
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.pool import Job
+from squid_dagster.runtime.report import SettledAttempt, WorkerReport
+from squid_dagster.runtime.settlement import settle
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OnSettled = Callable[[Sequence[SettledAttempt]], None]
+
+COMMITTERS = 2
+GROUP = 500  # outcomes in one commit
+LONGEST_BACKOFF = 5.0
+
+
+class Executed(NamedTuple):
+    """A step that is done: its outcome, or the answer of one that settled itself, or why it could not be executed."""
+
+    job: Job
+    came: Outcome | Answer | SquidError
+    seconds: float
+
+
+class Committer:
+    """Writes outcomes from two threads. Whatever happens, a job that was put here comes back through `written`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        report: WorkerReport,
+        *,
+        wanted: Callable[[Job], bool],
+        written: Callable[[list[Job]], None],
+        due: Callable[[list[timedelta]], None],
+        gives_up: Callable[[], bool],
+        on_settled: OnSettled | None = None,
+    ) -> None:
+        """Write for `runtime` and count in `report`.
+
+        Outcomes of jobs that are not `wanted` any more are dropped. `due` hears in how long what was scheduled is due.
+        While the database is away it is tried again, unless `gives_up` says otherwise.
+        """
+        self._runtime, self._report = runtime, report
+        self._wanted, self._written, self._due = wanted, written, due
+        self._gives_up, self._on_settled = gives_up, on_settled
+        self._done: SimpleQueue[Executed | None] = SimpleQueue()
+        self._counting = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"squid-committer-{i}", daemon=True) for i in range(COMMITTERS)
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, executed: Executed) -> None:
+        """Hand over what came of a step."""
+        self._done.put(executed)
+
+    def close(self, timeout: timedelta) -> None:
+        """Write what was handed over, and end; waits for that no longer than `timeout`."""
+        until = time.monotonic() + timeout.total_seconds()
+        for _ in self._threads:
+            self._done.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _loop(self) -> None:
+        while (first := self._done.get()) is not None:
+            group: list[Executed] = [first]
+            while len(group) < GROUP:
+                try:
+                    more = self._done.get_nowait()
+                except Empty:
+                    break
+                if more is None:
+                    self._done.put(None)  # for the loop itself, once the group is written
+                    break
+                group.append(more)
+            self._commit(group)
+
+    def _commit(self, group: list[Executed]) -> None:
+        mine = [each for each in group if self._wanted(each.job)]
+        try:
+            self._settle(mine)
+            answered = [(each, Completed(None), each.came) for each in mine if isinstance(each.came, Answer)]
+            self._count(answered)
+            if answered:
+                self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
+            given_back = [each.job.claim for each in mine if isinstance(each.came, SquidError)]
+            self._persist(lambda: self.release(given_back, "the worker could not execute it"))
+        except Exception:
+            logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
+        finally:
+            self._written([each.job for each in group])
+
+    def _settle(self, group: list[Executed]) -> None:
+        found: list[tuple[Executed, Outcome]] = [
+            (each, each.came) for each in group if not isinstance(each.came, Answer | SquidError)
+        ]
+        if not found:
+            return
+        settlements = [Settlement(each.job.claim.ref, outcome, each.job.claim.attempt) for each, outcome in found]
+        settled = self._persist(lambda: settle(self._runtime, settlements))
+        with self._counting:
+            self._report.commits += 1
+        self._due(settled.dues)
+        self._count([(*pair, answer) for pair, answer in zip(found, settled.answers, strict=True)])
+
+    def _persist(self, write: Callable[[], T]) -> T:
+        """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
+        backoff = 0.1
+        while True:
+            try:
+                return write()
+            except (StorageUnavailable, ViewsMissing) as error:
+                if self._gives_up():
+                    raise
+                logger.warning("outcomes could not be written, will be tried again: %s", error)
+                time.sleep(backoff)
+                backoff = min(backoff * 2, LONGEST_BACKOFF)
+
+    def _count(self, answered: Sequence[tuple[Executed, Outcome, Answer]]) -> None:
+        with self._counting:
+            for each, outcome, answer in answered:
+                self._count_one(each.job.claim, outcome, answer)
+        if self._on_settled is not None and answered:
+            told = [SettledAttempt(each.job.claim.attempt, came, a.error, each.seconds) for each, came, a in answered]
+            try:
+                self._on_settled(told)
+            except Exception:
+                logger.exception("the observer of outcomes failed")
+
+    def _count_one(self, claim: Claim, outcome: Outcome, answer: Answer) -> None:
+        report = self._report
+        if answer.error is not None:
+            report.refused += 1
+            logger.warning("%s", answer.error)
+        elif isinstance(outcome, Completed):
+            report.completed += 1
+            report.steps[f"{claim.attempt.workflow}.{claim.attempt.step}"] += 1
+        elif isinstance(outcome, Deferred):
+            report.deferred += 1
+        elif outcome.retry is not None:
+            report.retried += 1
+        else:
+            report.failed += 1
+
+    def release(self, claims: Iterable[Claim], reason: str) -> None:
+        """Give attempts back, and wake others for them. Raises what the database raises."""
+        given = list(claims)
+        if given:
+            answers = self._runtime.dispatch.release([claim.ref for claim in given], reason)
+            with self._counting:
+                self._report.released += sum(answer.error is None for answer in answers)
+            self._runtime.notifier.notify({claim.ref.queue for claim in given})
