@@ -14,6 +14,8 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
+from squid_dagster.workflow.external import is_external
+from squid_dagster.workflow.launches import Launch, latest_launch
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import unprogressed
 from squid_dagster.workflow.state import COMPENSATE, failure_of
@@ -41,6 +43,7 @@ class Case:
     queue_state: QueueState | None
     workers: tuple[Worker, ...] | None
     visible: tuple[Attempt, ...]
+    external: tuple[Attempt, ...]  # due, and for another system to do: no worker can claim them
     scheduled: tuple[Attempt, ...]
     claimed: tuple[Attempt, ...]
     expired: tuple[Attempt, ...]
@@ -87,6 +90,10 @@ class Case:
             return fact
         return None
 
+    def launch_of(self, attempt: Attempt) -> Launch | None:
+        """Give the latest request for work elsewhere that an attempt waits for; None while nobody has asked for it."""
+        return latest_launch(self.run.command_history, attempt.runnable_key)
+
     def step_of(self, attempt: Attempt) -> StepDefinition | None:
         """Give the definition of an attempt's step, where it is known."""
         return self.definition.steps.get(attempt.step) if self.definition is not None else None
@@ -123,7 +130,8 @@ def make_case(
         hold=hold,
         queue_state=queue_state,
         workers=None if workers is None else tuple(workers),
-        visible=_in_order(each for each in free if each.visible_at <= now),
+        visible=_in_order(each for each in free if each.visible_at <= now and not is_external(each)),
+        external=_in_order(each for each in free if each.visible_at <= now and is_external(each)),
         scheduled=tuple(sorted((e for e in free if e.visible_at > now), key=lambda e: (e.visible_at, e.runnable_key))),
         claimed=_in_order(each for each in held if not each.expired(now)),
         expired=_in_order(each for each in held if each.expired(now)),

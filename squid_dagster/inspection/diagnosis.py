@@ -11,6 +11,7 @@ from squid_dagster.inspection.blocked import (
     result_pending_apply,
 )
 from squid_dagster.inspection.case import Case
+from squid_dagster.inspection.external import waiting_external
 from squid_dagster.inspection.queued import (
     attempt_claimed,
     attempt_visible,
@@ -43,6 +44,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     compensating,
     attempt_visible,
     attempt_claimed,
+    waiting_external,
     scheduled_for_later,
 )
 

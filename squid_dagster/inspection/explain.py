@@ -65,7 +65,11 @@ def explain_run(
     """
     record = read_record(storage, run_id)
     case = make_case(record, now, registry=registry, workers=workers)
-    if queries is not None and case.queue is not None and (case.visible or case.expired or case.scheduled):
+    if (
+        queries is not None
+        and case.queue is not None
+        and (case.visible or case.external or case.expired or case.scheduled)
+    ):
         found = read_queue_state(storage, queries, case.queue)
         case = make_case(record, now, registry=registry, workers=workers, queue_state=found)
     return explain(case)

@@ -38,8 +38,8 @@ class NodeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphNode:
-    """One step, compensation or end. `kind` is step, wait, log, pause, approval, compensation, end or, where no
-    definition tells, unknown. What a step took and gave is only there when history was asked for.
+    """One step, compensation or end. `kind` is step, wait, log, pause, approval, external, compensation, end or, where
+    no definition tells, unknown. What a step took and gave is only there when history was asked for.
     """
 
     id: str
@@ -128,7 +128,7 @@ def current_steps(case: Case) -> tuple[str, ...]:
     if case.run.stopped:
         return ()
     manual = [case.run.manual_state.step] if case.run.manual_state is not None else []
-    at_work = (*case.visible, *case.expired, *case.claimed, *case.scheduled, *case.dead_letters)
+    at_work = (*case.visible, *case.external, *case.expired, *case.claimed, *case.scheduled, *case.dead_letters)
     return tuple(dict.fromkeys([*manual, *(attempt.step for attempt in at_work)]))
 
 
@@ -233,6 +233,8 @@ def _of_attempt(case: Case, attempt: Attempt) -> NodeStatus:
         return NodeStatus.CANCELLED
     if attempt.status is AttemptStatus.CLAIMED:
         return NodeStatus.EXPIRED if attempt.expired(case.now) else NodeStatus.RUNNING
+    if attempt in case.external and case.launch_of(attempt) is not None:
+        return NodeStatus.RUNNING
     if attempt.status is AttemptStatus.RETRY_SCHEDULED:
         return NodeStatus.RETRYING
     if attempt.visible_at <= case.now:

@@ -27,6 +27,7 @@ class RunReason(StrEnum):
     COMPENSATING = "compensating"
     ATTEMPT_VISIBLE = "attempt_visible"
     ATTEMPT_CLAIMED = "attempt_claimed"
+    WAITING_EXTERNAL = "waiting_external"
     RETRY_SCHEDULED = "retry_scheduled"
     DEFERRED_CONTINUATION = "deferred_continuation"
     WAIT_STEP = "wait_step"

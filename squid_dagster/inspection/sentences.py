@@ -18,6 +18,9 @@ _COMMANDS = {
     "resume_run": "resumed the run",
     "cancel_run": "asked to cancel the run",
     "retry_attempt": "asked to retry a dead letter",
+    "external_requested": "asked another system for a step's work",
+    "external_started": "reported that a step's work has begun elsewhere",
+    "external_completed": "reported what came of a step's work elsewhere",
 }
 _ACTIONS = {"resumed": "was resumed", "approved": "was approved", "rejected": "was rejected"}
 

@@ -125,6 +125,8 @@ def _check_payload(fact: Fact) -> bool:
     for runnable in fact.runnables if fact.type == "runnables_planned" else ():
         filled = True
         _json.validate_python(runnable.input)
+        if runnable.external is not None:
+            _json.validate_python(runnable.external)
     if fact.__pydantic_extra__:
         filled = True
         _json.validate_python(fact.__pydantic_extra__)
@@ -228,7 +230,13 @@ def _is_finite(fact: Fact) -> bool:
         if value and not _finite_within(value):
             return False
     for runnable in fact.runnables if fact.type == "runnables_planned" else ():
-        held = (runnable.input, runnable.recovery, runnable.deadline, runnable.__pydantic_extra__)
+        held = (
+            runnable.input,
+            runnable.recovery,
+            runnable.deadline,
+            runnable.external,
+            runnable.__pydantic_extra__,
+        )
         if not all(map(_finite_within, held)):
             return False
     return not fact.__pydantic_extra__ or _finite_within(fact.__pydantic_extra__)

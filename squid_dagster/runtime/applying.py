@@ -7,6 +7,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.controls import cancel, replay, resolve, retry_attempt
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.crons import start_cron
+from squid_dagster.runtime.external import complete_external, note_external
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
 from squid_dagster.runtime.starting import prepare_start, start_run
 
@@ -103,11 +104,30 @@ def _retry(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt
     return retry_attempt(runtime, given["run_id"], given["runnable_key"], options)
 
 
+def _note_external(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(
+        signal, {"run_id": str, "runnable_key": str, "launcher": str}, {"external_run_id": str, "launch": int}
+    )
+    return note_external(runtime, SignalType(signal.type), given, options)
+
+
+def _complete_external(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
+    given = _fields(
+        signal,
+        {"run_id": str, "runnable_key": str, "succeeded": bool},
+        {"result": object, "error": dict, "final": bool, "external_run_id": str},
+    )
+    return complete_external(runtime, given, options)
+
+
 _HANDLERS: dict[str, Callable[[Runtime, Signal, dict[str, Any]], Receipt]] = {
     SignalType.START_RUN: _start,
     SignalType.START_CRON: _start_cron,
     SignalType.REPLAY_RUN: _replay,
     SignalType.CANCEL_RUN: _cancel,
     SignalType.RETRY_ATTEMPT: _retry,
+    SignalType.EXTERNAL_REQUESTED: _note_external,
+    SignalType.EXTERNAL_STARTED: _note_external,
+    SignalType.EXTERNAL_COMPLETED: _complete_external,
     **dict.fromkeys(_RESOLUTIONS, _resolve),
 }

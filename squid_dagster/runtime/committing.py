@@ -105,7 +105,7 @@ class Committer:
             if answered:
                 self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
             given_back = [each.job.claim for each in mine if isinstance(each.came, SquidError)]
-            self._persist(lambda: self.release(given_back, "the worker could not execute it"))
+            self._persist(lambda: self.give_back(given_back, "the worker could not execute it"))
         except Exception:
             logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
         finally:
@@ -163,7 +163,7 @@ class Committer:
         else:
             report.failed += 1
 
-    def release(self, claims: Iterable[Claim], reason: str) -> None:
+    def give_back(self, claims: Iterable[Claim], reason: str) -> None:
         """Give attempts back, and wake others for them. Raises what the database raises."""
         given = list(claims)
         if given:

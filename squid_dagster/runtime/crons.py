@@ -53,11 +53,7 @@ def start_cron(
         NotFound: the workflow is not registered.
         InvalidArgument, InvalidThread: no such cron trigger, neither signal nor window, a malformed one, a bad queue.
     """
-    definition = runtime.registry.select(workflow)
-    cron = definition.triggers.get(trigger)
-    if not isinstance(cron, Cron):
-        known = ", ".join(name for name, each in definition.triggers.items() if isinstance(each, Cron)) or "none"
-        raise InvalidArgument(f"workflow {definition.name!r} has no cron trigger {trigger!r}: it has {known}")
+    definition, cron = _cron(runtime, workflow, trigger)
     window = _window(intended_window)
     identity = signal_id or (window and window_identity(definition.name, trigger, window["start_at"], window["end_at"]))
     if not identity or not isinstance(identity, str):
@@ -77,19 +73,25 @@ def start_cron(
     return Receipt(start.run_id, SignalType.START_CRON, written[0].occurred_at, identity)
 
 
-def start_due_crons(runtime: Runtime, now: datetime | None = None) -> list[Receipt]:
+def start_due_crons(
+    runtime: Runtime, now: datetime | None = None, *, only: tuple[WorkflowRef, str] | None = None
+) -> list[Receipt]:
     """Start every window of every registered cron trigger that is due and was not started, as its `catch_up` says.
 
     Windows follow from the journal: any number of callers, late or repeated, start nothing twice and nothing never. A
-    trigger that cannot be started is logged, and keeps no other one waiting.
+    trigger that cannot be started is logged, and keeps no other one waiting. With `only`, a workflow and the name of
+    its trigger, it is about that one alone, and what keeps it from starting is raised.
 
     Raises:
         InvalidArgument: `now` has no timezone.
         StorageUnavailable: the database cannot be reached. What was started until then stays started.
+        SquidError: with `only`, whatever `start_cron` raises.
     """
     at = runtime.now() if now is None else now
     if at.tzinfo is None:
         raise InvalidArgument(f"now must be a time with a timezone, not {at!r}")
+    if only is not None:
+        return _start_due(runtime, *_cron(runtime, *only), at)
     receipts: list[Receipt] = []
     for definition in runtime.registry:
         if runtime.registry.current(definition.name) is not definition:
@@ -103,6 +105,15 @@ def start_due_crons(runtime: Runtime, now: datetime | None = None) -> list[Recei
                 except SquidError as error:
                     logger.error("cron %r of workflow %r could not be started: %s", cron.name, definition.name, error)
     return receipts
+
+
+def _cron(runtime: Runtime, workflow: WorkflowRef, trigger: str) -> tuple[Definition, Cron]:
+    definition = runtime.registry.select(workflow)
+    cron = definition.triggers.get(trigger)
+    if not isinstance(cron, Cron):
+        known = ", ".join(name for name, each in definition.triggers.items() if isinstance(each, Cron)) or "none"
+        raise InvalidArgument(f"workflow {definition.name!r} has no cron trigger {trigger!r}: it has {known}")
+    return definition, cron
 
 
 def _start_due(runtime: Runtime, definition: Definition, cron: Cron, at: datetime) -> list[Receipt]:

@@ -29,6 +29,9 @@ class SignalType(StrEnum):
     RESUME_RUN = "resume_run"
     CANCEL_RUN = "cancel_run"
     RETRY_ATTEMPT = "retry_attempt"
+    EXTERNAL_REQUESTED = "external_requested"
+    EXTERNAL_STARTED = "external_started"
+    EXTERNAL_COMPLETED = "external_completed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -313,7 +313,7 @@ class Worker:
                 job.cancelled.set()
         self._heartbeats.remove([job.claim for job in jobs])
         try:
-            self._committer.release([job.claim for job in jobs], "the worker stopped")
+            self._committer.give_back([job.claim for job in jobs], "the worker stopped")
         except SquidError as error:
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
 

@@ -1,8 +1,8 @@
 """`Workflow`: how an author declares steps and routes. It only takes notes; `freeze` judges them, all at once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -21,6 +21,7 @@ from squid_dagster.workflow.declared import (
     StepRef,
 )
 from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.external import External, ExternalKind, OnLost
 from squid_dagster.workflow.freezing import freeze
 from squid_dagster.workflow.retry import Retry
 from squid_dagster.workflow.triggers import Trigger, with_manual
@@ -195,6 +196,52 @@ class Workflow:
     ) -> None:
         """Declare a step at which somebody approves (outcome `ok`) or rejects (`error`); both give the output."""
         self._manual(StepKind.APPROVAL, name, output, deadline, max_visits)
+
+    def external(
+        self,
+        name: str,
+        kind: ExternalKind,
+        *,
+        job: str | None = None,
+        assets: Iterable[str] | str = (),
+        run_config: Mapping[str, Any] | Function | None = None,
+        partition_key_from: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        on_lost: OnLost = "relaunch",
+        output: str | None = None,
+        after: Iterable[StepRef] | StepRef = (),
+        retry: Retry | None = None,
+        compensate: Function | None = None,
+        irreversible: bool = False,
+        deadline: Deadline | timedelta | None = None,
+        priority: int | None = None,
+        max_visits: int | None = None,
+    ) -> None:
+        """Declare a step that another system does: a Dagster job, or a run that materializes Dagster assets.
+
+        No worker is held: the step waits on its queue until the outcome comes back as a signal, which the plugin's
+        sensor sends. `kind` is "dagster_job" with the `job`'s name, or "dagster_assets" with keys such as "raw/orders".
+        `run_config` is a mapping, or a function that gives one; its parameters are bound by name, as a step's are.
+        `partition_key_from` names the payload field or output that holds the partition key. `retry` governs runs that
+        fail. `on_lost` says what it means that Dagster does not know a run any more that was asked for: "relaunch"
+        asks for it again, "fail" lets the step fail for good. The output is what the signal reports, for Dagster a
+        dict with the run's id. Everything else is as `step` has it.
+        """
+        self._steps.append(
+            DeclaredStep(
+                name=name,
+                kind=StepKind.EXTERNAL,
+                external=External(kind, job, _tuple(assets), run_config, partition_key_from, tags or {}, on_lost),
+                output=output,
+                after=_tuple(after),
+                retry=retry,
+                compensate=compensate,
+                irreversible=irreversible,
+                deadline=deadline,
+                priority=priority,
+                max_visits=max_visits,
+            )
+        )
 
     def route(
         self,

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
 from squid_dagster.workflow.conditions import Condition
+from squid_dagster.workflow.external import External
 from squid_dagster.workflow.retry import Retry
 from squid_dagster.workflow.triggers import Trigger
 from squid_dagster.workflow.values import is_duration, shown
@@ -32,6 +33,7 @@ class StepKind(StrEnum):
     LOG = "log"
     PAUSE = "pause"
     APPROVAL = "approval"
+    EXTERNAL = "external"  # done by another system
 
 
 MANUAL_KINDS = frozenset({StepKind.PAUSE, StepKind.APPROVAL})
@@ -80,6 +82,7 @@ class DeclaredStep:
     duration: timedelta | None = None
     message: str | None = None
     level: LogLevel = "info"
+    external: External | None = None
 
     @property
     def output_name(self) -> str | None:

@@ -19,6 +19,7 @@ from squid_dagster.workflow.declared import (
     Recovery,
     StepKind,
 )
+from squid_dagster.workflow.external import External, external_lane
 from squid_dagster.workflow.payloads import accept_payload
 from squid_dagster.workflow.retry import Retry
 from squid_dagster.workflow.signature import Task
@@ -59,7 +60,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDefinition:
-    """One step. `task` is None for built-ins, `output` for waits and logs; `after` is empty in a workflow of routes."""
+    """One step. `task` is None for built-ins, `output` for waits and logs; `after` is empty in a workflow of routes.
+
+    The task of an external step makes the run config; no worker calls it.
+    """
 
     name: str
     kind: StepKind
@@ -78,6 +82,7 @@ class StepDefinition:
     duration: timedelta | None = None
     message: str | None = None
     level: LogLevel = "info"
+    external: External | None = None
 
     @property
     def is_manual(self) -> bool:
@@ -118,6 +123,13 @@ class Definition:
     def key(self) -> str:
         """The one string by which a worker says that it can execute this definition."""
         return definition_key(self.name, self.fingerprint)
+
+    @property
+    def external_key(self) -> str | None:
+        """The one string by which a launcher finds what waits in this definition's external steps; None without any."""
+        if not any(step.external is not None for step in self.steps.values()):
+            return None
+        return definition_key(self.name, external_lane(self.fingerprint))
 
     @property
     def default_trigger(self) -> Trigger:

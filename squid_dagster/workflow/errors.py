@@ -57,6 +57,8 @@ class Code(StrEnum):
     INVALID_WAIT_DURATION = "invalid_wait_duration"
     INVALID_LOG_MESSAGE = "invalid_log_message"
     INVALID_LOG_LEVEL = "invalid_log_level"
+    INVALID_EXTERNAL = "invalid_external"
+    UNKNOWN_EXTERNAL_TARGET = "unknown_external_target"
     # routes
     UNKNOWN_ROUTE_SOURCE = "unknown_route_source"
     UNKNOWN_ROUTE_TARGET = "unknown_route_target"

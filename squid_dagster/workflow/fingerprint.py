@@ -1,8 +1,8 @@
 """The fingerprint: one hash over everything that changes what a run means, and over nothing else.
 
-In: steps with kind, output, what they take from the state, waits, recovery markers; edges and routes with conditions;
-the payload's contract. Out: function bodies, retries, priorities, caps, deadlines, log texts, triggers, versions, and
-the order of whatever has no order.
+In: steps with kind, output, what they take from the state, waits, recovery markers, external targets; edges and routes
+with conditions; the payload's contract. Out: function bodies, retries, priorities, caps, deadlines, log texts,
+triggers, versions, and the order of whatever has no order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,9 @@ def fingerprint(
 
 
 def _step(step: StepDefinition) -> dict[str, Any]:
-    return {
+    # Only where there is one, so that definitions from before external steps mean what they meant.
+    external = {} if step.external is None else {"external": step.external.meaning()}
+    return external | {
         "kind": step.kind.value,
         "output": step.output,
         "takes": [] if step.task is None else sorted(step.task.takes),

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from pydantic import BaseModel
 
 from squid_dagster.workflow.checks.dependencies import After, check_dependencies
+from squid_dagster.workflow.checks.externals import read_external
 from squid_dagster.workflow.checks.flow import check_flow
 from squid_dagster.workflow.checks.parameters import check_parameters
 from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
@@ -66,6 +67,8 @@ def _read_functions(steps: Mapping[str, DeclaredStep], problems: Problems) -> tu
         tasks[name] = compensations[name] = None
         if step.kind is StepKind.STEP:
             tasks[name] = read_task(step.function, f"step {name!r}", ("steps", name), problems)
+        if step.external is not None:
+            tasks[name] = read_external(step.external, f"step {name!r}", ("steps", name), problems)
         if step.compensate is not None:
             label, path = f"the compensation of step {name!r}", ("steps", name, "compensate")
             compensations[name] = read_task(step.compensate, label, path, problems)
@@ -160,4 +163,5 @@ def _build_step(
         duration=step.duration,
         message=step.message,
         level=step.level,
+        external=step.external,
     )

@@ -1,7 +1,8 @@
 """The planner: which facts follow from a start, an outcome, a decision, a retry. Pure: the caller appends them.
 
 A step of kind wait is a runnable that becomes visible when the wait is over. Manual steps are never scheduled: reaching
-one pauses the run. When a run fails, what it has done is undone one step after another, newest first, before it ends.
+one pauses the run. An external step is a runnable in a lane that no worker serves. When a run fails, what it has done
+is undone one step after another, newest first, before it ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -303,6 +304,8 @@ class _Planning:
         more: dict[str, Any] = {}
         if step.deadline is not None and name == step.name:
             more["deadline"] = deadline_of(step, visible_at)
+        if step.external is not None and name == step.name:
+            more["external"] = step.external.to_json()
         return Runnable(
             run_id=self.run_id,
             runnable_key=runnable_key(self.run_id, name, visit, 1),

@@ -17,6 +17,7 @@ from squid_dagster.protocol.facts import (
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.definition import StepDefinition
+from squid_dagster.workflow.external import external_lane
 from squid_dagster.workflow.state import open_visits
 
 DEFAULT_QUEUE = "default"
@@ -70,7 +71,8 @@ def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[At
 
 
 def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> AttemptScheduled:
-    """Give the fact that puts a planned runnable on its queue."""
+    """Give the fact that puts a planned runnable on its queue; an external one in the lane that no worker serves."""
+    fingerprint = start.definition_fingerprint if start else None
     return AttemptScheduled(
         run_id=runnable.run_id,
         runnable_key=runnable.runnable_key,
@@ -84,7 +86,7 @@ def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> Att
         max_deliveries=runnable.max_deliveries,
         workflow=start.workflow if start else None,
         definition_version=start.definition_version if start else None,
-        definition_fingerprint=start.definition_fingerprint if start else None,
+        definition_fingerprint=fingerprint if runnable.external is None else external_lane(fingerprint),
         occurred_at=now,
     )
 

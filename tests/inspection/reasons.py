@@ -8,6 +8,7 @@ from squid_dagster.inspection.reasons import RunReason
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import MalformedFact
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.registry import Registry
 from tests.facts import T0, applied, fenced, planned, quarantined, queue_paused, queued, signal, started
 from tests.inspection.scenes import Scene, Somebody, changed_order, order, saga, scene
@@ -113,6 +114,20 @@ def _claimed() -> Told:
     return scene(order()).claim("charge").advance(seconds=20).beat("charge").advance(seconds=15), {}
 
 
+def _external() -> Told:
+    workflow = Workflow("orders")
+    workflow.external("train", "dagster_job", job="train_model")
+    told = scene(workflow).advance(minutes=2)
+    told.write(
+        signal(
+            signal_type="external_requested",
+            payload={"runnable_key": "run-1:train:1:1", "launcher": "d-1"},
+            occurred_at=told.clock.now(),
+        )
+    )
+    return told.advance(minutes=3), {}
+
+
 def _retry() -> Told:
     return scene(order()).claim("charge").fail("charge", retry_in=30), {}
 
@@ -165,6 +180,7 @@ STORIES: dict[RunReason, Callable[[], Told]] = {
     RunReason.COMPENSATING: _compensating,
     RunReason.ATTEMPT_VISIBLE: _visible,
     RunReason.ATTEMPT_CLAIMED: _claimed,
+    RunReason.WAITING_EXTERNAL: _external,
     RunReason.RETRY_SCHEDULED: _retry,
     RunReason.DEFERRED_CONTINUATION: _deferred,
     RunReason.WAIT_STEP: _wait,

@@ -16,6 +16,7 @@ _CALLS = {
     "recover": "squid.recover()",
     "resume_queue": "squid.resume_queue('default')",
     "start_worker": "squid.worker('default')",
+    "start_sensor": None,
     "register_definition": "Squid.connect(workflows=[...])",
     "inspect_history": "squid.inspect_run('run-1', include_history=True)",
     "wait": None,
@@ -53,6 +54,9 @@ SUMMARIES = {
         "The undoing of step 'pay' is next, and it waits for a worker."
     ),
     RunReason.ATTEMPT_CLAIMED: "Worker 'worker-a' works on step 'charge' for 35 s (lease until 2026-01-01T00:01:20Z).",
+    RunReason.WAITING_EXTERNAL: (
+        "Step 'train' was asked for as Dagster job 'train_model' 3 min ago, and no run of it was seen yet."
+    ),
     RunReason.RETRY_SCHEDULED: (
         "Step 'charge' failed (ValueError: declined); attempt 2 of 3 begins at 2026-01-01T00:00:30Z, in 30 s."
     ),

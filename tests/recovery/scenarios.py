@@ -100,6 +100,21 @@ def _start_child_from_outside(scene: Scene) -> None:
     scene.squid.start_child_run(context, "line", {}, child_key="outside")
 
 
+def _signals(kind: str, attempt: int, **payload: Any) -> Move:
+    """Another system says something about the external step of a run."""
+    name = f"{kind} {attempt}"
+
+    def do(scene: Scene) -> None:
+        key = f"{scene.name('run')}:there:1:{attempt}"
+        content = {"run_id": scene.name("run"), "runnable_key": key, **payload}
+        scene.squid.apply_signal({"type": kind, "payload": content, "idempotency_key": scene.name(name)})
+
+    def done(scene: Scene) -> bool:
+        return scene.has("run_signal_received", signal_type=kind, idempotency_key=scene.name(name))
+
+    return Move(name, do, done)
+
+
 # --- what agents and workers do -------------------------------------------------------------------------------------
 
 
@@ -291,6 +306,17 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario("interrupted step", WORK, known=(w.interrupted(),), before=(starts(w.interrupted()),)),
     _scenario("unwritable result", STEP, known=(w.unwritable(),), before=(starts(w.unwritable()),), after=(WORK,)),
     _scenario("unreadable entry", STEP, before=(starts(LINE), _spoiled())),
+    _scenario(
+        "external step",
+        _signals("external_requested", 1, launcher="there"),
+        _signals("external_started", 1, launcher="there", external_run_id="e-1"),
+        _signals("external_completed", 1, succeeded=False, error={"code": "broken", "message": "it broke"}),
+        passes(timedelta(minutes=1)),
+        _signals("external_completed", 2, succeeded=True, result={"did": "there"}, external_run_id="e-2"),
+        known=(w.elsewhere(),),
+        before=(starts(w.elsewhere()),),
+        after=(WORK,),
+    ),
     # dead letters
     _scenario(
         "dead letter, met by a claim and retried",

@@ -42,7 +42,7 @@ READS = {
 }  # fmt: skip
 STORAGE_READS = {
     "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",
-    "read_run", "get_checkpoint", "visible", "expired",
+    "read_run", "get_checkpoint", "visible", "expired", "wakes",
 }  # fmt: skip
 # Caches and tools: no fact is written by these.
 STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread"}

@@ -227,6 +227,17 @@ def family() -> tuple[Workflow, ...]:
     return top, resting, ended, waiting()
 
 
+def elsewhere() -> Workflow:
+    """A step that another system does, twice if need be, and one that follows from it."""
+    workflow = Workflow("elsewhere")
+    retry = Retry(max_attempts=2, initial=timedelta(seconds=10))
+    workflow.external("there", "dagster_job", job="there", retry=retry)
+    workflow.step(name="after")(done)
+    workflow.route("there", to="after")
+    workflow.route("after", to="complete")
+    return workflow
+
+
 def unwritable() -> Workflow:
     """A step whose result cannot be written down: a failure that says so."""
     workflow = Workflow("unwritable")

@@ -66,6 +66,7 @@ class Runnable(Frozen):
     max_deliveries: Count = DEFAULT_MAX_DELIVERIES
     recovery: JsonObject | None = None
     deadline: JsonObject | None = None
+    external: JsonObject | None = None  # done by another system, not by a worker: what it is asked for
 
 
 class RunnablesPlanned(RunThreadFact):

@@ -5,6 +5,7 @@ from keyword import iskeyword
 from typing import get_args
 
 from squid_dagster.protocol.facts.base import MAX_PRIORITY, MIN_PRIORITY
+from squid_dagster.workflow.checks.externals import check_external
 from squid_dagster.workflow.checks.workflow import is_name, note_bad_name
 from squid_dagster.workflow.declared import ENDS, Deadline, DeclaredStep, LogLevel, StepKind
 from squid_dagster.workflow.errors import Code, Path, Problems
@@ -35,6 +36,8 @@ def check_steps(declared: tuple[DeclaredStep, ...], problems: Problems) -> dict[
         _check_markers(step, path, problems)
         _check_deadline(step, path, problems)
         _check_built_in(step, path, problems)
+        if step.external is not None:
+            check_external(step.external, path, problems)
     return steps
 
 

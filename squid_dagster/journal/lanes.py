@@ -1,0 +1,60 @@
+"""Attempts that wait in named lanes of queues, for whoever launches them elsewhere: reads only, and claims nothing."""
+
+import sys
+from collections.abc import Collection
+from typing import LiteralString, NamedTuple
+
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.postgres.rows import attempt_from_row
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.queries import check_limit
+from squid_dagster.journal.storage import Storage, check_revision
+from squid_dagster.protocol.attempts import Attempt, definition_key
+from squid_dagster.protocol.dispatch import DispatchProjection
+from squid_dagster.protocol.threads import check_part, dispatch_thread
+
+
+class Waiting(NamedTuple):
+    """An attempt whose time has come and that nobody has claimed; `paused` tells whether its queue gives no claims."""
+
+    attempt: Attempt
+    paused: bool
+
+
+# attempts_due, one stretch of it for each lane: costs what waits in these lanes, whatever else is on the queues.
+_WAITING: LiteralString = """SELECT to_json(a), coalesce(q.paused, false) FROM {schema}.attempts a
+      LEFT JOIN {schema}.queues q ON q.queue = a.queue
+     WHERE a.queue = ANY (%(queues)s) AND a.definition = ANY (%(definitions)s) AND a.due_at IS NOT NULL
+       AND a.due_at <= coalesce(%(now)s, clock_timestamp()) AND a.status <> 'claimed' AND a.position > %(after)s
+     ORDER BY a.position LIMIT %(limit)s"""
+
+
+def waiting_in_lanes(
+    storage: Storage, queues: Collection[str], definitions: Collection[str], *, after: int = 0, limit: int = 1000
+) -> list[Waiting]:
+    """Show what waits on these queues under these definitions (see `definition_key`), by position, after `after`.
+
+    Raises:
+        InvalidArgument, InvalidThread: a bad limit, position or queue.
+    """
+    named = sorted({check_part(queue, "queue") for queue in queues})
+    check_limit(limit)
+    check_revision(after, "after")
+    if not definitions or not named:
+        return []
+    if isinstance(storage, PostgresStorage):
+        now = storage.clock.now() if storage.clock is not None else None
+        values = {"queues": named, "definitions": sorted(definitions), "now": now, "after": after, "limit": limit}
+        return [Waiting(attempt_from_row(row), paused) for row, paused in storage.rows(_WAITING, values)]
+    found = [each for queue in named for each in _by_fold(storage, queue, definitions) if each.attempt.position > after]
+    return sorted(found, key=lambda each: each.attempt.position)[:limit]
+
+
+def _by_fold(storage: Storage, queue: str, definitions: Collection[str]) -> list[Waiting]:
+    visible = FoldDispatchStore(storage).visible(queue, sys.maxsize)
+    paused = queue in DispatchProjection.fold(storage.read(dispatch_thread(queue))).paused
+    return [
+        Waiting(attempt, paused)
+        for attempt in visible
+        if definition_key(attempt.workflow, attempt.definition_fingerprint) in definitions
+    ]

@@ -1,0 +1,241 @@
+"""External steps: what waits for another system, that it was asked for, and the outcome that comes back as a signal.
+
+An external attempt is claimed by nobody while it waits. The signal with its outcome claims and settles it in one
+commit, with everything that follows: the same facts as of any step, so that no fold and no recovery needs a new rule.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from squid_dagster.journal import Append, load_run
+from squid_dagster.journal.dispatch import Completed, Failed, hash_token
+from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
+from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
+from squid_dagster.protocol.dispatch import apply_dispatch
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidTransition, NotFound
+from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.redaction import redact_object
+from squid_dagster.protocol.threads import dispatch_thread
+from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.execution import completed, error_map, failure
+from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.workflow.definition import Definition, StepDefinition
+from squid_dagster.workflow.external import is_external, plain_fingerprint
+from squid_dagster.workflow.launches import Launch, latest_launch
+from squid_dagster.workflow.planning import plan_settled
+
+_LEASE = timedelta(minutes=1)  # begins and ends in one commit
+
+
+def waiting_externals(
+    runtime: Runtime, queues: Collection[str], *, after: int = 0, limit: int = 1000
+) -> list[tuple[Waiting, StepDefinition]]:
+    """Show external attempts that wait for their outcome, by position, after `after`; none that is not due yet.
+
+    Raises:
+        InvalidArgument, InvalidThread: a bad limit, position or queue.
+    """
+    keys = {each.external_key for each in runtime.registry} - {None}
+    found = waiting_in_lanes(runtime.storage, queues, [key for key in keys if key], after=after, limit=limit)
+    return [(each, _definition(runtime, each.attempt).steps[each.attempt.step]) for each in found]
+
+
+def _definition(runtime: Runtime, attempt: Attempt) -> Definition:
+    found = runtime.registry.find(attempt.workflow, plain_fingerprint(attempt))
+    assert found is not None  # noqa: S101  its lane was asked for by its key
+    return found
+
+
+def launch_of(runtime: Runtime, attempt: Attempt) -> Launch | None:
+    """Give the latest request for an attempt that is on record; None while nobody has asked for it."""
+    _, run = load_run(runtime.storage, attempt.run_id)
+    return latest_launch(run.command_history, attempt.runnable_key)
+
+
+def note_external(
+    runtime: Runtime, command: SignalType, payload: Mapping[str, Any], options: Mapping[str, Any]
+) -> Receipt:
+    """Record that an external attempt is about to be asked for, or that its run has begun. Nothing follows from it.
+
+    Raises:
+        NotFound: no such run or attempt.
+        InvalidTransition: the attempt does not wait for another system any more, or never did.
+        InvalidArgument: a start without the id of what was started.
+        ConflictingCommand: the idempotency key was used with another content.
+    """
+    if command is SignalType.EXTERNAL_STARTED and not payload.get("external_run_id"):
+        raise InvalidArgument(f"{command} needs external_run_id, the id of what was started")
+    run_id, key = payload["run_id"], payload["runnable_key"]
+    signal = Signal(type=command, payload=_given(payload), **options)
+    receipts: list[Receipt] = []
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        unit = units[run_id]
+        if _repeated(signal, run_id, unit, receipts):
+            return []
+        _waiting(unit, run_id, key, now)
+        return [_received(signal, run_id, now, receipts)]
+
+    runtime.decide([run_id], decision)
+    return receipts[0]
+
+
+def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Mapping[str, Any]) -> Receipt:
+    """Record the outcome of an external attempt, and what follows from it; one outcome counts, the first.
+
+    `succeeded` with the `result`; or not, with the `error`: then the step's retry policy decides, unless it is `final`.
+
+    Raises:
+        NotFound: no such run or attempt.
+        InvalidTransition: the run has ended, or the attempt has its outcome, is not due, or is a worker's.
+        IncompatibleDefinition: the run's definition is not registered here.
+        ConflictingCommand: the idempotency key was used with another content.
+        InvalidFact: the outcome cannot be written down.
+    """
+    run_id, key = payload["run_id"], payload["runnable_key"]
+    given = _given(payload)
+    if isinstance(given.get("error"), dict):
+        given["error"] = redact_object(given["error"])  # type: ignore[arg-type]
+    signal = Signal(type=SignalType.EXTERNAL_COMPLETED, payload=given, **options)
+    # With a key, the claim follows from it, so that a repeat after a crash between two threads knows its own.
+    named = f"{key}\n{signal.idempotency_key}"
+    claim_id = secrets.token_urlsafe(16) if signal.idempotency_key is None else sha256(named.encode()).hexdigest()[:32]
+    token_hash, unit_drawn = hash_token(secrets.token_urlsafe(32)), runtime.random_unit()
+    receipts: list[Receipt] = []
+
+    def settling(unit: RunUnit, now: datetime) -> list[Fact]:
+        """Give the facts that settle the attempt; none when this very signal has settled it."""
+        attempt = unit.dispatch.attempts.get(key)
+        if attempt is not None and not unit.run.stopped and attempt.status not in OPEN and attempt.claim_id == claim_id:
+            return []
+        attempt = _waiting(unit, run_id, key, now)
+        step = runtime.definition_of(run_id, unit.run).steps[attempt.step]
+        return _settle(unit, attempt, step, given, (claim_id, token_hash), unit_drawn, max(now, attempt.last_at))
+
+    def whole(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        unit = units[run_id]
+        if _repeated(signal, run_id, unit, receipts):
+            return []
+        facts = settling(unit, now)
+        dispatch = unit.dispatch.copy()
+        for fact in facts:
+            apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
+        definition = runtime.definition_of(run_id, unit.run)
+        plan = plan_settled(definition, unit.run, [dispatch.attempts[key]], dispatch.attempts, now)
+        return [_received(signal, run_id, now, receipts), *facts, *plan]
+
+    if not runtime.storage.atomic_across_threads:
+        # The outcome first, by itself: a crash leaves an outcome from which nothing follows, which recovery knows.
+        _settle_first(runtime, run_id, lambda unit: _repeated(signal, run_id, unit, receipts), settling)
+    runtime.decide([run_id], whole)
+    return receipts[0]
+
+
+def _settle_first(
+    runtime: Runtime,
+    run_id: str,
+    repeated: Callable[[RunUnit], bool],
+    settling: Callable[[RunUnit, datetime], list[Fact]],
+) -> None:
+    """Write what settles an attempt to its queue alone, by compare-and-append: of two outcomes at once, one is."""
+    storage = runtime.storage
+    while True:
+        unit = RunUnit.fold(storage.read_run(run_id))
+        thread = dispatch_thread(unit.dispatch.queue or runtime.queue)
+        revision = storage.revision(thread)
+        unit = RunUnit.fold(storage.read_run(run_id))  # not older than the revision that is compared
+        facts = [] if repeated(unit) else settling(unit, storage.now())
+        try:
+            if facts:
+                storage.commit([Append(thread, facts, revision)])
+            return
+        except Conflict:
+            continue
+
+
+def _settle(
+    unit: RunUnit,
+    attempt: Attempt,
+    step: StepDefinition,
+    given: JsonObject,
+    claim: tuple[str, str],
+    random_unit: float,
+    at: datetime,
+) -> list[Fact]:
+    fence: dict[str, Any] = {
+        "run_id": attempt.run_id,
+        "runnable_key": attempt.runnable_key,
+        "queue": attempt.queue,
+        "claim_id": claim[0],
+        "claim_token_hash": claim[1],
+        "occurred_at": at,
+    }
+    claimed = AttemptClaimed(
+        **fence,
+        owner_id=f"external:{given.get('external_run_id') or ''}".rstrip(":"),
+        lease_until=at + _LEASE,
+        fencing_token=unit.dispatch.tokens.get(attempt.idempotency_key, 0) + 1,
+    )
+    outcome = _outcome(given, step, attempt, random_unit)
+    if isinstance(outcome, Completed):
+        return [claimed, AttemptCompleted(**fence, result=outcome.result)]
+    if outcome.retry is None:
+        return [claimed, AttemptFailed(**fence, error=outcome.error)]
+    key, after = outcome.retry
+    return [
+        claimed,
+        AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after),
+    ]
+
+
+def _outcome(given: JsonObject, step: StepDefinition, attempt: Attempt, random_unit: float) -> Completed | Failed:
+    if given["succeeded"] is True:
+        found = completed(given.get("result"))
+        assert isinstance(found, Completed | Failed)  # noqa: S101  a result is never a deferral
+        return found
+    error = given.get("error")
+    described = error if isinstance(error, dict) else error_map("external_failed", "it failed; nothing more was said")
+    return failure(described, given.get("final") is True, step, attempt, lambda: random_unit)
+
+
+def _waiting(unit: RunUnit, run_id: str, key: str, now: datetime) -> Attempt:
+    """Give the external attempt that is meant, while it waits."""
+    if unit.run.stopped:
+        raise InvalidTransition(f"run {run_id!r} is {unit.run.status}: nothing is wanted for {key!r} any more")
+    attempt = unit.dispatch.attempts.get(key)
+    if attempt is None:
+        raise NotFound(f"run {run_id!r} has no attempt {key!r}")
+    if not is_external(attempt):
+        raise InvalidTransition(f"{key!r} is the work of a worker, not of another system: it takes no signal")
+    if attempt.status not in OPEN or attempt.status is AttemptStatus.CLAIMED:
+        raise InvalidTransition(f"{key!r} is {attempt.status}: it has its outcome, and the first one stands")
+    if attempt.visible_at > now:
+        raise InvalidTransition(f"{key!r} is not due before {attempt.visible_at.isoformat()}: nobody can have begun it")
+    return attempt
+
+
+def _repeated(signal: Signal, run_id: str, unit: RunUnit, receipts: list[Receipt]) -> bool:
+    receipts.clear()
+    if unit.run.start is None:
+        raise NotFound(f"there is no run {run_id!r}: list runs to find its id")
+    first = signal.first(unit.run)
+    if first is not None:
+        receipts.append(Receipt.of(first, repeated=True))
+    return first is not None
+
+
+def _received(signal: Signal, run_id: str, now: datetime, receipts: list[Receipt]) -> Fact:
+    fact = signal.fact(run_id, now)
+    receipts.append(Receipt.of(fact))
+    return fact
+
+
+def _given(payload: Mapping[str, Any]) -> JsonObject:
+    """Leave out what was not said, so that a repeat in other words of the same is one."""
+    return {name: value for name, value in payload.items() if value is not None}

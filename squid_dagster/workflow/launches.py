@@ -1,0 +1,94 @@
+"""Launching external steps: the request, made of a journalled input, and what a run says of earlier ones. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.facts import RunSignalReceived
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.workflow.binding import call_arguments
+from squid_dagster.workflow.context import StepContext
+from squid_dagster.workflow.definition import StepDefinition
+from squid_dagster.workflow.errors import InvalidInput
+from squid_dagster.workflow.external import External
+
+EXTERNAL_REQUESTED, EXTERNAL_STARTED = "external_requested", "external_started"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The latest request for an external attempt: by which launcher, the how many-th, and the run's id once known."""
+
+    launcher: str
+    requested_at: datetime
+    count: int
+    external_run_id: str | None = None
+
+
+def latest_launch(history: Iterable[RunSignalReceived], runnable_key: str) -> Launch | None:
+    """Give the latest request for an attempt as the run's commands tell it; None while nobody has asked."""
+    found: Launch | None = None
+    for signal in history:
+        payload: dict[str, Any] = signal.payload
+        if payload.get("runnable_key") != runnable_key:
+            continue
+        launcher = str(payload.get("launcher"))
+        if signal.signal_type == EXTERNAL_REQUESTED:
+            found = Launch(launcher, signal.occurred_at, 1 if found is None else found.count + 1)
+        elif signal.signal_type == EXTERNAL_STARTED:
+            asked = found or Launch(launcher, signal.occurred_at, 1)
+            found = Launch(launcher, asked.requested_at, asked.count, str(payload.get("external_run_id")))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalRequest:
+    """What a launcher is to ask for."""
+
+    external: External
+    run_config: JsonObject
+    partition_key: str | None
+
+
+def request_of(step: StepDefinition, attempt: Attempt) -> ExternalRequest:
+    """Make the request of an external attempt from its journalled input: calls the author's function, if there is one.
+
+    Raises:
+        InvalidInput: the input does not fit the function's annotations, or what it gives is no JSON object.
+        Exception: whatever the function raises.
+    """
+    external, task = step.external, step.task
+    assert external is not None  # noqa: S101  asked for by the caller
+    assert task is not None  # noqa: S101  every external step has one
+    config: Any = external.run_config
+    if callable(config):
+        context = StepContext(
+            run_id=attempt.run_id,
+            workflow=attempt.workflow or "",
+            step=attempt.step,
+            runnable_key=attempt.runnable_key,
+            idempotency_key=attempt.idempotency_key,
+            attempt=attempt.attempt_number,
+        )
+        arguments = call_arguments(step, attempt.input or {}, context, {})
+        if external.partition_key_from not in _parameters(config):
+            arguments.pop(external.partition_key_from or "", None)
+        config = config(**arguments)
+    try:
+        found = from_json(to_json({} if config is None else config), allow_inf_nan=False)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"the run config of {task.label} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"the run config of {task.label} must be a mapping, not a {type(config).__name__}")
+    key = None if external.partition_key_from is None else str((attempt.input or {})[external.partition_key_from])
+    return ExternalRequest(external, found, key)
+
+
+def _parameters(function: Any) -> Collection[str]:
+    code = function.__code__
+    names: tuple[str, ...] = code.co_varnames
+    return names[: code.co_argcount + code.co_kwonlyargcount]
