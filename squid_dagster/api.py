@@ -231,9 +231,14 @@ class Squid:
             )
         )
 
-    def start_due_crons(self, now: datetime | None = None) -> list[Receipt]:
-        """Start every window of every cron trigger that is due and not started. Any number may call it at once."""
-        return [self._receipt(each) for each in crons.start_due_crons(self.runtime, now)]
+    def start_due_crons(
+        self, now: datetime | None = None, *, only: tuple[WorkflowRef, str] | None = None
+    ) -> list[Receipt]:
+        """Start every window of every cron trigger that is due and not started. Any number may call it at once.
+
+        With `only`, a workflow and its trigger's name, just that one's. Raises as `crons.start_due_crons`.
+        """
+        return [self._receipt(each) for each in crons.start_due_crons(self.runtime, now, only=only)]
 
     def start_child_run(
         self,
