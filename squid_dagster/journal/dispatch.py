@@ -4,6 +4,7 @@
 Only the journal's claim fences results: whoever holds the raw token of the latest claim, while its lease lasts.
 """
 
+import base64
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
 
 MAX_CLAIMS = 1000
+_ID_BYTES, _TOKEN_BYTES = 16, 32
 DEFAULT_LEASE = timedelta(minutes=5)
 
 
@@ -195,7 +197,14 @@ def hash_token(token: str) -> str:
 
 def new_claims(count: int) -> list[tuple[str, str]]:
     """Make that many claim ids, each with its raw token."""
-    return [(secrets.token_urlsafe(16), secrets.token_urlsafe(32)) for _ in range(count)]
+    # One call of the system for all of them.
+    ids, tokens = secrets.token_bytes(_ID_BYTES * count), secrets.token_bytes(_TOKEN_BYTES * count)
+    return list(zip(_texts(ids, _ID_BYTES), _texts(tokens, _TOKEN_BYTES), strict=True))
+
+
+def _texts(chance: bytes, size: int) -> list[str]:
+    parts = (chance[i : i + size] for i in range(0, len(chance), size))
+    return [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
 
 
 def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definitions: Collection[str] | None) -> None:

@@ -1,15 +1,17 @@
 """Queries on any storage: fold what is new of the journal, then look at every run. For journals that fit in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Lock
 
 from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.queries import (
+    BacklogRow,
     QueueRow,
     RunFilter,
     RunRow,
+    check_backlog,
     check_limit,
     check_listing,
     check_repair,
@@ -18,7 +20,7 @@ from squid_dagster.journal.queries import (
 )
 from squid_dagster.journal.storage import Storage, check_revision
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
+from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
 from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.run import RunProjection
@@ -140,6 +142,21 @@ class FoldQueries:
                     work.setdefault(attempt.queue, []).append(attempt)
             now = self._storage.now()
             return [_queue_row(queue, self._queues.get(queue, False), work[queue], now) for queue in sorted(work)]
+
+    def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
+        """Count what could be claimed now from each of these queues, as the contract says."""
+        check_backlog(queues, definitions, limit)
+        due: dict[str, list[datetime]] = {}
+        with self._lock:
+            runs = list(self._fold().values())
+            now = self._storage.now()
+            working = (run.unit.dispatch for run in runs if not run.unit.dispatch.stopped)
+            for attempt in (each for dispatch in working for each in dispatch.open_attempts()):
+                key = definition_key(attempt.workflow, attempt.definition_fingerprint)
+                wanted = attempt.queue in queues and not self._queues.get(attempt.queue, False)
+                if wanted and (definitions is None or key in definitions) and attempt.due_at and attempt.due_at <= now:
+                    due.setdefault(attempt.queue, []).append(attempt.due_at)
+        return [BacklogRow(queue, min(len(times), limit), min(times)) for queue, times in sorted(due.items())]
 
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, as the contract says."""

@@ -59,6 +59,14 @@ class QueueRow(NamedTuple):
     oldest_due_at: datetime | None  # since when the attempt that is due for longest is due; None when none is
 
 
+class BacklogRow(NamedTuple):
+    """How much of a queue could be claimed now, counted up to a limit, and since when the oldest of it is due."""
+
+    queue: str
+    claimable: int
+    oldest_due_at: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class RunFilter:
     """Which runs to list; what is None does not matter. Raises `InvalidArgument` for a value that makes no sense.
@@ -146,6 +154,14 @@ class JournalQueries(Protocol):
         Costs all open attempts of the journal: for a person who looks, not for a loop.
         """
 
+    def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
+        """Count what could be claimed now from each of these queues, up to `limit`, by name; empty ones are left out.
+
+        Counts attempts that are due and unclaimed, and those beyond their lease; nothing of a paused queue, and only
+        what `definitions` names (see `definition_key`), unless that is None. Costs a look at each lane of the queues
+        and the rows that are counted: for a loop.
+        """
+
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, of one run or of all; one entry's are never split over two pages."""
 
@@ -174,6 +190,18 @@ def check_repair(after: str, limit: int, queue: str | None) -> None:
     check_limit(limit)
     if queue is not None:
         check_text(queue, "queue", 1000)
+
+
+def check_backlog(queues: Collection[str], definitions: Collection[str] | None, limit: int) -> None:
+    """Raise `InvalidArgument` or `InvalidThread` for a look at a backlog that makes no sense."""
+    for name, value in (("queues", queues), ("definitions", definitions)):
+        if isinstance(value, str):
+            raise InvalidArgument(f"{name} must be a collection of texts, not the text {value!r:.80}")
+    for queue in queues:
+        check_part(queue, "queue")
+    for definition in definitions or ():
+        check_text(definition, "a definition", 2000)
+    check_limit(limit)
 
 
 def parent_of(context: dict[str, Any]) -> str | None:

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from squid_dagster.plugin.names import AGENT_EXTERNAL, AGENT_TAG, RUN_ID_TAG, RUNNABLE_KEY_TAG
+from squid_dagster.plugin.names import ABANDONED_TAG, AGENT_EXTERNAL, AGENT_TAG, RUN_ID_TAG, RUNNABLE_KEY_TAG
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
 
-ABANDONED_TAG = "squid/abandoned"  # the run that waited for this one has ended, as the value says
 _RUNS_PER_KEY = 5  # one is usual; a person may have executed it again, with the same tags
 _STATUS = dg.DagsterRunStatus
 _ENDED = {_STATUS.SUCCESS, _STATUS.FAILURE, _STATUS.CANCELED}

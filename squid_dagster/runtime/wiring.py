@@ -30,9 +30,12 @@ class Adapters(NamedTuple):
 def adapters(storage: Storage, listen_url: str | None = None) -> Adapters:
     """Give the set-based sides of a Postgres storage, and those by fold of any other. `listen_url` is for LISTEN."""
     if isinstance(storage, PostgresStorage):
-        notifier = PostgresNotifier(storage, listen_url)
-        dispatch = PostgresDispatchStore(storage, notifier)
-        return Adapters(dispatch, PostgresQueries(storage), PostgresPresence(storage), notifier)
+        return Adapters(
+            PostgresDispatchStore(storage),
+            PostgresQueries(storage),
+            PostgresPresence(storage),
+            PostgresNotifier(storage, listen_url),
+        )
     return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), LocalNotifier(storage))
 
 

@@ -15,7 +15,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.external import build_external_sensor
-from squid_dagster.plugin.external_runs import ABANDONED_TAG
+from squid_dagster.plugin.names import ABANDONED_TAG
 from squid_dagster.workflow import InvalidWorkflow, Retry, Workflow
 from tests.facts import T0
 from tests.plugin.external_defs import ASSETS, BROKEN, JOBS, TRAINED

@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import LiteralString
 from uuid import UUID, uuid4
 
+import psycopg
+
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     MAX_CLAIMS,
@@ -23,10 +25,9 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
-from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction, persistently
+from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
     FactOf,
@@ -64,12 +65,12 @@ _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
     SELECT to_json(d) FROM lane CROSS JOIN LATERAL (
         SELECT * FROM {schema}.attempts a
          WHERE a.queue = %(queue)s AND a.definition = lane.definition AND a.rank = lane.rank AND a.due_at IS NOT NULL
-           AND a.due_at <= coalesce(%(now)s, clock_timestamp()) AND a.status <> 'claimed'
+           AND a.due_at <= (SELECT coalesce(%(now)s, clock_timestamp())) AND a.status <> 'claimed'
          ORDER BY a.due_at, a.position LIMIT %(limit)s) d
      ORDER BY d.rank, d.due_at, d.position LIMIT %(limit)s"""
 # attempts_leased
 _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
-    WHERE queue = %(queue)s AND status = 'claimed' AND lease_until <= coalesce(%(now)s, clock_timestamp())
+    WHERE queue = %(queue)s AND status = 'claimed' AND lease_until <= (SELECT coalesce(%(now)s, clock_timestamp()))
       AND due_at IS NOT NULL AND (deliveries >= max_deliveries OR NOT %(spent)s)
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
@@ -77,14 +78,11 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
 class PostgresDispatchStore:
     """`DispatchStore` on a `PostgresStorage`."""
 
-    def __init__(self, storage: PostgresStorage, notifier: PostgresNotifier | None = None) -> None:
-        """Bind to a storage. With a notifier, `decide` sends hints along with its commits."""
-        self._storage, self._notifier = storage, notifier
+    wakes = True
 
-    @property
-    def wakes(self) -> bool:
-        """Whether `decide` tells workers by itself."""
-        return self._notifier is not None
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
 
     def claim(
         self,
@@ -180,8 +178,36 @@ class PostgresDispatchStore:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
+        if not new or not persistently(lambda: self._start_once(run_ids, decision, commit_id, written)):
+            persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
         return written
+
+    def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
+        """Write what is decided about new runs in one message; False, and nothing written, when that cannot be done."""
+        now = self._storage.likely_now()
+        if written or now is None:
+            return False
+        written[:] = decision({run_id: RunUnit() for run_id in run_ids}, now)
+        if not written:
+            return True
+        verified = self._verified(written, run_ids)
+        units = Units.new(run_ids, now)
+        if _touched(verified).without(units):
+            return False  # it is about other runs, too
+        units.fold(verified)
+        try:
+            with self._storage.transaction() as transaction:
+                transaction.write_new(list(run_ids), now, verified, units.changes(), commit_id, _queues(written))
+        except psycopg.Error as error:
+            if error.sqlstate != NOT_NEW:
+                raise
+            return False
+        return True
+
+    def _verified(self, facts: Sequence[Fact], new: Collection[str]) -> list[Verified]:
+        threads = {run_thread(run_id) for run_id in new}
+        appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(facts)]
+        return check_appends(appends, self._storage.max_fact_bytes)
 
     def _decide_once(
         self, run_ids: Collection[str], decision: Decision, new: bool, commit_id: UUID, written: list[Fact]
@@ -194,14 +220,8 @@ class PostgresDispatchStore:
             written[:] = decision(runs, units.now)
             if not written:
                 return
-            threads = {run_thread(run_id) for run_id in run_ids} if new else set()
-            appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(written)]
-            verified = check_appends(appends, self._storage.max_fact_bytes)
-            self._write(transaction, units, verified, commit_id, hints=self._hints(written))
-
-    def _hints(self, facts: Iterable[Fact]) -> list[str]:
-        queues = {fact.queue for fact in facts if fact.type == "attempt_scheduled"}
-        return self._notifier.take_along(queues) if queues and self._notifier is not None else []
+            verified = self._verified(written, run_ids if new else ())
+            self._write(transaction, units, verified, commit_id, hints=_queues(written))
 
     def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
@@ -277,11 +297,7 @@ class PostgresDispatchStore:
         hints: Sequence[str] = (),
     ) -> None:
         """Fold facts into the rows at hand and write both; `folded` is called in between."""
-        more = Touched()
-        for one in verified:
-            for fact in one.facts:
-                more.add(fact)
-        transaction.lock_more(units, more)
+        transaction.lock_more(units, _touched(verified))
         units.fold(verified)
         folded()
         if verified:
@@ -299,6 +315,19 @@ class PostgresDispatchStore:
                 group.planned[run_id] = ask(plan, PlanRequest(run_id, run, attempts, after.attempts, units.now))
             except SquidError as error:
                 group.refuse(places, error)
+
+
+def _queues(facts: Iterable[Fact]) -> list[str]:
+    """Give the queues that workers are to be told about."""
+    return sorted({fact.queue for fact in facts if fact.type == "attempt_scheduled"})
+
+
+def _touched(verified: Iterable[Verified]) -> Touched:
+    found = Touched()
+    for one in verified:
+        for fact in one.facts:
+            found.add(fact)
+    return found
 
 
 def _answers(refs: Sequence[ClaimRef], units: Units, group: Group, answers: list[Answer]) -> None:

@@ -59,14 +59,6 @@ class PostgresNotifier:
         """Say that these queues have news. Within a few milliseconds, many become one; the last is never dropped."""
         self._sender.add(Hint(self._channel, queue) for queue in known_queues(queues))
 
-    def take_along(self, queues: Collection[str]) -> list[str]:
-        """Give those of these queues about which a hint may go out now: the caller sends it with a commit of his own.
-
-        The others were told about a moment ago, and are again in another moment.
-        """
-        hints = self._sender.take_along(Hint(self._channel, queue) for queue in known_queues(queues))
-        return [hint.payload for hint in hints]
-
     def listen(self, queues: Collection[str]) -> PostgresListener:
         """Begin to listen, in a thread of its own; it connects, and connects again, by itself."""
         return PostgresListener(self._listen_engine, self._channel, check_queues(queues), self._echo, self._patience)
@@ -135,17 +127,6 @@ class Sender:
             threading.Thread(target=self._run, name="squid-notifier", daemon=False).start()
         else:  # the interpreter is on its way out and waits for no more threads
             self._run()
-
-    def take_along(self, hints: Iterable[Hint]) -> list[Hint]:
-        """Give the hints that may be sent now, by whoever asks; the others are taken to be sent."""
-        with self._changed:
-            now = time.monotonic()
-            given = list(hints)
-            mine = [hint for hint in given if self._sent_at.get(hint, -self._window) + self._window <= now]
-            self._sent_at |= dict.fromkeys(mine, now)
-        if len(mine) < len(given):
-            self.add(hint for hint in given if hint not in mine)
-        return mine
 
     def flush(self, timeout: float) -> None:
         """Wait until everything was sent, at most so many seconds."""

@@ -1,5 +1,6 @@
 """Queries on Postgres: the live views, each by the index named beside the statement."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any, LiteralString
 
@@ -9,9 +10,11 @@ from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import (
     RUN_STATUSES,
+    BacklogRow,
     QueueRow,
     RunFilter,
     RunRow,
+    check_backlog,
     check_limit,
     check_listing,
     check_repair,
@@ -131,6 +134,30 @@ _QUEUES: LiteralString = """WITH moment AS (SELECT coalesce(%(now)s::timestamptz
            coalesce(w.expired, 0), w.oldest
       FROM work w FULL JOIN {schema}.queues q USING (queue) ORDER BY queue"""
 
+# attempts_due, lane by lane, as claim_attempts goes; queues_pkey
+_BACKLOG: LiteralString = """WITH RECURSIVE moment AS MATERIALIZED (
+        SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at
+    ), wanted AS MATERIALIZED (
+        SELECT w.queue FROM unnest(%(queues)s::text[]) w (queue)
+         WHERE NOT EXISTS (SELECT FROM {schema}.queues q WHERE q.queue = w.queue AND q.paused)
+    ), lane (queue, definition, rank) AS (
+        SELECT n.* FROM wanted w CROSS JOIN LATERAL (
+            SELECT a.queue, a.definition, a.rank FROM {schema}.attempts a
+             WHERE a.queue = w.queue AND a.due_at IS NOT NULL ORDER BY a.definition, a.rank LIMIT 1) n
+        UNION ALL
+        SELECT n.* FROM lane l CROSS JOIN LATERAL (
+            SELECT a.queue, a.definition, a.rank FROM {schema}.attempts a
+             WHERE a.queue = l.queue AND a.due_at IS NOT NULL AND (a.definition, a.rank) > (l.definition, l.rank)
+             ORDER BY a.definition, a.rank LIMIT 1) n
+    )
+    SELECT lane.queue, least(count(*), %(limit)s), min(d.due_at) FROM moment m CROSS JOIN lane CROSS JOIN LATERAL (
+        SELECT a.due_at FROM {schema}.attempts a
+         WHERE a.queue = lane.queue AND a.definition = lane.definition AND a.rank = lane.rank
+           AND a.due_at IS NOT NULL AND a.due_at <= m.at
+         ORDER BY a.due_at LIMIT %(limit)s) d
+     WHERE %(definitions)s::text[] IS NULL OR lane.definition = ANY (%(definitions)s)
+     GROUP BY lane.queue ORDER BY lane.queue"""
+
 # anomalies_position
 _ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, thread, seq, position FROM (
         SELECT * FROM {schema}.anomalies WHERE position > %(after)s
@@ -192,6 +219,17 @@ class PostgresQueries:
         now = self._storage.clock.now() if self._storage.clock is not None else None
         found = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now}))
         return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in found]
+
+    def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
+        """Count what could be claimed now from each of these queues, as the contract says."""
+        check_backlog(queues, definitions, limit)
+        values = {
+            "queues": sorted(set(queues)),
+            "definitions": None if definitions is None else list(definitions),
+            "limit": limit,
+            "now": self._storage.clock.now() if self._storage.clock is not None else None,
+        }
+        return [BacklogRow(queue, count, utc(due)) for queue, count, due in self._storage.rows(_BACKLOG, values)]
 
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, as the contract says."""

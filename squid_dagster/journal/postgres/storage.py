@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
 
@@ -41,7 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CONFLICT, _BEGIN_AGAIN = "SQ001", "SQ002"
+_CONFLICT, _BEGIN_AGAIN, NOT_NEW = "SQ001", "SQ002", "SQ003"
+_HEARD_OF_LATE = 60.0  # seconds after which the database is asked again what time it is
 _TRIES = 20
 
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
@@ -49,6 +51,7 @@ _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::te
 _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
 _BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
+_BEGIN_NEW: LiteralString = "BEGIN; SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
@@ -112,6 +115,7 @@ class PostgresStorage:
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
         self.hold = hold
+        self._heard: tuple[datetime, float] | None = None  # the database's time, and ours when it was told
 
     def upgrade(self) -> int:
         """Create or upgrade the schema; return its version. Raises as `migrate.upgrade`, or `StorageUnavailable`."""
@@ -148,6 +152,22 @@ class PostgresStorage:
     def sql(self, text: LiteralString) -> bytes:
         """Fill the schema's name into a statement."""
         return statement(text, self.schema)
+
+    def likely_now(self) -> datetime | None:
+        """Tell what time the database is likely to have, a moment late rather than early; None when it is not known."""
+        if self.clock is not None:
+            return self.clock.now()
+        if self._heard is None or (passed := monotonic() - self._heard[1]) > _HEARD_OF_LATE:
+            return None
+        return self._heard[0] + timedelta(seconds=passed)
+
+    def hear_now(self, told: str) -> datetime:
+        """Read the time from an answer of the database; the bound clock's, if there is one."""
+        if self.clock is not None:
+            return self.clock.now()
+        now = utc(datetime.fromisoformat(told))
+        self._heard = (now, monotonic())
+        return now
 
     def now(self) -> datetime:
         """Tell the database's time, or the bound clock's."""
@@ -302,8 +322,7 @@ class Transaction:
         cursor.execute(self._storage.sql(_BEGIN_AND_LOCK_CLAIMS), values)
         cursor.nextset()
         answer = _answer(cursor)
-        now = clock.now() if clock else utc(datetime.fromisoformat(answer["now"]))
-        return now, {i - 1: alone for i, alone in answer["held"] or ()}
+        return self._storage.hear_now(answer["now"]), {i - 1: alone for i, alone in answer["held"] or ()}
 
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
@@ -317,8 +336,7 @@ class Transaction:
 
     def _units(self, cursor: psycopg.Cursor[TupleRow], touched: Touched) -> Units:
         answer = _answer(cursor)
-        now = self._storage.clock.now() if self._storage.clock else utc(datetime.fromisoformat(answer["now"]))
-        return Units.read(answer, touched, now)
+        return Units.read(answer, touched, self._storage.hear_now(answer["now"]))
 
     def read_plans(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
         """Read run threads, as they stand under the locks, without the commands: nothing is planned by those."""
@@ -354,6 +372,35 @@ class Transaction:
 
         Hints about these queues go out right behind the commit.
         """
+        before: _Part = (_SETTLE, settled) if settled is not None else _NOTHING
+        return self._write(before, 0 if settled is None else 1, verified, changes, commit_id, hints)
+
+    def write_new(
+        self,
+        run_ids: Sequence[str],
+        now: datetime,
+        verified: Sequence[Verified],
+        changes: tuple[Any, ...],
+        commit_id: UUID,
+        hints: Sequence[str],
+    ) -> None:
+        """Lock runs that are new at that time, write and commit, all in one message.
+
+        Raises:
+            psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
+        """
+        time = None if self._storage.clock is not None else now
+        self._write((_BEGIN_NEW, (sorted(run_ids), time)), 2, verified, changes, commit_id, hints)
+
+    def _write(
+        self,
+        before: "_Part",
+        skipped: int,
+        verified: Sequence[Verified],
+        changes: tuple[Any, ...],
+        commit_id: UUID | None,
+        hints: Sequence[str],
+    ) -> dict[str, int]:
         ordered = sorted(verified, key=lambda one: one.thread)
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
@@ -364,30 +411,26 @@ class Transaction:
             entries_json(verified, place),
             *changes,
         )
+        behind: _Part = (_HINT, (self._storage.channel, list(hints))) if hints else _NOTHING
         cursor = psycopg.ClientCursor(self._connection)
-        if settled is not None:
-            cursor.execute(self._storage.sql(_SETTLE + _APPEND_AND_COMMIT), (*settled, *values))
-            cursor.nextset()
-        elif hints:
-            self._write_with_hints(cursor, values, hints)
-        else:
-            cursor.execute(self._storage.sql(_APPEND_AND_COMMIT), values)
+        try:
+            text = self._storage.sql(before[0] + _APPEND_AND_COMMIT + behind[0])
+            cursor.execute(text, (*before[1], *values, *behind[1]))
+            for _ in range(skipped):
+                cursor.nextset()
+        except psycopg.Error as error:
+            # A hint that cannot be sent (the queue of NOTIFY may be full) must not make a commit look like none.
+            idle = not self._connection.broken and self._connection.info.transaction_status == TransactionStatus.IDLE
+            if not (hints and idle) or not cursor.execute(self._storage.sql(_FIND_COMMIT), (commit_id,)).rowcount:
+                raise
+            logger.warning("cannot notify workers, who will find their work by polling: %s", error)
         found = _answer(cursor)
         receipt: dict[str, int] = json.loads(found) if isinstance(found, str) else found  # a text: after a lost hint
         return receipt
 
-    def _write_with_hints(self, cursor: psycopg.ClientCursor, values: tuple[Any, ...], hints: Sequence[str]) -> None:
-        sent = (*values, self._storage.channel, list(hints))
-        try:
-            cursor.execute(self._storage.sql(_APPEND_AND_COMMIT + _HINT), sent)
-        except psycopg.Error as error:
-            # A hint that cannot be sent (the queue of NOTIFY may be full) must not make a commit look like none.
-            if self._connection.broken or self._connection.info.transaction_status != TransactionStatus.IDLE:
-                raise
-            cursor.execute(self._storage.sql(_FIND_COMMIT), (values[0],))
-            if not cursor.rowcount:
-                raise
-            logger.warning("cannot notify workers, who will find their work by polling: %s", error)
+
+_Part = tuple[LiteralString, tuple[object, ...]]
+_NOTHING: _Part = ("", ())
 
 
 def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:

@@ -4,7 +4,7 @@ Facts of an append have no place in the journal yet. They are folded with provis
 append, and `position` is the fact's place in the commit, negated; the database puts the real ones in.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
@@ -110,6 +110,13 @@ class Units:
             for run_id in touched.runs
         }
         return cls(now, touched, known, units, {run_id: _Loaded.of(unit) for run_id, unit in units.items()})
+
+    @classmethod
+    def new(cls, run_ids: Collection[str], now: datetime) -> "Units":
+        """Give runs of which nothing is known yet."""
+        units = {run_id: RunUnit() for run_id in run_ids}
+        loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
+        return cls(now, Touched(set(run_ids), set(run_ids)), units=units, loaded=loaded)
 
     def merge(self, more: "Units") -> None:
         """Take in what was loaded later, before anything was folded."""

@@ -1,4 +1,4 @@
-"""The functions of the short way of a settlement."""
+"""Functions for the shorter ways of starting and settling."""
 
 from alembic import context, op
 
@@ -12,4 +12,4 @@ def upgrade() -> None:
     """Add the functions to the schema at hand."""
     connection = op.get_bind().connection.driver_connection
     assert connection is not None  # noqa: S101  Alembic never runs a migration without one
-    connection.execute(render("0002_settle", context.config.attributes["schema"]))
+    connection.execute(render("0002_shorter", context.config.attributes["schema"]))

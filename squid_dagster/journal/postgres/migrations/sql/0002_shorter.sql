@@ -1,3 +1,5 @@
+-- Shorter ways for what happens most.
+--
 -- The short way of a settlement, for what nearly all of them are: the one attempt of a run in a group was completed. It
 -- locks what the long way (lock_units) locks, in the same order, but tells only whether each claim still stands, and
 -- writes only columns that a completion can change. What the columns become is decided by the same fold.
@@ -60,6 +62,24 @@ BEGIN
           FROM json_to_recordset(p_attempts) AS n (run_id text, runnable_key text, status text, outcome_digest text,
                settled_at timestamptz, last_at timestamptz, applied_digest text)
          WHERE a.run_id = n.run_id AND a.runnable_key = n.runnable_key;
+    END IF;
+END $$;
+
+-- Lock runs that are to be new, for a commit that comes in the same message. The caller says which time it is, as it
+-- worked it out from an earlier answer: where that is not the database's time, or a run is there, it has to begin anew.
+CREATE FUNCTION {schema}.lock_new(
+    p_runs text[],
+    p_now timestamptz                     -- null: any time will do, since the caller's clock is the one that counts
+) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
+  SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared({gate});
+    PERFORM pg_advisory_xact_lock({buckets}, bucket)
+       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY 1) b;
+    -- runs_pkey
+    IF p_now > clock_timestamp() OR p_now < clock_timestamp() - interval '100 milliseconds'
+       OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN
+        RAISE EXCEPTION 'not new, or at another time' USING ERRCODE = 'SQ003';
     END IF;
 END $$;
 

@@ -1,0 +1,37 @@
+"""The Dagster plugin: shows and drives what the journal decides.
+
+Everything that a code location needs is exported here. Needs the extra `squid-dagster[dagster]`.
+"""
+
+from dagster_shared.libraries import DagsterLibraryRegistry
+
+from squid_dagster import __version__
+from squid_dagster.plugin.attention import build_attention_sensor
+from squid_dagster.plugin.attention_items import AttentionItem
+from squid_dagster.plugin.commands import build_command_jobs
+from squid_dagster.plugin.component import SquidComponent
+from squid_dagster.plugin.crons import build_cron_schedules
+from squid_dagster.plugin.definitions import squid_definitions
+from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
+from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule
+from squid_dagster.plugin.resource import SquidResource
+
+__all__ = [
+    "AttentionItem",
+    "DrainConfig",
+    "SquidComponent",
+    "SquidResource",
+    "build_attention_sensor",
+    "build_command_jobs",
+    "build_cron_schedules",
+    "build_dispatch_job",
+    "build_dispatch_sensor",
+    "build_external_sensor",
+    "build_recovery_job",
+    "build_recovery_schedule",
+    "squid_definitions",
+]
+
+DagsterLibraryRegistry.register("squid-dagster", __version__, is_dagster_package=False)  # shown with the location

@@ -1,0 +1,144 @@
+"""The dispatch sensor: launches drain runs when something is due and too few are there to do it.
+
+The journal decides: what is due, and who is alive, are read from its database. Dagster's run records are asked only for
+launches so young that their runs cannot have announced themselves yet, and for runs that wait in Dagster's own queue.
+No cursor, no run key: a tick that is repeated, lost or evaluated twice costs at most a run that finds nothing to do.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from squid_dagster.api import ALIVE_WITHIN
+from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
+from squid_dagster.plugin.names import (
+    DISPATCH_SENSOR,
+    LOCATION_TAG,
+    MAX_RUNTIME_TAG,
+    QUEUE_TAG,
+    RESOURCE,
+)
+from squid_dagster.plugin.resource import SquidResource, Workflows
+from squid_dagster.plugin.scaling import Scale, launches
+from squid_dagster.plugin.versions import code_version as code_version_of
+from squid_dagster.plugin.versions import location_of_tick, tell_version
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.runtime.wiring import definitions
+from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+
+_ON_THE_WAY = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.FAILURE,  # one that fails at once is not launched again at once
+]
+_RECORDS = 50
+_MOST = 10_000
+_ENDING_SECONDS = 600  # that a run may take for its start and its end
+
+
+def build_dispatch_sensor(
+    *,
+    job: dg.JobDefinition,
+    queues: Sequence[str] = (DEFAULT_QUEUE,),
+    workflows: Workflows = (),
+    max_in_flight: int = 2,
+    attempts_per_run: int = 1000,
+    launch_grace_seconds: float = 60.0,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+    drain: DrainConfig | None = None,
+    code_version: str | None = None,
+    name: str = DISPATCH_SENSOR,
+) -> dg.SensorDefinition:
+    """Give the sensor that launches `job`, which `build_dispatch_job` gave for the same queues and workflows.
+
+    At most `max_in_flight` runs are alive; there is one for every `attempts_per_run` that are due, and at least one
+    while anything is. A run that was launched counts for `launch_grace_seconds`, until it announces itself. A tick
+    with nothing due costs one indexed query. Where the database cannot be reached, the tick fails and says so.
+
+    Raises:
+        InvalidArgument: no queue, or a number out of range.
+        InvalidWorkflow, WorkflowsNotLoaded: a workflow that cannot be used.
+    """
+    served = tuple(dict.fromkeys(queues))
+    if not served:
+        raise InvalidArgument("a dispatch sensor needs at least one queue: give queues=['default']")
+    for what, number in (("max_in_flight", max_in_flight), ("attempts_per_run", attempts_per_run)):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
+            raise InvalidArgument(f"{what} must be a whole number from 1 to {_MOST}, not {number!r}")
+    if not launch_grace_seconds > 0:
+        raise InvalidArgument(f"launch_grace_seconds must be above 0, not {launch_grace_seconds!r}")
+    known = definitions(list(workflows)) if workflows else []
+    version = code_version if code_version is not None else code_version_of(known)
+    config = drain or DrainConfig()
+    grace = timedelta(seconds=launch_grace_seconds)
+
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        resource: SquidResource = getattr(context.resources, RESOURCE)
+        squid, location = resource.squid_for(workflows), location_of_tick(context)
+        tell_version(squid, location, version)
+        keys = squid.runtime.registry.keys
+        backlog = squid.runtime.queries.backlog(served, keys, min(_MOST, max_in_flight * attempts_per_run))
+        if not backlog:
+            return dg.SkipReason(f"nothing is due on {', '.join(served)}")
+        workers = squid.runtime.presence.workers(ALIVE_WITHIN)
+        scale = Scale(
+            queues=served,
+            definitions=keys,
+            run_kind=RUN_KIND,
+            location=location,
+            code_version=version,
+            max_in_flight=max_in_flight,
+            attempts_per_run=attempts_per_run,
+        )
+        now = datetime.now(UTC)
+        tags = {QUEUE_TAG: ",".join(served), LOCATION_TAG: location}
+        launching = _launching(context.instance, job.name, tags, workers, now - grace)
+        launch = launches(scale, backlog, workers, launching, now)
+        if launch.runs == 0:
+            return dg.SkipReason(launch.reason)
+        context.log.info(f"{launch.reason}: launching {launch.runs} more")
+        return dg.SensorResult(run_requests=[_request(job.name, config, served, tags) for _ in range(launch.runs)])
+
+    return dg.SensorDefinition(
+        name=name,
+        evaluation_fn=evaluate,
+        job=job,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={RESOURCE},
+        description=f"Launches {job.name} when something is due on {', '.join(served)}.",
+    )
+
+
+def _request(job_name: str, config: DrainConfig, queues: Sequence[str], tags: dict[str, str]) -> dg.RunRequest:
+    longest = int(config.max_age_seconds + config.finish_seconds + _ENDING_SECONDS)
+    chosen = config.model_copy(update={"queues": list(config.queues) or list(queues)})
+    return dg.RunRequest(
+        job_name=job_name,
+        run_config=dg.RunConfig(ops={DRAIN_OP: chosen}),
+        tags={**tags, MAX_RUNTIME_TAG: str(longest)},  # Dagster's monitoring then closes runs that were killed
+    )
+
+
+def _launching(
+    instance: dg.DagsterInstance, job_name: str, tags: dict[str, str], workers: Sequence[WorkerRow], since: datetime
+) -> int:
+    """Count runs that were launched and have not announced themselves; bounded, however long the history is."""
+    seen = {row.worker_id for row in workers}
+    young = instance.get_run_records(
+        dg.RunsFilter(job_name=job_name, statuses=_ON_THE_WAY, created_after=since, updated_after=since), limit=_RECORDS
+    )
+    # One that waits in Dagster's queue will be launched, however old: another behind it would help nobody.
+    queued = instance.get_run_records(
+        dg.RunsFilter(job_name=job_name, statuses=[dg.DagsterRunStatus.QUEUED]), limit=_RECORDS
+    )
+    runs = {record.dagster_run.run_id: record.dagster_run for record in (*young, *queued)}
+    return sum(
+        worker_id_of(run_id) not in seen and all(run.tags.get(key) == value for key, value in tags.items())
+        for run_id, run in runs.items()
+    )

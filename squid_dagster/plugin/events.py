@@ -1,0 +1,217 @@
+"""What of the steps reaches Dagster: their logs, the events that matter, and a table at the end.
+
+Writing to Dagster's event log costs more than dispatching, so events are chosen by a policy, and bounded. Everything
+is put into an `Outbox` by the threads of the worker, and written by the op's main thread, which has nothing else to do.
+"""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, Full, Queue
+from typing import Any, Literal, NamedTuple
+
+from squid_dagster.inspection.shown import brief
+from squid_dagster.journal.dispatch import Completed, Deferred
+from squid_dagster.plugin.markdown import table
+from squid_dagster.protocol.redaction import redact_object
+from squid_dagster.runtime.report import SettledAttempt
+
+Policy = Literal["notable", "all", "none"]
+Write = Callable[[int, str], None]  # level and text, as `context.log.log` takes them
+
+TABLE_ROWS = 100  # of each kind, notable and other
+LINES_BETWEEN_SUMMARIES = 100  # notable lines; what goes beyond is counted
+
+_LOGGER = "squid_dagster"
+_STEP_LOGGER = "squid_dagster.step"
+_WAITING_LINES = 2000
+_PATIENCE_SECONDS = 10.0  # a step waits so long for Dagster to take its line
+
+
+class Outbox:
+    """Lines on their way to Dagster. Whoever writes faster than Dagster takes them waits; nobody waits for ever."""
+
+    def __init__(self, patience_seconds: float = _PATIENCE_SECONDS, size: int = _WAITING_LINES) -> None:
+        """Begin with nothing."""
+        self._lines: Queue[tuple[int, str]] = Queue(size)
+        self._patience = patience_seconds
+        self.dropped = 0
+
+    def put(self, level: int, text: str) -> None:
+        """Take a line from any thread. It is dropped, and counted, when nobody takes lines out for long."""
+        try:
+            self._lines.put((level, text), timeout=self._patience)
+        except Full:
+            self.dropped += 1
+
+    def forward(self, write: Write, seconds: float = 0.0) -> None:
+        """Write what is here, all of it, after waiting up to so long for the first line."""
+        try:
+            write(*(self._lines.get(timeout=seconds) if seconds > 0 else self._lines.get_nowait()))
+            while True:
+                write(*self._lines.get_nowait())
+        except Empty:
+            return
+
+
+class StepLogs(logging.Handler):
+    """Takes what steps log with `ctx.log`, and warnings of the worker itself."""
+
+    def __init__(self, outbox: Outbox, step_level: int) -> None:
+        """Put lines into an outbox."""
+        super().__init__()
+        self._outbox, self._step_level = outbox, step_level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        own = record.name == _STEP_LOGGER
+        if record.levelno < (self._step_level if own else logging.WARNING):
+            return
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+        except Exception:  # noqa: BLE001  a record of the user's may be anything
+            self.handleError(record)
+            return
+        self._outbox.put(record.levelno, f"{_about(record)}{text}" if own else text)
+
+
+def _about(record: logging.LogRecord) -> str:
+    step, run_id = getattr(record, "step", None), getattr(record, "run_id", None)
+    return f"[{step}, attempt {getattr(record, 'attempt', '?')}, run {run_id}] " if step is not None else ""
+
+
+@contextmanager
+def step_logs(outbox: Outbox, step_level: int = logging.INFO) -> Iterator[None]:
+    """Take what steps log from that level on, for the time of a `with` block."""
+    handler = StepLogs(outbox, step_level)
+    logger, steps = logging.getLogger(_LOGGER), logging.getLogger(_STEP_LOGGER)
+    before = steps.level
+    if not steps.isEnabledFor(step_level):
+        steps.setLevel(step_level)  # else records below the root's level are never made
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        steps.setLevel(before)
+
+
+class Row(NamedTuple):
+    """One attempt, as the table shows it."""
+
+    run_id: str
+    step: str
+    attempt: int
+    outcome: str
+    seconds: float
+    note: str
+
+
+class Outcomes:
+    """Collects what became of attempts, and says what the policy lets through. Safe between threads."""
+
+    def __init__(self, outbox: Outbox, policy: Policy, slow_seconds: float) -> None:
+        """Put lines into an outbox. A step is slow that takes at least so long."""
+        self._outbox, self._policy, self._slow_seconds = outbox, policy, slow_seconds
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._notable: deque[Row] = deque(maxlen=TABLE_ROWS)
+        self._others: deque[Row] = deque(maxlen=TABLE_ROWS)
+        self._lines = self._unsaid = self._told = 0
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many attempts there were of each outcome."""
+        with self._lock:
+            return Counter(self._counts)
+
+    def settled(self, group: Sequence[SettledAttempt]) -> None:
+        """Take a group of attempts, as `Worker(on_settled=...)` gives them."""
+        for each in group:
+            row = _row(each)
+            self.note(row, _level(row, self._slow_seconds))
+
+    def note(self, row: Row, level: int | None) -> None:
+        """Take one attempt. With a level it is notable."""
+        with self._lock:
+            self._counts[row.outcome] += 1
+            (self._others if level is None else self._notable).append(row)
+            if self._policy == "none" or (self._policy == "notable" and level is None):
+                return
+            if self._policy == "notable" and self._lines >= LINES_BETWEEN_SUMMARIES:
+                self._unsaid += 1
+                return
+            self._lines += 1
+        self._outbox.put(level or logging.INFO, _line(row))
+
+    def summarize(self) -> None:
+        """Say in one line what there was so far, if there is news and the policy lets it through."""
+        with self._lock:
+            total, unsaid = self._counts.total(), self._unsaid
+            if total == self._told or self._policy == "none":
+                return
+            self._told, self._lines, self._unsaid = total, 0, 0
+            told = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
+        more = f"; {unsaid} notable ones were not shown one by one" if unsaid else ""
+        self._outbox.put(logging.INFO, f"so far: {told}{more}")
+
+    def markdown(self) -> str:
+        """Give the table: the latest notable attempts, then the latest others, and how many there were in all."""
+        with self._lock:
+            rows = [*reversed(self._notable), *reversed(self._others)]
+            total = self._counts.total()
+        shown = table(
+            ("run", "step", "attempt", "outcome", "seconds", "note"),
+            [(r.run_id, r.step, r.attempt, r.outcome, f"{r.seconds:.3f}", r.note) for r in rows],
+        )
+        head = f"{total} attempts, the latest {len(rows)} are shown" if total > len(rows) else f"{total} attempts"
+        return f"{head}\n\n{shown}" if rows else "No attempt was executed."
+
+
+def _row(settled: SettledAttempt) -> Row:
+    attempt, outcome = settled.attempt, settled.outcome
+    name, note = "failed", ""
+    if settled.refused is not None:
+        name, note = "refused", str(settled.refused)
+    elif isinstance(outcome, Completed):
+        name = "completed"
+    elif isinstance(outcome, Deferred):
+        name, note = "deferred", outcome.reason or ""
+    else:
+        name = "failed" if outcome.retry is None else "retried"
+        note = _told(outcome.error)
+        if outcome.retry is not None:
+            note = f"{note}; tried again in {outcome.retry.after.total_seconds():g} s"
+    step = f"{attempt.workflow}.{attempt.step}"
+    return Row(attempt.run_id, step, attempt.attempt_number, name, settled.seconds, brief(note, 300))
+
+
+def _told(error: dict[str, Any]) -> str:
+    shown = redact_object(error)
+    kind = shown.get("type") or shown.get("code") or "error"
+    return f"{kind}: {shown.get('message', '')}"
+
+
+def _level(row: Row, slow_seconds: float) -> int | None:
+    match row.outcome:
+        case "failed":
+            return logging.ERROR
+        case "retried" | "refused":
+            return logging.WARNING
+        case _:
+            return logging.INFO if row.seconds >= slow_seconds else None
+
+
+def _line(row: Row) -> str:
+    said = {
+        "failed": "failed for good",
+        "retried": "failed and is tried again",
+        "refused": "came too late, its result was dropped",
+        "dead_lettered": "was given up and waits for a person",
+    }.get(row.outcome, row.outcome)
+    note = f": {row.note}" if row.note else ""
+    return f"{row.step} {said}{note} (run {row.run_id}, attempt {row.attempt}, {row.seconds:.3f} s)"

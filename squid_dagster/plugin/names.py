@@ -1,0 +1,40 @@
+"""The names by which the plugin's parts are known in Dagster: resource, jobs, sensors, schedules and tags."""
+
+RESOURCE = "squid"
+
+DISPATCH_JOB = "squid_dispatch"
+RECOVERY_JOB = "squid_recovery"
+START_JOB = "squid_start"
+APPROVE_JOB = "squid_approve"
+REJECT_JOB = "squid_reject"
+RESUME_JOB = "squid_resume"
+CANCEL_JOB = "squid_cancel"
+REPLAY_JOB = "squid_replay"
+RETRY_JOB = "squid_retry"
+
+DISPATCH_SENSOR = "squid_dispatch_sensor"
+ATTENTION_SENSOR = "squid_attention_sensor"
+EXTERNAL_SENSOR = "squid_external_sensor"
+
+RECOVERY_SCHEDULE = "squid_recovery_schedule"
+CRON_SCHEDULE = "squid_cron_{workflow}_{trigger}"
+
+RUN_ID_TAG = "squid/run_id"
+RUNNABLE_KEY_TAG = "squid/runnable_key"
+QUEUE_TAG = "squid/queue"
+AGENT_TAG = "squid/agent"
+LOCATION_TAG = "squid/location"
+ABANDONED_TAG = "squid/abandoned"  # of an external run: the run that waited for it has ended, as the value says
+
+AGENT_DISPATCH = "dispatch"
+AGENT_RECOVERY = "recovery"
+AGENT_COMMAND = "command"
+AGENT_EXTERNAL = "external"
+
+MAX_RETRIES_TAG = "dagster/max_retries"
+MAX_RUNTIME_TAG = "dagster/max_runtime"
+
+
+def job_tags(agent: str) -> dict[str, str]:
+    """Give the tags of every job of ours: what it is, and that Dagster never runs it again by itself."""
+    return {AGENT_TAG: agent, MAX_RETRIES_TAG: "0"}

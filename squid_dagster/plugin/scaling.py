@@ -1,0 +1,79 @@
+"""How many drain runs to launch, from what is due and who is alive. Pure.
+
+Every drain run that the sensor launches serves all of its queues, taking turns between them: a small queue is never
+left behind a full one, however few runs there are.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import ceil
+from typing import NamedTuple
+
+from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.queries import BacklogRow
+
+PATIENCE = timedelta(seconds=10)  # work that is due for longer, while all who serve it are busy, needs another run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What a sensor goes by."""
+
+    queues: tuple[str, ...]
+    definitions: frozenset[str]
+    run_kind: str  # of drain runs, in the presence table
+    location: str
+    code_version: str
+    max_in_flight: int
+    attempts_per_run: int
+
+
+class Launch(NamedTuple):
+    """How many runs to launch, and why not more."""
+
+    runs: int
+    reason: str
+
+
+def launches(
+    scale: Scale, backlog: Sequence[BacklogRow], workers: Collection[WorkerRow], launching: int, now: datetime
+) -> Launch:
+    """Say how many runs to launch, given that so many are on their way and not seen yet.
+
+    A queue that nobody serves gets a run at once; beyond that, there is one for every `attempts_per_run` that are due,
+    and one more when all who are there are busy and work has been waiting for a while. Plain workers count like runs.
+    """
+    serving = [row for row in workers if any(_serves(row, each.queue, scale) for each in backlog)]
+    alive = [row for row in workers if _is_drain(row, scale)]
+    room = scale.max_in_flight - len(alive) - launching
+    total = sum(each.claimable for each in backlog)
+    unserved = [each.queue for each in backlog if not any(_serves(row, each.queue, scale) for row in serving)]
+    wanted = ceil(total / scale.attempts_per_run) - len(serving) - launching
+    if launching == 0:
+        late = any(now - each.oldest_due_at > PATIENCE for each in backlog)
+        if unserved or (late and all(row.running >= row.capacity for row in serving)):
+            wanted = max(wanted, 1)
+    said = f"{total} due on {', '.join(each.queue for each in backlog)}; {len(alive)} drain runs alive"
+    said += f", {len(serving) - sum(row in alive for row in serving)} other workers, {launching} runs being launched"
+    if wanted <= 0:
+        return Launch(0, f"{said}: enough")
+    if room <= 0:
+        return Launch(0, f"{said}: max_in_flight is {scale.max_in_flight}")
+    return Launch(min(wanted, room), said)
+
+
+def _serves(row: WorkerRow, queue: str, scale: Scale) -> bool:
+    has_all = row.definitions is None or scale.definitions.issubset(row.definitions)
+    return row.capacity > 0 and queue in row.queues and has_all and not _is_old(row, scale)
+
+
+def _is_drain(row: WorkerRow, scale: Scale) -> bool:
+    """Tell whether a row is a drain run such as the sensor launches; one for fewer queues, launched by hand, is not."""
+    return row.kind == scale.run_kind and all(_serves(row, queue, scale) for queue in scale.queues)
+
+
+def _is_old(row: WorkerRow, scale: Scale) -> bool:
+    """Tell whether it is a drain run of this location with other code: it is about to stop."""
+    mine = row.kind == scale.run_kind and row.details.get("location") == scale.location
+    return mine and row.details.get("code_version") != scale.code_version

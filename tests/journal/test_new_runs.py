@@ -1,0 +1,115 @@
+"""Starting runs in one message: the time of the database counts all the same, and nothing is started twice."""
+
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.dispatch import Decision
+from squid_dagster.protocol import dispatch_thread
+from squid_dagster.protocol.errors import Conflict
+from squid_dagster.workflow import Workflow
+from tests.facts import QUEUE, RUN, planned, queued, scheduled, started
+from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each decision that asked the database for the time first."""
+    found: list[int] = []
+    usual = PostgresDispatchStore._decide_once
+
+    def counted(*arguments: object) -> None:
+        found.append(1)
+        usual(*arguments)  # type: ignore[arg-type]  # handed on as they are
+
+    monkeypatch.setattr(PostgresDispatchStore, "_decide_once", counted)
+    return found
+
+
+@pytest.fixture
+def squid(postgres: PostgresStorage) -> Squid:
+    one = Workflow("one")
+
+    @one.step
+    def step() -> None:
+        """Only its facts matter."""
+
+    return Squid(postgres, [one])
+
+
+def test_once_the_time_is_known_a_start_is_one_message(squid: Squid, long_ways: list[int]) -> None:
+    runs = [squid.start("one").run_id for _ in range(3)]
+    assert len(long_ways) == 1, "the first one has to ask"
+    assert [squid.inspect_run(run).status for run in runs] == ["running"] * 3
+    assert_views_agree_with_the_journal(squid.journal)  # type: ignore[arg-type]  # it is one on Postgres
+
+
+@pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(seconds=-1), timedelta(milliseconds=500)], ids=str)
+def test_a_time_that_is_not_the_databases_is_never_written(
+    squid: Squid, postgres: PostgresStorage, long_ways: list[int], off: timedelta
+) -> None:
+    # given a process that has the time wrong
+    postgres._heard = (postgres.now() + off, monotonic())
+    before = postgres.now()
+    # when it starts a run
+    run = squid.start("one").run_id
+    # then the database's time was asked for after all, and is known from now on
+    assert len(long_ways) == 1
+    assert before <= postgres.read_run(run)[0].fact.occurred_at <= postgres.now()
+    squid.start("one")
+    assert len(long_ways) == 1
+
+
+def test_a_time_that_was_told_long_ago_is_asked_for_again(
+    squid: Squid, postgres: PostgresStorage, long_ways: list[int]
+) -> None:
+    postgres._heard = (postgres.now() - timedelta(hours=1), monotonic() - 3600)
+    squid.start("one")
+    assert len(long_ways) == 1
+
+
+def decided(*facts: object) -> Decision:
+    return lambda *_: list(facts)
+
+
+def test_a_run_of_which_its_queue_knows_already_is_started_with_that(postgres_virtual: PostgresStorage) -> None:
+    # given facts of a run on its queue, and none of its own: written thread by thread, and cut off
+    postgres_virtual.append(dispatch_thread(QUEUE), [queued(), scheduled()])
+    store = PostgresDispatchStore(postgres_virtual)
+    # when it is started
+    store.decide([RUN], decided(started(), planned()), new=True)
+    # then nothing of what was known is lost
+    assert [claim.ref.run_id for claim in store.claim(QUEUE, "worker")] == [RUN]
+    assert_views_agree_with_the_journal(postgres_virtual)
+
+
+def test_a_run_that_exists_is_not_started_again(postgres_virtual: PostgresStorage) -> None:
+    store = PostgresDispatchStore(postgres_virtual)
+    store.decide([RUN], decided(started()), new=True)
+    before = postgres_virtual.cut()
+    with pytest.raises(Conflict):
+        store.decide([RUN, "run-2"], decided(started(), started("run-2")), new=True)
+    assert postgres_virtual.cut() == before
+
+
+def test_a_decision_about_new_runs_may_speak_of_others(postgres_virtual: PostgresStorage) -> None:
+    store = PostgresDispatchStore(postgres_virtual)
+    store.decide([RUN], decided(started(), queued(), planned(), scheduled()), new=True)
+    store.decide(["run-2"], decided(started("run-2"), planned(run=RUN)), new=True)
+    assert_views_agree_with_the_journal(postgres_virtual)
+    assert verify(postgres_virtual) == []
+
+
+def test_a_start_whose_answer_was_lost_is_made_once(
+    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
+) -> None:
+    store = PostgresDispatchStore(behind_wire)
+    behind_wire.now()
+    wire.lose_answer_to("lock_new")
+    written = store.decide([RUN], decided(started(), queued(), planned(), scheduled()), new=True)
+    assert wire.lost == 1
+    assert len(written) == 4 == len(facts_of(all_entries(postgres_virtual)))
+    assert_views_agree_with_the_journal(postgres_virtual)
