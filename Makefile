@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Bytecode must be written, or every process pays for compiling its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types contracts pytest demo bench mutants clean
+.PHONY: help setup test lint types contracts pytest demo dev bench mutants clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,10 +36,13 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 pytest: setup
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 demo: setup ## Set up, then run the example workflows on the embedded Postgres, with a worker killed on the way
 	$(BIN)/python -m examples.demo
+
+dev: setup ## Set up, then show the example workflows in Dagster's UI, on the embedded Postgres, until Ctrl-C
+	@$(BIN)/python -m examples.dev
 
 bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks
 	$(BIN)/python -m bench

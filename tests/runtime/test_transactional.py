@@ -202,8 +202,9 @@ def test_a_claim_that_another_has_taken_over_takes_the_rows_with_it(postgres: Po
         if ctx.fencing_token == 1:
             with raw(postgres, autocommit=False) as other:
                 other.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (ctx.run_id,))
-                (claimed,) = facts_of(postgres, ctx.run_id, "attempt_claimed")
-                until(lambda: postgres.now() > claimed.lease_until, "the lease's end")
+                # a heartbeat may have come before the lock
+                ((lease_until,),) = postgres.rows("SELECT lease_until FROM {schema}.attempts")
+                until(lambda: postgres.now() > lease_until, "the lease's end")
             assert Squid(postgres, workflow).execute_next() is not None, "another worker does it all"
         return ctx.fencing_token
 
