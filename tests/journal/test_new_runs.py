@@ -113,3 +113,12 @@ def test_a_start_whose_answer_was_lost_is_made_once(
     assert wire.lost == 1
     assert len(written) == 4 == len(facts_of(all_entries(postgres_virtual)))
     assert_views_agree_with_the_journal(postgres_virtual)
+
+
+@pytest.mark.parametrize("name", ["NULL", "null", "a.b-c_d", "0"])
+def test_any_name_of_a_run_or_a_queue_can_be_used(postgres: PostgresStorage, squid: Squid, name: str) -> None:
+    squid.start("one")
+    run = squid.start("one", run_id=name, queue=name).run_id
+    assert squid.worker(name, until_idle=True).completed == 1
+    assert squid.inspect_run(run).status == "completed"
+    assert_views_agree_with_the_journal(postgres)

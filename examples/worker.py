@@ -1,0 +1,19 @@
+"""A plain worker for the example workflows: no Dagster near it. `python -m examples.worker` goes on until SIGTERM."""
+
+import logging
+import sys
+
+from examples import MODULES
+from squid_dagster import Squid, load_workflows
+
+
+def main() -> int:
+    """Work off the default queue of the journal that the environment names."""
+    logging.basicConfig(level=logging.INFO)
+    with Squid.connect(workflows=load_workflows(MODULES)) as squid:
+        sys.stdout.write(f"{squid.worker()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""`SquidComponent`: what `squid_definitions` gives, from a `defs.yaml` of a `dg` project.
+
+The YAML names an environment variable, never a URL: what stands in YAML is in the definitions, and these are shown.
+"""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import dagster as dg
+from pydantic import BaseModel, Field
+
+from squid_dagster.plugin.definitions import LAUNCH_GRACE_SECONDS, MAX_IN_FLIGHT, squid_definitions
+from squid_dagster.plugin.dispatch import DrainConfig
+from squid_dagster.plugin.events import Policy
+from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+
+_DRAIN = DrainConfig()
+_RESOURCE = SquidResource()
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXAMPLE = '''"""Workflows of this project: all of this module can be started from the launchpad of `squid_start`."""
+
+from pydantic import BaseModel
+
+from squid_dagster import StepContext, Workflow
+
+
+class Greeting(BaseModel):
+    name: str = "world"
+
+
+hello = Workflow("hello", payload=Greeting)
+
+
+@hello.step
+def greet(ctx: StepContext, name: str) -> str:
+    ctx.log.info("greeting %s", name)
+    return f"Hello, {name}!"
+'''
+
+
+def _told(description: str, *examples: Any) -> dg.Resolver:
+    """Describe a field where Dagster looks for it: descriptions of pydantic's own are lost on the way to the schema."""
+    made: dg.Resolver = dg.Resolver.default(description=description, examples=list(examples) or None)
+    return made
+
+
+class SquidScaffoldParams(BaseModel):
+    """What `dg scaffold defs` may be told."""
+
+    workflow_modules: list[str] = Field(default=[], description="Modules that hold workflows. None: one is written.")
+    database_url_env: str | None = Field(default=None, description="The variable that holds the database URL.")
+
+
+class SquidScaffolder(dg.Scaffolder[SquidScaffoldParams]):
+    """Writes a `defs.yaml`, and a module with a small workflow where no module was named."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[SquidScaffoldParams]:
+        """Give the parameters of the command."""
+        return SquidScaffoldParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[SquidScaffoldParams]) -> None:
+        """Write the files; a module that is there already is left as it is."""
+        modules = list(request.params.workflow_modules)
+        if not modules:
+            folder = request.target_path.parent if request.append else request.target_path
+            module = folder / "workflows.py"
+            if not module.exists():
+                module.write_text(_EXAMPLE, "utf-8")
+            modules = [_dotted(module, request.project_root)]
+        told: dict[str, Any] = {"workflow_modules": modules, "queues": [DEFAULT_QUEUE]}
+        if request.params.database_url_env is not None:
+            told["database_url_env"] = _variable(request.params.database_url_env)
+        if request.scaffold_format == "python":
+            (request.target_path / "component.py").write_text(_python(told), "utf-8")
+        else:
+            dg.scaffold_component(request, told)
+
+
+@dg.scaffold_with(SquidScaffolder)
+class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
+    """Durable workflows on a Postgres journal: the resource `squid`, jobs, sensors and schedules for some modules.
+
+    For hooks that YAML cannot say (`actor`, `on_message`), subclass it and override `options`.
+    """
+
+    workflow_modules: Annotated[
+        list[str],
+        Field(min_length=1),
+        _told("Dotted names of modules that hold workflows.", ["my_project.workflows"]),
+    ]
+    queues: Annotated[
+        list[str],
+        Field(min_length=1),
+        _told("The queues that are worked off here. `default` is meant where none is named, else the first."),
+    ] = [DEFAULT_QUEUE]  # noqa: RUF012  pydantic copies it
+    # As it is written: what a template stands for would be in the definitions.
+    database_url_env: Annotated[
+        str | None,
+        dg.Resolver.passthrough(
+            description="The name of the environment variable that holds the URL of the journal's Postgres. Default: "
+            "SQUID_DATABASE_URL, else DATABASE_URL, else an embedded server.",
+            examples=["SQUID_DATABASE_URL"],
+        ),
+    ] = None
+    schema_name: Annotated[str | None, _told("The schema of the journal's tables. Default: `squid`.")] = None
+    lease_seconds: Annotated[
+        float,
+        Field(gt=0),
+        _told("For how long a claim is held without a heartbeat: the time after which others take over."),
+    ] = _RESOURCE.lease_seconds
+    max_in_flight: Annotated[int, Field(ge=1), _told("How many drain runs are alive at most.")] = MAX_IN_FLIGHT
+    launch_grace_seconds: Annotated[
+        float, Field(gt=0), _told("For how long a launched run counts before it has shown itself.")
+    ] = LAUNCH_GRACE_SECONDS
+    concurrency: Annotated[int, Field(ge=1), _told("How many steps a drain run runs at a time.")] = _DRAIN.concurrency
+    linger_seconds: Annotated[float, Field(ge=0), _told("How long a drain run stays when nothing is due.")] = (
+        _DRAIN.linger_seconds
+    )
+    events: Annotated[
+        Policy,
+        _told("What drain runs log: failures, retries, dead letters and slow steps; every attempt; or nothing."),
+    ] = _DRAIN.events
+    external_jobs: Annotated[
+        list[str],
+        _told("Dotted names of Dagster jobs that steps of kind `dagster_job` name.", ["my_project.jobs.train_model"]),
+    ] = []  # noqa: RUF012
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Give the definitions. Raises as `squid_definitions`, and `InvalidArgument` for a name that leads nowhere."""
+        return squid_definitions(**self.options())
+
+    def options(self) -> dict[str, Any]:
+        """Give the arguments for `squid_definitions`: to be overridden, by `{**super().options(), ...}`."""
+        variable = None if self.database_url_env is None else _variable(self.database_url_env)
+        resource = SquidResource(
+            url=None if variable is None else dg.EnvVar(variable),
+            schema_name=self.schema_name,
+            workflow_modules=self.workflow_modules,
+            queue=DEFAULT_QUEUE if DEFAULT_QUEUE in self.queues else self.queues[0],
+            lease_seconds=self.lease_seconds,
+        )
+        return {
+            "resource": resource,
+            "queues": self.queues,
+            "max_in_flight": self.max_in_flight,
+            "launch_grace_seconds": self.launch_grace_seconds,
+            "drain": DrainConfig(concurrency=self.concurrency, linger_seconds=self.linger_seconds, events=self.events),
+            "external_jobs": [_job(name) for name in self.external_jobs],
+        }
+
+
+def _variable(name: str) -> str:
+    """Give the name of a variable; refuse, without repeating it, what may be the secret itself."""
+    if not _VARIABLE.fullmatch(name):
+        raise InvalidArgument(
+            "database_url_env is not the name of an environment variable: write the name, such as SQUID_DATABASE_URL, "
+            "and no URL and no '{{ env.X }}', which would put the credential into the definitions"
+        )
+    return name
+
+
+def _job(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(
+            f"external_jobs names {name!r}, which cannot be imported ({error}): give it as <module>.<job>"
+        ) from error
+    if not hasattr(found, "name"):
+        raise InvalidArgument(f"external_jobs names {name!r}, which is no Dagster job but {type(found).__name__}")
+    return found
+
+
+def _dotted(module: Path, project_root: Path | None) -> str:
+    """Give the name by which a module of a project is imported: from its `src`, else from its root."""
+    root = project_root or module.parent
+    source = root / "src"
+    inside = module.relative_to(source if module.is_relative_to(source) else root)
+    return ".".join(inside.with_suffix("").parts)
+
+
+def _python(told: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in told.items())
+    return (
+        "import dagster as dg\n\nfrom squid_dagster.plugin import SquidComponent\n\n\n"
+        "@dg.component_instance\ndef load(context: dg.ComponentLoadContext) -> SquidComponent:\n"
+        f"    return SquidComponent({arguments})\n"
+    )

@@ -1,0 +1,138 @@
+"""`squid_definitions`: everything that a code location needs to show and drive the journal, in one call.
+
+It brings jobs, sensors, schedules and the resource `squid`, and nothing else: no executor, no logger, no assets. So it
+merges into any project. Whoever wants less, or other settings than these, puts the `build_*` functions together.
+"""
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, cast, get_args
+
+import dagster as dg
+
+from squid_dagster.plugin.attention import OnMessage, build_attention_sensor
+from squid_dagster.plugin.commands import ActorHook, build_command_jobs
+from squid_dagster.plugin.crons import build_cron_schedules
+from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
+from squid_dagster.plugin.events import Policy
+from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.names import RESOURCE, START_JOB
+from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule
+from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.threads import check_part
+from squid_dagster.runtime.wiring import definitions
+from squid_dagster.workflow import Workflow, load_workflows
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+
+Given = Workflow | Definition | ModuleType | str
+MAX_IN_FLIGHT = 2
+LAUNCH_GRACE_SECONDS = 60.0
+
+
+def squid_definitions(
+    *,
+    workflows: Given | Iterable[Given] = (),
+    queues: Sequence[str] = (DEFAULT_QUEUE,),
+    resource: SquidResource | None = None,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    launch_grace_seconds: float = LAUNCH_GRACE_SECONDS,
+    events: Policy | None = None,
+    drain: DrainConfig | None = None,
+    actor: ActorHook | None = None,
+    on_message: OnMessage | None = None,
+    external_jobs: Sequence[Any] = (),
+    external_assets: Sequence[Any] | None = None,
+    code_version: str | None = None,
+) -> dg.Definitions:
+    """Give jobs, sensors and schedules for these workflows, and the resource `squid`, to be merged into a project.
+
+    `workflows` are workflows, modules or names of modules; those of `resource.workflow_modules` come in addition.
+    `resource` is the journal; None: the one that the environment names, else the embedded server. `drain` says how
+    drain runs work, `events` what they log of it. `external_jobs` and `external_assets` are what steps that are done in
+    Dagster may name. The other parameters are those of the `build_*` functions, which say more about them.
+
+    The project must have the resources that steps ask for by annotation: one that is missing fails when it loads.
+
+    Example:
+        `defs = dg.Definitions.merge(my_defs, squid_definitions(workflows=[orders], queues=["default", "mail"]))`
+
+    Raises:
+        InvalidWorkflow, WorkflowsNotLoaded: a workflow that cannot be used; all problems of it at once.
+        InvalidArgument: no workflow or no queue, a value out of range, or a default queue that is not among the queues.
+            When the location loads, also for a credential in clear.
+        InvalidThread: a name that no queue can have.
+    """
+    served = _queues(queues)
+    journal = _resource(resource, served)
+    known = (*journal.workflow_modules, *_listed(workflows))
+    if not known:
+        raise InvalidArgument(
+            "a location needs at least one workflow: give workflows=[orders], or the names of their modules, such as "
+            "workflows=['orders.workflows']"
+        )
+    config = _drain(drain or DrainConfig(), events)
+    dispatch = build_dispatch_job(workflows=known, queues=served, drain=config, code_version=code_version)
+    recovery = build_recovery_job(workflows=known)
+    commands = build_command_jobs(workflows=known, actor=actor, queues=served)
+    start = next(job for job in commands if job.name == START_JOB)
+    sensors = [
+        build_dispatch_sensor(
+            job=dispatch,
+            queues=served,
+            workflows=known,
+            max_in_flight=max_in_flight,
+            launch_grace_seconds=launch_grace_seconds,
+            drain=config,
+            code_version=code_version,
+        ),
+        build_attention_sensor(workflows=known, on_message=on_message),
+    ]
+    # A sensor that can find nothing would only cost its ticks.
+    if any(step.external for each in definitions(list(known)) for step in each.steps.values()):
+        sensors.append(
+            build_external_sensor(workflows=known, jobs=external_jobs, assets=external_assets, queues=served)
+        )
+    return dg.Definitions(
+        jobs=[dispatch, recovery, *commands],
+        sensors=sensors,
+        schedules=[build_recovery_schedule(job=recovery), *build_cron_schedules(workflows=known, job=start)],
+        resources={RESOURCE: journal},
+    )
+
+
+def _listed(workflows: Given | Iterable[Given]) -> tuple[Workflow | Definition | str, ...]:
+    """Give what was given as a tuple: it is gone through more than once, and a name is not a list of letters."""
+    alone = isinstance(workflows, Workflow | Definition | ModuleType | str)
+    several = cast("Iterable[Given]", [workflows] if alone else workflows)
+    return tuple(each for one in several for each in (load_workflows(one) if isinstance(one, ModuleType) else [one]))
+
+
+def _queues(queues: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(queues, str):
+        raise InvalidArgument(f"queues is a list of names, not one name: give queues=[{queues!r}]")
+    if not queues:
+        raise InvalidArgument("a location needs at least one queue: give queues=['default']")
+    return tuple(dict.fromkeys(check_part(queue, "queue") for queue in queues))
+
+
+def _drain(config: DrainConfig, events: Policy | None) -> DrainConfig:
+    if events is None:
+        return config
+    if events not in get_args(Policy):
+        raise InvalidArgument(f"events is {events!r}: give one of {', '.join(get_args(Policy))}")
+    return DrainConfig(**{**config.model_dump(), "events": events})
+
+
+def _resource(given: SquidResource | None, queues: tuple[str, ...]) -> SquidResource:
+    """Give the resource; what is started without naming a queue must come to one that is worked off."""
+    if given is None:
+        return SquidResource(queue=DEFAULT_QUEUE if DEFAULT_QUEUE in queues else queues[0])
+    if given.queue not in queues and not isinstance(given.queue, dg.EnvVar):
+        raise InvalidArgument(
+            f"the resource's queue {given.queue!r} is none of the location's ({', '.join(queues)}), so what is started "
+            f"there would wait for ever: give SquidResource(queue={queues[0]!r}), or add it to queues=[...]"
+        )
+    return given

@@ -1,0 +1,111 @@
+"""A code location whose steps wait for a gate, for tests that end Dagster's processes while 200 runs are in flight.
+
+Steps act on the ledger, a table outside the journal; where that and the gate are stands in the environment.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+from pydantic import BaseModel
+
+from examples import ledger
+from squid_dagster import Defer, StepContext, Workflow
+from squid_dagster.plugin import (
+    DrainConfig,
+    SquidResource,
+    build_dispatch_job,
+    build_dispatch_sensor,
+    build_recovery_job,
+    build_recovery_schedule,
+)
+
+GATE = "SQUID_TEST_GATE"  # the environment variable that names the file for which steps wait
+LEASE_SECONDS = 3.0
+
+
+class Number(BaseModel):
+    number: int
+
+
+tide = Workflow("tide", payload=Number, version="1")
+rock = Workflow("rock", payload=Number, version="1")
+
+
+def is_open() -> bool:
+    """Tell whether steps may go on."""
+    return Path(os.environ[GATE]).exists()
+
+
+@tide.step(output="noted")
+def note(ctx: StepContext, number: int) -> int:
+    """Act at once."""
+    ledger.call(ctx)
+    ledger.act(ctx)
+    return number
+
+
+@tide.step(output="came")
+def come(ctx: StepContext, noted: int) -> int:
+    """Act when the gate is open; until then come back later, so that the attempt is not visible meanwhile."""
+    if not is_open():
+        raise Defer("the gate is closed", after=timedelta(seconds=4 + noted % 5))
+    ledger.call(ctx)
+    ledger.act(ctx)
+    return noted
+
+
+@tide.step
+def go(ctx: StepContext, came: int) -> int:
+    """Act after that."""
+    ledger.call(ctx)
+    ledger.act(ctx)
+    return came
+
+
+@rock.step(output="held")
+def hold(ctx: StepContext, number: int) -> int:
+    """Hold the claim until the gate is open; then act."""
+    ledger.call(ctx)
+    while not is_open() and not ctx.cancelled.wait(0.1):
+        pass
+    ledger.act(ctx)
+    return number
+
+
+@rock.step
+def fall(ctx: StepContext, held: int) -> int:
+    """Act after that."""
+    ledger.call(ctx)
+    ledger.act(ctx)
+    return held
+
+
+WORKFLOWS = (tide, rock)
+STEPS = {"tide": ("note", "come", "go"), "rock": ("hold", "fall")}
+
+
+def location() -> dg.Definitions:
+    """Give the location, for the journal that the environment names: two drain runs with room for 80 steps each."""
+    drain = DrainConfig(concurrency=80, linger_seconds=60, grace_seconds=0.2)
+    dispatch = build_dispatch_job(workflows=WORKFLOWS, drain=drain)
+    recovery = build_recovery_job(workflows=WORKFLOWS)
+    sensor = build_dispatch_sensor(
+        job=dispatch,
+        workflows=WORKFLOWS,
+        drain=drain,
+        attempts_per_run=100,
+        max_in_flight=2,
+        launch_grace_seconds=10,
+        minimum_interval_seconds=1,
+    )
+    return dg.Definitions(
+        jobs=[dispatch, recovery],
+        sensors=[sensor],
+        schedules=[build_recovery_schedule(job=recovery)],
+        resources={"squid": SquidResource(url=dg.EnvVar("SQUID_DATABASE_URL"), lease_seconds=LEASE_SECONDS)},
+    )
+
+
+defs = location()
