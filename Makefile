@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Bytecode must be written, or every process pays for compiling its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test lint types contracts pytest demo dev bench mutants clean
+.PHONY: help setup test browser lint types contracts pytest demo dev pictures bench mutants clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q -j 2 $(VENV)/lib squid_dagster || true
 	@touch $@
 
-test: setup lint types contracts pytest ## Set up, then ruff, mypy, import-linter and pytest
+# Where the result counts, a missing browser is a failure; elsewhere its tests are skipped and say how to get one.
+test: setup $(if $(filter true,$(CI)),browser) lint types contracts pytest ## Set up, then ruff, mypy, import-linter and pytest
+
+browser: setup ## Install a Chromium for the tests in tests/browser, where the machine lets us
+	$(BIN)/python -m examples.browser
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,11 +42,14 @@ contracts: setup
 pytest: setup
 	$(BIN)/pytest -n 2 --dist loadfile
 
-demo: setup ## Set up, then run the example workflows on the embedded Postgres, with a worker killed on the way
+demo: setup ## Set up, then run the example workflows on the embedded Postgres, driven by Dagster's daemon, with a run worker killed on the way
 	$(BIN)/python -m examples.demo
 
 dev: setup ## Set up, then show the example workflows in Dagster's UI, on the embedded Postgres, until Ctrl-C
 	@$(BIN)/python -m examples.dev
+
+pictures: setup ## Make the pictures of the README again, in docs/images (needs `make browser`)
+	$(BIN)/python -m examples.pictures
 
 bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks
 	$(BIN)/python -m bench

@@ -1,56 +1,36 @@
-"""`make demo`: three worker processes run the example workflows; one is killed in the middle of a step.
+"""`make demo`: Dagster's daemon drives the example workflows; one of its run workers is killed in the middle of a step.
 
-Everything happens on an embedded Postgres in a directory of its own, which is gone afterwards. What is told at the end
-comes from the facts in the journal, and from what the steps did outside of it.
+Everything happens on an embedded Postgres and a Dagster in a directory of their own, which is gone afterwards. What is
+told at the end comes from the facts in the journal, and from what the steps did outside of it.
 """
 
-import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from examples import digest, ledger, nightly, orders, payment_recovery, trip
+from examples import MODULES, ledger
+from examples.demo_location import LEASE_SECONDS
+from examples.demo_report import say, tell, verdict
+from examples.dev import USUAL_PORT
+from examples.prepare import prepare
+from examples.stack import Stack, StackError
 from squid_dagster import Squid, load_workflows
-from squid_dagster.journal import PostgresStorage, verify
+from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.protocol import AttemptClaimed, RunnableApplied
-from squid_dagster.protocol.unit import RunUnit
 
-WORKERS = 3
-LEASE = timedelta(seconds=2)
-PATIENCE = 110  # seconds
-# Steps that act on the ledger whenever they succeed.
-ACTING = frozenset({"summarise", "publish", "report", "book_flight", "book_hotel", "book_car", "send", "write_off"})
-
-
-def say(text: str = "") -> None:
-    """Print a line at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def open_squid(url: str) -> Squid:
-    """Open the demo's journal with all example workflows."""
-    modules = [payment_recovery, digest, nightly, trip, orders]
-    return Squid.connect(url, load_workflows(modules), lease=LEASE)
-
-
-def work(url: str, number: int) -> int:
-    """Be a worker until SIGTERM comes."""
-    logging.basicConfig(level=logging.ERROR)
-    with open_squid(url) as squid:
-        say(f"    {squid.worker(concurrency=4, worker_id=f'worker-{number}', housekeeping=timedelta(seconds=5))}")
-    return 0
+PATIENCE_SECONDS = 150.0
+_RUNS = "{runsOrError(limit: 100) {... on Runs {results {runId jobName status}}}}"
 
 
 def start_runs(squid: Squid) -> str:
-    """Start runs of every workflow; give the one whose worker will be killed."""
+    """Start runs of every workflow; give the one whose run worker will be killed."""
     amounts = [90, 120, 250, 640, 910]
     payments = [{"account_id": f"acct-{amount}", "amount": amount} for amount in amounts]
     squid.start_many("payment_recovery", payments, actor="demo")
@@ -62,11 +42,6 @@ def start_runs(squid: Squid) -> str:
     again = squid.start_cron("nightly_report", "nightly", intended_window=last_night)
     say(f"    the nightly window was asked for twice, and started {1 if again.run_id == first.run_id else 2} run")
     return squid.start("digest", {"title": "The long one", "seconds": 3}, priority=5).run_id
-
-
-def ended(squid: Squid) -> bool:
-    """Tell whether no run is open any more."""
-    return not squid.list_runs(open_only=True, limit=1).runs
 
 
 def decide(squid: Squid, decided: set[str]) -> None:
@@ -83,121 +58,93 @@ def decide(squid: Squid, decided: set[str]) -> None:
         decided.add(run.run_id)
 
 
-def kill_holder(squid: Squid, book: Path, run_id: str, workers: list[subprocess.Popen[bytes]]) -> bool:
-    """Kill the worker that is in the middle of the long step, once it has begun."""
+def kill_holder(squid: Squid, book: Path, run_id: str) -> bool:
+    """Kill the run worker that is in the middle of the long step, once it has begun."""
     for key, pid in ledger.callers(book):
         if key == f"{run_id}:summarise:1":
             os.kill(pid, signal.SIGKILL)
-            number = next(i for i, worker in enumerate(workers) if worker.pid == pid)
-            say(f"==> SIGKILL for worker-{number}, in the middle of a step; its lease runs out in {LEASE.seconds} s")
+            say(f"==> SIGKILL for run worker {pid}, in the middle of a step; its lease runs out in {LEASE_SECONDS:g} s")
             say(f"    {squid.explain_run(run_id).summary}")
             return True
     return False
 
 
+class Play:
+    """The demo while it runs: what was decided and shown, and whether the run worker was killed."""
+
+    def __init__(self, squid: Squid, book: Path) -> None:
+        """Begin; nothing is killed yet."""
+        self._squid, self._book = squid, book
+        self._decided: set[str] = set()
+        self._shown = ""
+        self._ends = time.monotonic() + PATIENCE_SECONDS
+        self.killed = False
+
+    def watch(self, hit: str) -> None:
+        """Wait until no run is open, or patience is over; decide, kill and show on the way."""
+        while self._squid.list_runs(open_only=True, limit=1).runs and time.monotonic() < self._ends:
+            self.killed = self.killed or kill_holder(self._squid, self._book, hit)
+            decide(self._squid, self._decided)
+            statuses = Counter(run.status for run in self._squid.list_runs(limit=500).runs)
+            shown = ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
+            if shown != self._shown:
+                self._shown = shown
+                say(f"    {shown}")
+            time.sleep(0.1)
+
+
+def play(squid: Squid, stack: Stack, book: Path) -> bool:
+    """Start runs and Dagster, kill a run worker, wait for the end; tell whether it went as it should."""
+    say("==> starting runs: payments with approval, fan-out and join, a nightly cron, a saga, child runs")
+    hit = start_runs(squid)
+    say("==> starting Dagster: code location, daemon and webserver")
+    stack.start()
+    say(f"    at {stack.address}; its sensor looks for work and launches runs that drain the queue")
+    running = Play(squid, book)
+    running.watch(hit)
+    runs: list[dict[str, Any]] = stack.ask(_RUNS)["runsOrError"]["results"]
+    stack.stop("daemon")  # its schedule may have started another run just now
+    running.watch(hit)
+    say("==> stopping Dagster; what it did:")
+    stack.stop()
+    for (job, status), number in sorted(Counter((run["jobName"], run["status"]) for run in runs).items()):
+        say(f"    {number} x {job} {status.lower()}")
+    say("==> reading it back")
+    tell(squid, hit)
+    failed = [run["jobName"] for run in runs if run["status"] == "FAILURE"]
+    return running.killed and failed in ([], ["squid_dispatch"])  # Dagster may not have noticed the kill
+
+
 def main() -> int:
     """Run the demo; 0 when all is well."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down
     with tempfile.TemporaryDirectory(prefix="squid-demo-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        book = Path(folder) / "ledger.db"
-        os.environ[ledger.LEDGER] = str(book)
         say("==> starting an embedded Postgres")
         server = EmbeddedPostgres(Path(folder) / "postgres")
-        url = server.ensure_running()
-        os.environ["SQUID_AUTO_MIGRATE"] = "1"
         try:
-            with open_squid(url) as squid:
-                return play(squid, url, book)
+            return run_in(Path(folder), server.ensure_running())
+        except StackError as error:
+            say(f"DEMO FAILED: {error}")
+            return 1
         finally:
             server.stop()
 
 
-def play(squid: Squid, url: str, book: Path) -> int:
-    """Start runs and workers, kill one of these, wait for the end, and tell."""
-    journal = squid.journal
-    assert isinstance(journal, PostgresStorage)
-    with journal.connection() as connection:
-        connection.execute("CREATE TABLE public.demo_bookings (key text, amount integer)")
-    say("==> starting runs: payments with approval, fan-out and join, a nightly cron, a saga, child runs")
-    hit = start_runs(squid)
-    say(f"==> starting {WORKERS} workers")
-    command = [sys.executable, "-m", "examples.demo", "worker", url]
-    workers = [subprocess.Popen([*command, str(number)]) for number in range(WORKERS)]
-    began, shown, killed = time.monotonic(), 0.0, False
-    decided: set[str] = set()
-    try:
-        while not ended(squid) and time.monotonic() - began < PATIENCE:
-            killed = killed or kill_holder(squid, book, hit, workers)
-            decide(squid, decided)
-            if time.monotonic() - shown > 1:
-                shown = time.monotonic()
-                statuses = Counter(run.status for run in squid.list_runs(limit=500).runs)
-                say("    " + ", ".join(f"{number} {status}" for status, number in sorted(statuses.items())))
-            time.sleep(0.05)
-    finally:
-        say("==> SIGTERM for the others")
-        for worker in workers:
-            worker.send_signal(signal.SIGTERM)
-        codes = [worker.wait(60) for worker in workers]
-    well = killed and sorted(codes) == [-signal.SIGKILL, 0, 0]
-    say("==> reading it back")
-    squid.recover()
-    return report(squid, journal, book, hit, well)
-
-
-def report(squid: Squid, journal: PostgresStorage, book: Path, hit: str, well: bool) -> int:
-    """Tell from facts and side effects what happened, and whether all is well."""
-    page = squid.list_runs(limit=500).runs
-    say(f"    {'run':<38}{'workflow':<18}{'status':<12}{'seconds':>8}")
-    for run in reversed(page):
-        seconds = (run.ended_at - run.started_at).total_seconds() if run.ended_at and run.started_at else 0.0
-        say(f"    {run.run_id:<38}{run.workflow:<18}{run.status:<12}{seconds:>8.2f}")
-
-    say(f"\n    the run that was hit, {hit}:")
-    say(f"    {squid.explain_run(hit).summary}")
-    for event in squid.inspect_run_timeline(hit):
-        say(f"    {event.at:%H:%M:%S.%f}  {event.summary}")
-
-    undone = [run for run in page if run.status == "failed"]
-    for run in undone:
-        say(f"\n    {run.workflow} {run.run_id} failed on purpose, and what it had done was undone:")
-        for event in squid.inspect_run_timeline(run.run_id):
-            if event.kind == "runnable_applied" and ":compensate:" in str(event.details):
-                say(f"      {event.at:%H:%M:%S.%f}  {event.summary}")
-    return verdict(squid, journal, book, [run.run_id for run in page], well and len(undone) == 1)
-
-
-def verdict(squid: Squid, journal: PostgresStorage, book: Path, run_ids: list[str], well: bool) -> int:
-    """Compare facts with side effects and print the last line."""
-    entries = journal.read_between(0, journal.cut())
-    claims = Counter(e.fact.runnable_key for e in entries if isinstance(e.fact, AttemptClaimed))
-    redelivered = sum(number > 1 for number in claims.values())
-    units = {run_id: RunUnit.fold(journal.read_run(run_id)) for run_id in run_ids}
-    completed = sum(unit.run.terminal_status == "completed" for unit in units.values())
-    lost = sum(not unit.run.terminal for unit in units.values())
-    applied = [e.fact for e in entries if isinstance(e.fact, RunnableApplied)]
-    doubled = len(applied) - len({fact.runnable_key for fact in applied})
-
-    _, effects = ledger.read(book)
-    succeeded = [f for f in applied if (f.transition or {}).get("on") != "error"]
-    done = {f.runnable_key.rpartition(":")[0] for f in succeeded if f.runnable_key.split(":")[1] in ACTING}
-    lost += len(done - set(effects))
-    doubled += sum(number - 1 for number in effects.values())
-    booked = Counter(str(row[0]) for row in journal.rows("SELECT key FROM public.demo_bookings"))
-    bookings = {f.runnable_key.rpartition(":")[0] for f in succeeded if f.runnable_key.split(":")[1] == "book"}
-    lost += len(bookings - set(booked))
-    doubled += sum(booked.values()) - len(bookings)
-
-    anomalies = len(squid.runtime.queries.anomalies(None, 1000)) + len(verify(journal))
-    well = well and not lost and not doubled and not anomalies and redelivered > 0 and completed == len(run_ids) - 1
-    say(
-        f"\n{'DEMO OK' if well else 'DEMO FAILED'}: runs={len(run_ids)} completed={completed} "
-        f"redelivered={redelivered} lost={lost} doubled={doubled} anomalies={anomalies}"
-    )
-    return 0 if well else 1
+def run_in(folder: Path, url: str) -> int:
+    """Run the demo in a folder, on an empty database; 0 when all is well."""
+    book = folder / "ledger.db"
+    journal = PostgresStorage(url)
+    journal.upgrade()
+    prepare(journal)
+    environment = {"SQUID_DATABASE_URL": url, "SQUID_SCHEMA": "", ledger.LEDGER: str(book)}
+    stack = Stack(folder / "dagster", "examples.demo_location", environment)
+    workflows = load_workflows(list(MODULES))
+    with closing(journal), closing(stack), Squid(journal, workflows, lease=timedelta(seconds=LEASE_SECONDS)) as squid:
+        well = play(squid, stack, book)
+        say(f"\n    `make dev` shows these workflows in Dagster's UI, at http://127.0.0.1:{USUAL_PORT}\n")
+        return verdict(squid, journal, book, well)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["worker"]:
-        sys.exit(work(sys.argv[2], int(sys.argv[3])))
     sys.exit(main())

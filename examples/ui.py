@@ -31,6 +31,7 @@ class Ui:
         self.page.keyboard.press("Control+A")
         self.page.keyboard.insert_text(config)
         self.page.get_by_text("No errors").wait_for()
+        self._launch_button().and_(self.page.locator(":enabled")).wait_for()
 
     def launch(self) -> str:
         """Click "Launch Run"; give the id of the Dagster run, whose page is open then."""

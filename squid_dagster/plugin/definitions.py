@@ -29,7 +29,9 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 Given = Workflow | Definition | ModuleType | str
 MAX_IN_FLIGHT = 2
+ATTEMPTS_PER_RUN = 1000
 LAUNCH_GRACE_SECONDS = 60.0
+MINIMUM_INTERVAL_SECONDS = 1
 
 
 def squid_definitions(
@@ -38,7 +40,9 @@ def squid_definitions(
     queues: Sequence[str] = (DEFAULT_QUEUE,),
     resource: SquidResource | None = None,
     max_in_flight: int = MAX_IN_FLIGHT,
+    attempts_per_run: int = ATTEMPTS_PER_RUN,
     launch_grace_seconds: float = LAUNCH_GRACE_SECONDS,
+    minimum_interval_seconds: int = MINIMUM_INTERVAL_SECONDS,
     events: Policy | None = None,
     drain: DrainConfig | None = None,
     actor: ActorHook | None = None,
@@ -84,7 +88,9 @@ def squid_definitions(
             queues=served,
             workflows=known,
             max_in_flight=max_in_flight,
+            attempts_per_run=attempts_per_run,
             launch_grace_seconds=launch_grace_seconds,
+            minimum_interval_seconds=minimum_interval_seconds,
             drain=config,
             code_version=code_version,
         ),

@@ -48,7 +48,7 @@ def build_dispatch_sensor(
     max_in_flight: int = 2,
     attempts_per_run: int = 1000,
     launch_grace_seconds: float = 60.0,
-    minimum_interval_seconds: int = 5,
+    minimum_interval_seconds: int = 1,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
     drain: DrainConfig | None = None,
     code_version: str | None = None,
@@ -57,7 +57,8 @@ def build_dispatch_sensor(
     """Give the sensor that launches `job`, which `build_dispatch_job` gave for the same queues and workflows.
 
     At most `max_in_flight` runs are alive; there is one for every `attempts_per_run` that are due, and at least one
-    while anything is. A run that was launched counts for `launch_grace_seconds`, until it announces itself. A tick
+    while anything is. Dagster's daemon looks every 5 seconds; an interval as long as that would miss every other look.
+    A run that was launched counts for `launch_grace_seconds`, until it announces itself. A tick
     with nothing due costs one indexed query. Where the database cannot be reached, the tick fails and says so.
 
     Raises:
@@ -97,7 +98,8 @@ def build_dispatch_sensor(
         )
         now = datetime.now(UTC)
         tags = {QUEUE_TAG: ",".join(served), LOCATION_TAG: location}
-        launching = _launching(context.instance, job.name, tags, workers, now - grace)
+        announced = squid.runtime.presence.workers(max(grace, ALIVE_WITHIN))
+        launching = _launching(context.instance, job.name, tags, announced, now - grace)
         launch = launches(scale, backlog, workers, launching, now)
         if launch.runs == 0:
             return dg.SkipReason(launch.reason)
@@ -126,10 +128,13 @@ def _request(job_name: str, config: DrainConfig, queues: Sequence[str], tags: di
 
 
 def _launching(
-    instance: dg.DagsterInstance, job_name: str, tags: dict[str, str], workers: Sequence[WorkerRow], since: datetime
+    instance: dg.DagsterInstance, job_name: str, tags: dict[str, str], announced: Sequence[WorkerRow], since: datetime
 ) -> int:
-    """Count runs that were launched and have not announced themselves; bounded, however long the history is."""
-    seen = {row.worker_id for row in workers}
+    """Count runs that were launched and have not announced themselves; bounded, however long the history is.
+
+    One that did, and is not alive any more, was killed: nothing is to be expected of it.
+    """
+    seen = {row.worker_id for row in announced}
     young = instance.get_run_records(
         dg.RunsFilter(job_name=job_name, statuses=_ON_THE_WAY, created_after=since, updated_after=since), limit=_RECORDS
     )
