@@ -85,7 +85,10 @@ Outcome = Completed | Failed | Deferred
 
 
 class Settlement(NamedTuple):
-    """What came of one claim. With the attempt as it was `claimed`, most completions take a shorter way."""
+    """What came of one claim. With the attempt as it was `claimed`, most completions take a shorter way.
+
+    Their answers then tell the lease that was given with the claim, whatever heartbeats have made of it since.
+    """
 
     ref: ClaimRef
     outcome: Outcome

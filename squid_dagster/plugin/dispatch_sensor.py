@@ -1,7 +1,8 @@
 """The dispatch sensor: launches drain runs when something is due and too few are there to do it.
 
 The journal decides: what is due, and who is alive, are read from its database. Dagster's run records are asked only for
-launches so young that their runs cannot have announced themselves yet, and for runs that wait in Dagster's own queue.
+launches so young that their runs cannot have announced themselves yet, for runs that wait in Dagster's own queue, and
+for the end of runs that were alive a moment ago.
 No cursor, no run key: a tick that is repeated, lost or evaluated twice costs at most a run that finds nothing to do.
 """
 
@@ -35,6 +36,7 @@ _ON_THE_WAY = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.FAILURE,  # one that fails at once is not launched again at once
 ]
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _RECORDS = 50
 _MOST = 10_000
 _ENDING_SECONDS = 600  # that a run may take for its start and its end
@@ -86,7 +88,7 @@ def build_dispatch_sensor(
         backlog = squid.runtime.queries.backlog(served, keys, min(_MOST, max_in_flight * attempts_per_run))
         if not backlog:
             return dg.SkipReason(f"nothing is due on {', '.join(served)}")
-        workers = squid.runtime.presence.workers(ALIVE_WITHIN)
+        workers = _without_ended(context.instance, squid.runtime.presence.workers(ALIVE_WITHIN))
         scale = Scale(
             queues=served,
             definitions=keys,
@@ -125,6 +127,20 @@ def _request(job_name: str, config: DrainConfig, queues: Sequence[str], tags: di
         run_config=dg.RunConfig(ops={DRAIN_OP: chosen}),
         tags={**tags, MAX_RUNTIME_TAG: str(longest)},  # Dagster's monitoring then closes runs that were killed
     )
+
+
+def _without_ended(instance: dg.DagsterInstance, workers: Sequence[WorkerRow]) -> list[WorkerRow]:
+    """Leave out drain runs that Dagster knows as ended: of those that were killed, it often hears sooner than others.
+
+    A hint: where it is wrong, or its storage is gone, rows grow old by themselves.
+    """
+    runs = {row.details.get("dagster_run_id"): row.worker_id for row in workers if row.kind == RUN_KIND}
+    run_ids = [run_id for run_id in runs if isinstance(run_id, str)]
+    if not run_ids:
+        return list(workers)
+    found = instance.get_run_records(dg.RunsFilter(run_ids=run_ids, statuses=_ENDED), limit=len(run_ids))
+    ended = {runs[record.dagster_run.run_id] for record in found}
+    return [row for row in workers if row.worker_id not in ended]
 
 
 def _launching(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 from functools import cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -82,9 +82,10 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
             f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
         )
     try:
-        filled = _check_payload(fact)
+        _check_payload(fact)
         data = _data(fact)
-        if (filled and (_is_strange(data) or data.count("[") + data.count("{") > _DEEP)) or "\ufffd" in data:
+        # Any field may hold what is strange, payload or not: a number has no limit, and a part has fields of its own.
+        if _is_strange(data) or "\ufffd" in data or data.count("[") + data.count("{") > _DEEP:
             _check_readable(fact, data)
     except ValidationError as error:
         raise InvalidFact(f"{fact.type}: {explain(error)}") from None
@@ -112,25 +113,20 @@ def _data(fact: Fact) -> str:
     return fact.model_dump_json(exclude={*left_out, *empty} if empty else left_out, warnings="error")
 
 
-def _check_payload(fact: Fact) -> bool:
-    """Tell whether there is any payload; raise if it was bent after the fact was made: what is folded is written."""
-    filled = False
+def _check_payload(fact: Fact) -> None:
+    """Raise if a payload was bent after the fact was made: what is folded must be what is written."""
     for name in _PAYLOADS[type(fact)]:
         value = getattr(fact, name)
         if value:
-            filled = True
             _json.validate_python(value)
             if name in _REDACTED and redact(value) != value:
                 raise ValueError(f"{name} was given a secret after the fact was made")
     for runnable in fact.runnables if fact.type == "runnables_planned" else ():
-        filled = True
         _json.validate_python(runnable.input)
         if runnable.external is not None:
             _json.validate_python(runnable.external)
     if fact.__pydantic_extra__:
-        filled = True
         _json.validate_python(fact.__pydantic_extra__)
-    return filled
 
 
 def _check_readable(fact: Fact, data: str) -> None:
@@ -145,14 +141,14 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
     model = FACT_TYPES.get(type_name)
     try:
         if model is None:
-            _check_finite(data)
-            values = json.loads(data)
+            values = _loads(data)
             if not isinstance(values, dict):
                 raise ValueError("not a JSON object")
             return UnknownFact(type_name, run_id, occurred_at, values)
         fact = cast("Fact", model.model_validate_json(_whole(run_id, occurred_at, data)))
         if not _is_finite(fact):
-            _check_finite(data)
+            _loads(data)  # says which number it is
+            raise ValueError("a number in it is not finite")
     except ValidationError as error:
         return MalformedFact(type_name, run_id, occurred_at, explain(error), data)
     except (ValueError, RecursionError) as error:
@@ -173,7 +169,10 @@ class StoredColumns(NamedTuple):
 
 
 def decode_many(stored: Iterable[StoredColumns]) -> list[StoredFact]:
-    """Read stored facts as `decode` does, those of one type together: the way into the validator costs most."""
+    """Read stored facts as `decode` does, those of one type together: the way into the validator costs most.
+
+    The data of each must be JSON, as whatever stands in a column of that type is.
+    """
     given = list(stored)
     by_type: dict[str, list[int]] = {}
     for i, columns in enumerate(given):
@@ -194,7 +193,9 @@ def _decode_list(type_name: str, some: list[StoredColumns]) -> list[StoredFact] 
         facts = _list_of(type_name).validate_json(f"[{text}]")
     except (ValueError, RecursionError):
         return None
-    fit = len(facts) == len(some) and all(fact.thread == one.thread for fact, one in zip(facts, some, strict=True))
+    fit = len(facts) == len(some) and all(
+        fact.thread == one.thread and _is_finite(fact) for fact, one in zip(facts, some, strict=True)
+    )
     return cast("list[StoredFact]", facts) if fit else None
 
 
@@ -239,6 +240,8 @@ def _is_finite(fact: Fact) -> bool:
         )
         if not all(map(_finite_within, held)):
             return False
+    if fact.type == "child_run_started" and not _finite_within(fact.origin.__pydantic_extra__):
+        return False
     return not fact.__pydantic_extra__ or _finite_within(fact.__pydantic_extra__)
 
 
@@ -257,7 +260,11 @@ def _is_strange(text: str) -> bool:
 def _check_finite(text: str) -> None:
     """Raise `ValueError` for a number that JSON text can spell and JSON cannot mean; most texts cost one look."""
     if _is_strange(text) or _HUGE.search(text):
-        json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        _loads(text)
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
 
 
 def _finite(text: str) -> float:

@@ -75,7 +75,7 @@ class Worker:
         steps have `grace` to finish; what is left is given back. `housekeeping` is how often it recovers and starts due
         crons; None leaves that to others. `heartbeat` is how often leases are extended, by default every third of one.
         `details` are shown with its presence. `on_settled` is told about outcomes, a group at a time, once they are
-        written.
+        written; from two threads, and so at times while it is being told about others.
 
         Raises:
             InvalidArgument, InvalidThread: a number or time out of range, or a bad queue.

@@ -17,7 +17,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.queries import BacklogRow
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job, worker_id_of
 from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
 from squid_dagster.plugin.engines import storage_of
 from squid_dagster.plugin.scaling import Scale, launches
@@ -247,6 +247,22 @@ def test_a_run_that_fails_at_once_is_not_launched_again_at_once(
     launched(instance, request, dg.DagsterRunStatus.FAILURE)
     assert tick(resource, instance)[0] == []
     assert len(tick(resource, instance, launch_grace_seconds=1e-6)[0]) == 1
+
+
+def test_a_run_worker_that_dagster_knows_as_ended_is_followed_by_another_at_once(
+    resource: SquidResource, instance: dg.DagsterInstance, squid: Squid
+) -> None:
+    # given a drain run that has announced itself a moment ago
+    squid.start("quick", {"number": 1})
+    (request,), _ = tick(resource, instance)
+    run = launched(instance, request, dg.DagsterRunStatus.STARTED)
+    details = {"location": NO_LOCATION, "code_version": VERSION, "dagster_run_id": run.run_id}
+    alive(squid, worker_id=worker_id_of(run.run_id), details=details)
+    assert tick(resource, instance)[0] == []
+    # when it is killed, and Dagster has heard of that
+    instance.report_run_failed(run)
+    # then nobody waits for its row to grow old, nor for the grace of a launch that fails at once
+    assert len(tick(resource, instance)[0]) == 1
 
 
 def test_a_run_that_waits_in_dagster_s_queue_counts_however_old(

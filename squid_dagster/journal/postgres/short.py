@@ -77,8 +77,9 @@ def settle_plain(
         if group:
             members = list(group.values())
             verified = _arranged(members)
-            transaction.write(verified, _changes(members, verified), commit_id, _settled(members))
+            # Before it is written: when the word of that is lost, they are all that is left of it.
             answers.update((i, Answer(member.settlement.ref, member.attempt)) for i, member in group.items())
+            transaction.write(verified, _changes(members, verified), commit_id, _settled(members))
 
 
 def _candidates(settlements: Sequence[Settlement]) -> list[int]:
@@ -87,9 +88,16 @@ def _candidates(settlements: Sequence[Settlement]) -> list[int]:
     for i, settlement in enumerate(settlements):
         by_run.setdefault(settlement.ref.run_id, []).append(i)
     plain = [places[0] for places in by_run.values() if len(places) == 1]
-    return sorted(
-        (i for i in plain if settlements[i].claimed is not None and isinstance(settlements[i].outcome, Completed)),
-        key=lambda i: settlements[i].ref.run_id,
+    return sorted((i for i in plain if _may_be_plain(settlements[i])), key=lambda i: settlements[i].ref.run_id)
+
+
+def _may_be_plain(settlement: Settlement) -> bool:
+    """Tell whether this is a completion of the very attempt that it brings along."""
+    ref, claimed = settlement.ref, settlement.claimed
+    return (
+        claimed is not None
+        and isinstance(settlement.outcome, Completed)
+        and (claimed.run_id, claimed.runnable_key, claimed.queue) == (ref.run_id, ref.runnable_key, ref.queue)
     )
 
 
@@ -100,7 +108,7 @@ def _member(
     ref, claimed, run = settlement.ref, settlement.claimed, RunProjection.fold(entries)
     if claimed is None or run.anomalies or ref.runnable_key not in run.planned or claimed.expired(now):
         return None
-    dispatch = RunDispatch(ref.queue, attempts={ref.runnable_key: claimed})
+    dispatch, known = RunDispatch(ref.queue, attempts={ref.runnable_key: claimed}), set(run.planned)
     try:
         fact = settle_fact(claimed, settlement, now)
         if fact is None:
@@ -109,7 +117,7 @@ def _member(
         attempt = dispatch.attempts[ref.runnable_key]
         planned = ask(plan, PlanRequest(ref.run_id, run, (attempt,), dispatch.attempts, now))
         member = _Member(settlement, attempt, RunUnit(run, dispatch), [fact])
-        if not _take(member, planned):
+        if not _take(member, planned, known):
             return None
         member.queue_encoded = [encode(each, max_fact_bytes) for each in member.queue_facts]
         member.run_encoded = [encode(each, max_fact_bytes) for each in member.run_facts]
@@ -118,26 +126,34 @@ def _member(
     return member
 
 
-def _take(member: _Member, planned: Iterable[Fact]) -> bool:
-    """Fold what was planned; tell whether it is plain: about this run and this attempt, and without an anomaly."""
+def _take(member: _Member, planned: Iterable[Fact], known: set[str]) -> bool:
+    """Fold what was planned; tell whether it is plain: about this run and this attempt, and without an anomaly.
+
+    What was `known` before, or is said twice, is not: there are rows of it, or will be, that are not at hand here.
+    """
     ref, unit = member.settlement.ref, member.unit
-    fresh, scheduled = set[str](), set[str]()
+    fresh, scheduled, ended = list[str](), list[str](), False
     for fact in planned:
         if getattr(fact, "run_id", None) != ref.run_id:
             return False
         if fact.type == "attempt_scheduled" and fact.queue == ref.queue:
             member.queue_facts.append(fact)
-            scheduled.add(fact.runnable_key)
+            scheduled.append(fact.runnable_key)
             apply_dispatch(unit.dispatch, Entry(fact.thread, 0, 0, fact))
             continue
         if fact.type not in _RUN_FACTS or (fact.type == "runnable_applied" and fact.runnable_key != ref.runnable_key):
             return False
+        if ended:
+            return False
+        ended = fact.type == "run_terminal"
         if fact.type == "runnables_planned":
-            fresh.update(runnable.runnable_key for runnable in fact.runnables)
+            fresh += [runnable.runnable_key for runnable in fact.runnables]
         member.run_facts.append(fact)
         apply_once(unit.run, fact)
-    ends_with_work = unit.run.terminal and scheduled
-    return fresh == scheduled and not ends_with_work and not unit.anomalies
+    if unit.run.terminal and scheduled:
+        return False
+    are_new = known.isdisjoint(fresh) and len(set(fresh)) == len(fresh)
+    return are_new and sorted(fresh) == sorted(scheduled) and not unit.anomalies
 
 
 def _arranged(members: Iterable[_Member]) -> list[Verified]:
