@@ -1,3 +1,3 @@
-"""Workflows as users write them: `make demo` runs them all, with workers that are killed on the way."""
+"""Workflows as users write them: `make demo` runs them all, and kills a run worker on the way."""
 
 MODULES = ("examples.payment_recovery", "examples.digest", "examples.nightly", "examples.trip", "examples.orders")
