@@ -23,6 +23,7 @@ from squid_dagster.inspection.palette import COLOURS, edge_label, node_lines
 from squid_dagster.inspection.shown import brief
 
 _MARGIN, _HEAD = 20.0, 40.0
+_BOLD_13 = 15  # bold letters of size 13 are as wide as plain ones of this size
 _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 _ROLE = 'role="img" aria-labelledby="title desc"'
 _FONT = 'font-family="system-ui, sans-serif"'
@@ -44,15 +45,15 @@ def svg(title: str, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> s
         for edge, label in zip(edges, labels, strict=True)
     ]
     picture = lay_out([node.id for node in nodes], links)
-    head = _fit(title, 13, max(picture.width, 420.0) - 24)
-    width = max(picture.width, _width(head, 13) + 24) + 2 * _MARGIN
+    head = _fit(title, _BOLD_13, max(picture.width, 600.0) - 24)
+    width = max(picture.width, _width(head, _BOLD_13) + 24) + 2 * _MARGIN
     height = picture.height + 2 * _MARGIN + _HEAD
     left = (width - picture.width) / 2
     parts = [
         f"<svg {_NAMESPACE} {_size(width, height)} {_FONT} {_ROLE}>",
         f'<title id="title">{_text(title)}</title>',
         f'<desc id="desc">{_text(_described(nodes))}</desc>',
-        _box((width / 2, _MARGIN + 13), (_width(head, 13) + 24, 26), "#f8fafc", "#94a3b8", radius=6),
+        _box((width / 2, _MARGIN + 13), (_width(head, _BOLD_13) + 24, 26), "#f8fafc", "#94a3b8", radius=6),
         _line_of_text((width / 2, _MARGIN + 17.5), head, 13, "#0f172a", bold=True),
         f'<g transform="translate({left:.1f} {_MARGIN + _HEAD:.1f})">',
         *(_edge(edge, line) for edge, line in zip(edges, picture.lines, strict=True)),

@@ -1,0 +1,95 @@
+"""Where Spark runs, as `spark_master` says: in this process, on a standalone cluster, or behind Spark Connect."""
+
+import re
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.spark.errors import SparkUnavailable
+
+CONNECT_PORT, STANDALONE_PORT = 15002, 7077
+_ANSWER_SECONDS = 5.0
+_LOCAL = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
+_PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:(?P<port>\d{1,5}))?")
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+class Kind(StrEnum):
+    """The ways to run Spark."""
+
+    LOCAL = "local"
+    LOCAL_CLUSTER = "local-cluster"
+    STANDALONE = "standalone"
+    CONNECT = "connect"
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A master taken apart. The text may hold a token (Connect) and is never part of the representation."""
+
+    kind: Kind
+    text: str
+    places: tuple[tuple[str, int], ...] = ()
+
+    def __repr__(self) -> str:
+        """Show the place only."""
+        return f"Master({self.kind.value}, {self.shown})"
+
+    @property
+    def shown(self) -> str:
+        """The master for messages: its hosts and ports, without anything that might be a token."""
+        return ",".join(f"{host}:{port}" for host, port in self.places) or self.text
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether all of Spark's processes are here."""
+        return all(host.startswith(_LOOPBACK) for host, _ in self.places)
+
+
+def parse_master(text: str) -> Master:
+    """Take `spark_master` apart.
+
+    Raises:
+        InvalidArgument: it is none of `local[...]`, `local-cluster[...]`, `spark://host:port`, `sc://host:port`.
+    """
+    if _LOCAL.fullmatch(text):
+        return Master(Kind.LOCAL, text)
+    if _LOCAL_CLUSTER.fullmatch(text):
+        return Master(Kind.LOCAL_CLUSTER, text)
+    scheme, _, rest = text.partition("://")
+    if scheme == "spark":
+        return Master(Kind.STANDALONE, text, tuple(_place(one, STANDALONE_PORT) for one in rest.split(",")))
+    if scheme == "sc":
+        return Master(Kind.CONNECT, text, (_place(rest.partition("/")[0], CONNECT_PORT),))
+    raise InvalidArgument(
+        f"spark_master {text.partition('://')[0]!r:.60} is none that is known: use local[2] or local[*], "
+        "spark://host:7077 for a standalone cluster, or sc://host:15002 for Spark Connect"
+    )
+
+
+def check_reachable(master: Master) -> None:
+    """Knock at the master's door, so that an unreachable one is told at once and not after Spark's own minute.
+
+    Raises:
+        SparkUnavailable: nobody answers at any of its places.
+    """
+    reasons = []
+    for host, port in master.places:
+        try:
+            with socket.create_connection((host, port), timeout=_ANSWER_SECONDS):
+                return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error.strerror or error}")
+    if reasons:
+        raise SparkUnavailable(
+            f"no Spark master answers ({'; '.join(reasons)}): start it, or set spark_master to local[*]"
+        )
+
+
+def _place(text: str, port: int) -> tuple[str, int]:
+    found = _PLACE.fullmatch(text)
+    if found is None or int(found["port"] or port) > 65535:
+        raise InvalidArgument("spark_master names no host and port: use spark://host:7077 or sc://host:15002")
+    return found["host"].strip("[]"), int(found["port"] or port)

@@ -1,0 +1,97 @@
+"""Spark sessions: the settings that this room needs, and the checks that come before any of Spark's own work."""
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from squid_dagster.spark.errors import SparkUnavailable
+from squid_dagster.spark.java import use_java
+from squid_dagster.spark.masters import Kind, Master, check_reachable, parse_master
+from squid_dagster.spark.source import JournalSource
+
+DEFAULT_MASTER = "local[*]"
+_LOOPBACK = "127.0.0.1"
+
+
+def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give the configuration of a session, as a builder or dagster-pyspark's resource takes it; `settings` win.
+
+    Raises:
+        InvalidArgument: a master of no known kind.
+    """
+    master = parse_master(spark_master)
+    needed = {
+        "spark.app.name": "squid_dagster",
+        "spark.sql.session.timeZone": "UTC",
+        # Readers that take filters are refused by Spark unless this is on.
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    if master.kind is Kind.CONNECT:
+        return {"spark.remote": master.text, **needed, **(settings or {})}
+    needed |= {
+        "spark.master": master.text,
+        # A module called pyspark_connect somewhere on the path would switch pyspark over.
+        "spark.api.mode": "classic",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if master.on_this_machine:
+        needed |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
+    return {**needed, **(settings or {})}
+
+
+def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
+    """Check that Spark can run where it is told to, and set this process's environment for it.
+
+    That is JAVA_HOME, the Python that plans queries here, and, where all of Spark is on this machine, that of its
+    workers and the address they bind to. What is set stays as it is, but for a JAVA_HOME of no use. Starts nothing.
+
+    Raises:
+        InvalidArgument: a master of no known kind.
+        SparkUnavailable: nobody answers there.
+        JavaMissing: Java is needed here, and there is none.
+    """
+    master = parse_master(spark_master)
+    check_reachable(master)
+    if master.kind is not Kind.CONNECT:
+        use_java()
+        # Read from the environment of the JVM alone: as settings they come too late for the planning of queries.
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if master.on_this_machine:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    return master
+
+
+def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start a session there, or give the one that this process has, with the journal's data source registered.
+
+    Raises:
+        InvalidArgument, SparkUnavailable, JavaMissing: as `prepare`.
+        SparkUnavailable: this process has a session on another master: stop it first.
+    """
+    master = prepare(spark_master)
+    _refuse_other_master(master)
+    builder = SparkSession.builder
+    for name, value in spark_config(spark_master, settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(session: SparkSession) -> None:
+    """Make `squid_journal` known to a session, whoever started it; once more does no harm."""
+    session.dataSource.register(JournalSource)
+
+
+def _refuse_other_master(master: Master) -> None:
+    active = SparkSession.getActiveSession() if master.kind is not Kind.CONNECT else None
+    there = active.conf.get("spark.master", None) if active is not None else None
+    if there is not None and there != master.text:
+        raise SparkUnavailable(
+            f"this process has a Spark session on {there}, and one process has one master: "
+            f"stop it before a session on {master.shown}"
+        )

@@ -1,0 +1,34 @@
+"""One Spark session for all tests here, in this process: two tasks at a time, with an event log to look into."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from squid_dagster.spark.session import open_session
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes what it did."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on `local[2]`."""
+    session = open_session(
+        "local[2]",
+        {
+            "spark.sql.shuffle.partitions": "2",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": event_log.as_uri(),
+            "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
+            "spark.driver.memory": "512m",
+        },
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
