@@ -78,7 +78,7 @@ _SYSTEMS = (
         starts={"bulk_chunk": 1_000},
         drains=({"concurrency": 300},),
         workflow_drains=({"concurrency": 300},),
-        idles=({"concurrency": 10},),
+        idles=({"concurrency": 10}, {"concurrency": 1}),
         waiting="SELECT count(*) FROM squid.runs WHERE status <> 'completed'",
         done="SELECT count(*) FROM squid.runs WHERE status = 'completed'",
         proof="SELECT count(*) / %(steps)s FROM squid.journal_entries WHERE type = 'attempt_completed'",

@@ -1,6 +1,7 @@
 """`Runtime`: what every command, worker and recovery has at hand. A value; the journal behind it decides everything."""
 
 import secrets
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,8 +22,12 @@ from squid_dagster.workflow.state import is_unreadable
 
 
 def new_run_id() -> str:
-    """Make the id of a run that nobody gave a key for."""
-    return str(uuid.uuid4())
+    """Make the id of a run that nobody gave a key for: a UUID of version 7, whose beginning is the time.
+
+    Ids that grow with time keep the newest runs side by side in every index.
+    """
+    made = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return str(uuid.UUID(int=made & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62))
 
 
 def random_unit() -> float:
