@@ -52,7 +52,7 @@ def test_a_run_finds_exactly_the_definition_that_it_was_started_with() -> None:
         (workflow("1"), "2", NEW),
         (workflow(None), None, NEW),
     ],
-    ids=str,
+    ids=["name", "name and version", "definition", "workflow", "workflow and version", "workflow without a version"],
 )
 def test_a_new_run_gets_the_current_definition_or_the_version_that_is_named(
     reference: Any, version: str | None, expected: Definition
