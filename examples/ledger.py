@@ -3,8 +3,10 @@
 It stands for a mail server or a bank: it takes an idempotency key, and does what it is asked for once for each key.
 """
 
+import getpass
 import os
 import sqlite3
+import tempfile
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,8 @@ LEDGER = "SQUID_DEMO_LEDGER"  # the environment variable that says where it is
 
 
 def _open(path: str | Path | None = None) -> sqlite3.Connection:
-    ledger = sqlite3.connect(path or os.environ[LEDGER], timeout=30, isolation_level=None)
+    place = path or os.environ.get(LEDGER) or Path(tempfile.gettempdir()) / f"squid-ledger-{getpass.getuser()}.sqlite"
+    ledger = sqlite3.connect(place, timeout=30, isolation_level=None)
     ledger.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT, step TEXT, token INTEGER, pid INTEGER)")
     ledger.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT, step TEXT)")
     return ledger

@@ -34,6 +34,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/protocol/test_unit.py",
     ),
     "views": ("tests/journal/test_view_rules.py",),
+    "spark": ("tests/spark/test_fold_rules.py",),
 }
 NEEDS_POSTGRES = frozenset({"views"})
 

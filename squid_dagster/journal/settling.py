@@ -46,6 +46,8 @@ from squid_dagster.protocol.facts import (
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 
+_FACTS = frozenset(FACT_TYPES.values())
+
 # Gives the fact that the member at that place of a group asks for, or None when there is nothing to write; raises when
 # it is refused.
 FactOf = Callable[[int, Attempt, datetime], Fact | None]
@@ -104,6 +106,11 @@ def _digest(outcome: Any) -> str:
         return digest(outcome)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidFact(f"an outcome must be JSON: {error}") from None
+
+
+def completion_fact(ref: ClaimRef, result: Any, at: datetime) -> AttemptCompleted:
+    """Give the fact of a completion that nobody has judged yet. Raises `ValidationError` for what is no JSON."""
+    return AttemptCompleted(**_fence(ref, at), result=result)
 
 
 def heartbeat_fact(attempt: Attempt, ref: ClaimRef, lease: timedelta, now: datetime) -> Fact:
@@ -214,7 +221,7 @@ def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
     """Ask the planner about one run. Raises what it raises, and `InvalidFact` for anything that is no fact."""
     planned = list(plan(request))
     for fact in planned:
-        if type(fact) not in FACT_TYPES.values():
+        if type(fact) not in _FACTS:
             raise InvalidFact(f"the planner gave a {type(fact).__name__} for run {request.run_id!r}, not a fact")
     return planned
 

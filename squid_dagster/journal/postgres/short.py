@@ -17,7 +17,7 @@ from squid_dagster.journal.dispatch import Answer, Completed, Planner, PlanReque
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.settling import ask, settle_fact
+from squid_dagster.journal.settling import ask, completion_fact
 from squid_dagster.journal.storage import Verified
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import EncodedFact, encode
@@ -106,15 +106,17 @@ def _member(
 ) -> _Member | None:
     """Fold, plan and encode one completion; None when it takes the long way."""
     ref, claimed, run = settlement.ref, settlement.claimed, RunProjection.fold(entries)
-    if claimed is None or run.anomalies or ref.runnable_key not in run.planned or claimed.expired(now):
+    if claimed is None or not isinstance(settlement.outcome, Completed):
+        return None
+    if run.anomalies or ref.runnable_key not in run.planned or claimed.expired(now):
         return None
     dispatch, known = RunDispatch(ref.queue, attempts={ref.runnable_key: claimed}), set(run.planned)
     try:
-        fact = settle_fact(claimed, settlement, now)
-        if fact is None:
-            return None
+        fact = completion_fact(ref, settlement.outcome.result, now)
         apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
         attempt = dispatch.attempts[ref.runnable_key]
+        if attempt is claimed:  # refused by the fold, or a repeat
+            return None
         planned = ask(plan, PlanRequest(ref.run_id, run, (attempt,), dispatch.attempts, now))
         member = _Member(settlement, attempt, RunUnit(run, dispatch), [fact])
         if not _take(member, planned, known):
