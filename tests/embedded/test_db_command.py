@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from squid_dagster.journal.postgres.schema import CODE_VERSION
+
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
 UNSET = {"SQUID_DATABASE_URL": "", "DATABASE_URL": "", "SQUID_DATA_DIR": "", "KUBERNETES_SERVICE_HOST": ""}
 
@@ -78,7 +80,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_upgrade_creates_the_schema_that_was_named_and_may_be_repeated(postgres_url: str, schema: str) -> None:
     done = [squid("db", "upgrade", "--json", "--schema", schema, SQUID_DATABASE_URL=postgres_url) for _ in range(2)]
     assert [(one.returncode, one.stderr) for one in done] == [(0, ""), (0, "")]
-    assert [json.loads(one.stdout)["version"] for one in done] == [1, 1]
+    assert [json.loads(one.stdout)["version"] for one in done] == [CODE_VERSION] * 2
     assert json.loads(done[0].stdout)["schema"] == schema
 
 

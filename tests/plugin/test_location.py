@@ -54,7 +54,9 @@ print(json.dumps([origin.location_name, os.path.realpath(origin.loadable_target_
 
 def test_dg_check_defs_passes_without_a_warning_of_ours_and_opens_no_database(tmp_path: Path) -> None:
     said = command(DG, "check", "defs", cwd=REPOSITORY, home=tmp_path)
-    assert said.splitlines() == ["All component YAML validated successfully.", "All definitions loaded successfully."]
+    # dagster-spark has a component of its own that is a preview, and `dg` loads all that are installed
+    ours = re.sub(r"(?m)^.*PreviewWarning: Class `SparkDeclarativePipelineScaffolder`.*\n.*\n", "", said)
+    assert ours.splitlines() == ["All component YAML validated successfully.", "All definitions loaded successfully."]
     assert list(tmp_path.iterdir()) == []  # neither a journal nor anything of Dagster's
 
 

@@ -20,6 +20,7 @@ from tests.facts import queue_paused, signal, started
 from tests.spark.reading import location, read_by_hand
 
 WRITERS, READS = 3, 50
+PACE_SECONDS = 0.02
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def pairs_written(storage: PostgresStorage) -> Iterator[None]:
     stop, written = threading.Event(), Counter[int]()
 
     def write(writer: int) -> None:
-        while not stop.is_set():
+        while not stop.wait(PACE_SECONDS):  # so that what is read again and again does not grow without bound
             pair = {"pair": f"{writer}-{written[writer]}"}
             halves = [signal(f"{side}-{writer}", payload=pair) for side in ("left", "right")]
             storage.commit([Append(half.thread, [half]) for half in halves])
