@@ -3,10 +3,24 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
+from sqlalchemy.engine import make_url
 
 from squid_dagster.spark.session import open_session
+from tests.journal.contract import plain_url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_url: str) -> str:
+    """A database of its own on the same server: ADBC reads the whole catalog whenever it connects.
+
+    The other tests leave hundreds of schemas behind, and each connection would take seconds.
+    """
+    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE spark")
+    return make_url(postgres_url).set(database="spark").render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="session")
