@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
@@ -84,15 +85,27 @@ class Deferred(NamedTuple):
 Outcome = Completed | Failed | Deferred
 
 
+class Ending(NamedTuple):
+    """What the planner is known to make of a completion: it is applied with this transition, and the run has ended.
+
+    Only for a step which, once it is done, leaves nothing to do, whatever the run has been through. The run must have
+    no other visit under way; a store that finds one asks the planner.
+    """
+
+    transition: JsonObject | None
+
+
 class Settlement(NamedTuple):
     """What came of one claim. With the attempt as it was `claimed`, most completions take a shorter way.
 
-    Their answers then tell the lease that was given with the claim, whatever heartbeats have made of it since.
+    A completion that can only end its run says so with `ending`, and takes the shortest. Answers then tell the lease
+    that was given with the claim, whatever heartbeats have made of it since.
     """
 
     ref: ClaimRef
     outcome: Outcome
     claimed: Attempt | None = None
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,13 @@ def check_completion(
     return check_fence(attempt, claim_id, claim_token_hash, at) or True
 
 
+def completed(attempt: Attempt, result: Any, outcome: str, at: datetime) -> Attempt:
+    """Give a claimed attempt as its completion leaves it; `outcome` is the digest of the result."""
+    return attempt._replace(
+        status=AttemptStatus.COMPLETED, result=result, outcome_digest=outcome, settled_at=at, last_at=at
+    )
+
+
 def check_failure(attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime) -> Reason | bool:
     """Say whether a failure is new (True), a repeat of the one on record (False), or why it is refused."""
     if attempt.status is AttemptStatus.FAILED and attempt.held_by(claim_id, claim_token_hash):

@@ -18,6 +18,7 @@ from squid_dagster.protocol.attempts import (
     check_failure,
     check_fence,
     claim_order,
+    completed,
     intent_digest,
     out_of_deliveries,
 )
@@ -220,13 +221,7 @@ def _complete(attempt: Attempt, fact: AttemptCompleted) -> Attempt | Reason | No
     outcome = digest(fact.result)
     verdict = check_completion(attempt, fact.claim_id, fact.claim_token_hash, outcome, fact.occurred_at)
     if verdict is True:
-        return attempt._replace(
-            status=AttemptStatus.COMPLETED,
-            result=fact.result,
-            outcome_digest=outcome,
-            settled_at=fact.occurred_at,
-            last_at=fact.occurred_at,
-        )
+        return completed(attempt, fact.result, outcome, fact.occurred_at)
     return verdict or None
 
 

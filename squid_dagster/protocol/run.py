@@ -312,7 +312,7 @@ def _resolve(run: RunProjection, fact: ManualStepResolved) -> Reason | None:
 
 
 def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
-    end = _end_digest(fact.status) if fact.error is None else digest([fact.status, fact.error])
+    end = end_digest(fact.status) if fact.error is None else digest([fact.status, fact.error])
     if run.terminal_digest is not None:
         return None if run.terminal_digest == end else Reason.TERMINAL_RUN
     run.terminal_status, run.terminal_digest, run.terminal_error = fact.status, end, fact.error
@@ -321,7 +321,8 @@ def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
 
 
 @cache
-def _end_digest(status: str) -> str:
+def end_digest(status: str) -> str:
+    """Give the digest by which a repeated end without an error is told from a conflicting one."""
     return digest([status, None])
 
 

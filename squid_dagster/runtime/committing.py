@@ -11,12 +11,12 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Outcome, Settlement
+from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Outcome
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.settlement import settle, settlement
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Committer:
         ]
         if not found:
             return
-        settlements = [Settlement(each.job.claim.ref, outcome, each.job.claim.attempt) for each, outcome in found]
+        settlements = [settlement(self._runtime, each.job.claim, outcome) for each, outcome in found]
         settled = self._persist(lambda: settle(self._runtime, settlements))
         with self._counting:
             self._report.commits += 1

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Decision, DispatchStore, PlanRequest
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Decision, DispatchStore, Ending, PlanRequest
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.definition import Definition
@@ -78,6 +79,13 @@ class Runtime:
             return []
         definition = self.definition_of(request.run_id, request.run)
         return plan_settled(definition, request.run, request.settled, request.attempts, request.now, given_away=True)
+
+    def ending_of(self, attempt: Attempt) -> Ending | None:
+        """Tell what completing an attempt makes of its run, where that is the run's end in any case."""
+        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint)
+        if definition is None or attempt.step not in definition.endings:
+            return None
+        return Ending(definition.endings[attempt.step])
 
     def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""

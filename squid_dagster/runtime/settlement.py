@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import quarantine
-from squid_dagster.journal.dispatch import Answer, Deferred, Failed, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import Answer, Claim, Deferred, Failed, Outcome, PlanRequest, Settlement
 from squid_dagster.protocol.errors import InvalidFact
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
@@ -72,6 +72,11 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     if planner.queues:
         runtime.notifier.notify(planner.queues)
     return Settled(answers, planner.dues)
+
+
+def settlement(runtime: Runtime, claim: Claim, outcome: Outcome) -> Settlement:
+    """Put together what came of a claim, with all that makes its way short."""
+    return Settlement(claim.ref, outcome, claim.attempt, runtime.ending_of(claim.attempt))
 
 
 def unwritable(error: Exception | None) -> Failed:

@@ -6,12 +6,12 @@ import socket
 from contextlib import suppress
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement
+from squid_dagster.journal.dispatch import Answer, Claim, Outcome
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.settlement import settle, settlement
 from squid_dagster.workflow.context import Cancellation
 
 
@@ -37,7 +37,7 @@ def execute_one(
             came.unwrap()
             runtime.notifier.notify([claims[0].ref.queue])
         else:
-            settle(runtime, [Settlement(claims[0].ref, came, claims[0].attempt)]).answers[0].unwrap()
+            settle(runtime, [settlement(runtime, claims[0], came)]).answers[0].unwrap()
     finally:
         heartbeats.close()
     return claims[0].ref.run_id

@@ -104,7 +104,8 @@ class Definition:
     """A checked workflow. Mappings are read-only and in order of declaration.
 
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
-    holds, by step, the steps that come after it. `resources` are the keys that a worker must provide.
+    holds, by step, the steps that come after it. `endings` holds the steps whose success can only end a run, with the
+    transition that is recorded. `resources` are the keys that a worker must provide.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Definition:
     entry_steps: tuple[str, ...]
     routes: Mapping[tuple[str, Outcome], tuple[Route, ...]]
     dependents: Mapping[str, tuple[str, ...]]
+    endings: Mapping[str, JsonObject | None]
     resources: frozenset[str]
     fingerprint: str
 

@@ -16,6 +16,7 @@ from squid_dagster.workflow.checks.steps import check_outputs, check_steps
 from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
 from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
+from squid_dagster.workflow.endings import certain_ends
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
 from squid_dagster.workflow.fingerprint import fingerprint
 from squid_dagster.workflow.graph import reversed_edges
@@ -137,6 +138,7 @@ def _build(
         entry_steps=tuple(shape.entries),
         routes=MappingProxyType(shape.groups),
         dependents=MappingProxyType(dependents),
+        endings=MappingProxyType(certain_ends(shape.mode, list(built), shape.entries, shape.groups, shape.after)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
     )

@@ -23,9 +23,11 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
+from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.protocol import AttemptCompleted, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.runtime.settlement import settlement
 from squid_dagster.workflow import Workflow
 from tests.facts import T0, child, quarantined, wakeup, with_fields
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, put
@@ -40,6 +42,8 @@ def _nothing() -> None:
 
 def workflows() -> list[Workflow]:
     """Every shape that a completion can meet."""
+    one = Workflow("one")
+    one.step(name="a")(_nothing)
     chain, fan, gate, saga = Workflow("chain"), Workflow("fan"), Workflow("gate", entry="a"), Workflow("saga")
     for name, after in (("a", []), ("b", ["a"]), ("c", ["b"])):
         chain.step(name=name, after=after)(_nothing)
@@ -54,7 +58,7 @@ def workflows() -> list[Workflow]:
     gate.route("z", to="complete")
     for name, after in (("a", []), ("b", []), ("c", ["a", "b"])):
         saga.step(name=name, after=after, compensate=_nothing)(_nothing)
-    return [chain, fan, gate, saga]
+    return [one, chain, fan, gate, saga]
 
 
 class World:
@@ -83,7 +87,10 @@ class World:
         return sorted((each.ref.runnable_key, each.attempt.deliveries, each.lease_until) for each in found)
 
     def settle(self, chosen: Sequence[tuple[Claim, Outcome]]) -> object:
-        settlements = [Settlement(c.ref, outcome, c.attempt if self.short else None) for c, outcome in chosen]
+        settlements = [
+            settlement(self.squid.runtime, c, outcome) if self.short else Settlement(c.ref, outcome)
+            for c, outcome in chosen
+        ]
         answers = self.store.settle(settlements, self.squid.runtime.plan)
         for each, _ in chosen:
             if self.held.pop(each.ref.runnable_key, None) is not None:
@@ -142,7 +149,7 @@ def _do(world: World, name: str, chance: random.Random) -> object:
     run = chance.choice(world.runs) if world.runs else "run-0"
     match name:
         case "start":
-            shapes = chance.choices(["chain", "fan", "gate", "saga"], k=chance.randint(1, 4))
+            shapes = chance.choices(["one", "chain", "fan", "gate", "saga"], k=chance.randint(1, 4))
             return [world.start(shape, chance.choice(QUEUES)) for shape in shapes]
         case "claim":
             return [world.claim(queue) for queue in QUEUES]
@@ -203,9 +210,23 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many members of each group took the shortest way."""
+    counts: list[int] = []
+
+    def counting(storage: PostgresStorage, settlements: Any, commit: Any) -> dict[int, Answer]:
+        answers = settle_ends(storage, settlements, commit)
+        counts.append(len(answers))
+        return answers
+
+    monkeypatch.setattr(f"{PostgresDispatchStore.__module__}.settle_ends", counting)
+    return counts
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_can_tell_afterwards_which_way_was_taken(
-    postgres_url: str, schema_names: Iterator[str], taken: list[int], seed: int
+    postgres_url: str, schema_names: Iterator[str], taken: list[int], ended: list[int], seed: int
 ) -> None:
     # given two journals, one of which is worked at with the claims at hand
     worlds = []
@@ -220,6 +241,7 @@ def test_nobody_can_tell_afterwards_which_way_was_taken(
             # then both answer the same
             assert one == other, name
         assert sum(taken) >= 10, "few of them were plain"
+        assert sum(ended) >= 5, "few of them could only end a run"
         # and both say the same in the end, and agree with themselves
         for run in worlds[0].runs:
             assert worlds[0].told(run) == worlds[1].told(run)
@@ -242,7 +264,7 @@ class Crowd:
         self.runs = [
             receipt.run_id
             for queue in QUEUES
-            for name in ("chain", "fan", "fan", "gate", "saga")
+            for name in ("one", "one", "chain", "fan", "fan", "gate", "saga")
             for receipt in self.squid.start_many(name, [None] * 3, queue=queue)
         ]
 
@@ -254,12 +276,12 @@ class Crowd:
             self.claims += store.claim(chance.choice(QUEUES), f"worker-{seed}", limit=6, lease=lease)
             recent = self.claims[-20:]
             some = {each.ref.runnable_key: each for each in chance.sample(recent, min(len(recent), 8))}
-            chosen = [Settlement(c.ref, _outcome(c, chance), c.attempt) for c in some.values()]
+            chosen = [settlement(self.squid.runtime, c, _outcome(c, chance)) for c in some.values()]
             answers = store.settle(chosen, self.squid.runtime.plan)
             self.done += [
                 answer.ref.claim_id
-                for answer, settlement in zip(answers, chosen, strict=True)
-                if answer.error is None and isinstance(settlement.outcome, Completed)
+                for answer, each in zip(answers, chosen, strict=True)
+                if answer.error is None and isinstance(each.outcome, Completed)
             ]
 
     def disturb(self, seed: int, rounds: int) -> None:
@@ -290,7 +312,7 @@ class Crowd:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whoever_else_is_at_work_nothing_is_written_that_the_fold_would_not_follow(
-    postgres: PostgresStorage, taken: list[int], seed: int, caplog: pytest.LogCaptureFixture
+    postgres: PostgresStorage, taken: list[int], ended: list[int], seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     # given many runs, and many who work at them, two and two with the same claims
     crowd = Crowd(postgres)
@@ -299,6 +321,7 @@ def test_whoever_else_is_at_work_nothing_is_written_that_the_fold_would_not_foll
     at_once([*workers, *(partial(crowd.disturb, 10 * seed + 5 + i, 40) for i in range(2))])
     # then the journal holds no fact that is wrong, and the views agree with it
     assert sum(taken) > 20, "few of them were plain"
+    assert sum(ended) > 5, "few of them could only end a run"
     assert "deadlock" not in caplog.text, "locks were taken in another order"
     completed: list[str] = []
     for run in crowd.runs:

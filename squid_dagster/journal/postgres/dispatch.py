@@ -25,6 +25,7 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, Transaction, persistently
@@ -142,15 +143,19 @@ class PostgresDispatchStore:
         """Record outcomes and what follows from them, as the contract says."""
         refs = [settlement.ref for settlement in settlements]
         check_refs(refs)
-        plain: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         if plan is not None:
-            commit_id = uuid4()
-            persistently(lambda: settle_plain(self._storage, settlements, plan, commit_id, plain))
-        rest = [i for i in range(len(refs)) if i not in plain]
+            end_id, commit_id, plain = uuid4(), uuid4(), dict[int, Answer]()
+            answers = persistently(lambda: settle_ends(self._storage, settlements, end_id))
+            others = [i for i in range(len(refs)) if i not in answers]
+            left = [settlements[i] for i in others]
+            persistently(lambda: settle_plain(self._storage, left, plan, commit_id, plain))
+            answers.update((others[k], answer) for k, answer in plain.items())
+        rest = [i for i in range(len(refs)) if i not in answers]
         found = self._group(
             [refs[i] for i in rest], lambda k, attempt, now: settle_fact(attempt, settlements[rest[k]], now), plan
         )
-        answers = {**plain, **dict(zip(rest, found, strict=True))}
+        answers.update(zip(rest, found, strict=True))
         return [answers[i] for i in range(len(refs))]
 
     def settle_within(

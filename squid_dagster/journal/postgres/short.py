@@ -56,7 +56,7 @@ def settle_plain(
 
     To be repeated under the same commit id, with the same `answers`, when the connection was lost.
     """
-    places = _candidates(settlements)
+    places = candidates(settlements)
     if not places:
         return
     with storage.transaction() as transaction:
@@ -82,8 +82,8 @@ def settle_plain(
             transaction.write(verified, _changes(members, verified), commit_id, _settled(members))
 
 
-def _candidates(settlements: Sequence[Settlement]) -> list[int]:
-    """Give the places of completions that may be plain, by run."""
+def candidates(settlements: Sequence[Settlement]) -> list[int]:
+    """Give the places of completions that may be plain, by run: each is the only one of its run in the group."""
     by_run: dict[str, list[int]] = {}
     for i, settlement in enumerate(settlements):
         by_run.setdefault(settlement.ref.run_id, []).append(i)

@@ -315,10 +315,9 @@ class Transaction:
 
         These are by place; the value tells whether no other attempt of the run is open.
         """
-        claims = json.dumps([[ref.runnable_key, ref.claim_id, ref.token_hash, ref.queue] for ref in refs])
         hold, clock = int(self._storage.hold / timedelta(milliseconds=1)), self._storage.clock
         cursor = psycopg.ClientCursor(self._connection)
-        values = (hold, _names(ref.run_id for ref in refs), claims, clock.now() if clock else None)
+        values = (hold, names(ref.run_id for ref in refs), claims_json(refs), clock.now() if clock else None)
         cursor.execute(self._storage.sql(_BEGIN_AND_LOCK_CLAIMS), values)
         cursor.nextset()
         answer = _answer(cursor)
@@ -390,7 +389,7 @@ class Transaction:
             psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
         """
         time = None if self._storage.clock is not None else now
-        self._write((_BEGIN_NEW, (_names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
+        self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
 
     def _write(
         self,
@@ -405,13 +404,13 @@ class Transaction:
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
             commit_id,
-            _names(one.thread for one in ordered),
+            names(one.thread for one in ordered),
             _numbers(one.expected_rev for one in ordered),
             _numbers(len(one.encoded) for one in ordered),
             entries_json(verified, place),
             *changes,
         )
-        behind: _Part = (_HINT, (self._storage.channel, _names(hints))) if hints else _NOTHING
+        behind: _Part = (_HINT, (self._storage.channel, names(hints))) if hints else _NOTHING
         cursor = psycopg.ClientCursor(self._connection)
         try:
             text = self._storage.sql(before[0] + _APPEND_AND_COMMIT + behind[0])
@@ -433,12 +432,17 @@ _Part = tuple[LiteralString, tuple[object, ...]]
 _NOTHING: _Part = ("", ())
 
 
-def _names(names: Iterable[str]) -> str:
+def names(names: Iterable[str]) -> str:
     """Write names that may stand in a thread id as an array: there is nothing in them that needs more than quotes.
 
     psycopg's own arrays, which take any text, take ten times as long.
     """
     return "{" + ",".join([f'"{name}"' for name in names]) + "}"
+
+
+def claims_json(refs: Iterable[ClaimRef]) -> str:
+    """Write claims as `lock_claims` takes them."""
+    return json.dumps([[ref.runnable_key, ref.claim_id, ref.token_hash, ref.queue] for ref in refs])
 
 
 def _numbers(numbers: Iterable[int | None]) -> str:
