@@ -1,30 +1,29 @@
 """The `squid` command. Everything heavy is imported by the command that needs it, so that `--help` is quick."""
 
-from typing import Any
-
 import click
 
-from squid_dagster.cli.db import db
+from squid_dagster.cli.frame import Root
+
+_COMMANDS = {
+    "quickstart": (
+        "squid_dagster.cli.quickstart:quickstart",
+        "A small workflow, a UI and a worker: see it survive.",
+    ),
+    "status": ("squid_dagster.cli.status:status", "One screen: database, queues, workers, what needs attention."),
+    "run": ("squid_dagster.cli.run:run", "Start, list, look at and control runs."),
+    "queue": ("squid_dagster.cli.queue:queue", "Look at queues, pause and resume them, and put dead letters back."),
+    "cron": ("squid_dagster.cli.cron:cron", "Cron triggers, and what they start next."),
+    "worker": ("squid_dagster.cli.worker:worker", "Run steps until stopped."),
+    "recover": ("squid_dagster.cli.worker:recover", "Close what crashes have left open."),
+    "backlog": ("squid_dagster.cli.backlog:backlog", "Cards that people and programs claim."),
+    "journal": ("squid_dagster.cli.journal:journal", "Follow, verify, export and import the facts."),
+    "views": ("squid_dagster.cli.views:views", "Check the live views, or make them anew from the facts."),
+    "db": ("squid_dagster.cli.db:db", "The database that holds the journal."),
+    "doctor": ("squid_dagster.cli.doctor:doctor", "Look for what is wrong, and name it."),
+}
 
 
-class _Squid(click.Group):
-    """A group that says our own errors in one line on stderr and leaves with 1; anything else is a bug."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            from squid_dagster.protocol.errors import SquidError
-
-            if isinstance(error, SquidError):
-                raise click.ClickException(" ".join(str(error).split())) from error
-            raise
-
-
-@click.group(cls=_Squid)
+@click.group(cls=Root, lazy=_COMMANDS)
 @click.version_option(package_name="squid-dagster")
 def main() -> None:
     """Durable workflows on a Postgres journal."""
-
-
-main.add_command(db)

@@ -1,0 +1,142 @@
+"""The frame of the `squid` command: commands that are loaded when they are needed, and errors in one line.
+
+Exit codes: 0 done; 1 refused because of how things stand, or something was found that is not well; 2 bad input; 3 not
+found; 4 no usable database; 130 interrupted; 141 the reader of our output went away.
+"""
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+REFUSED, BAD_INPUT, NOT_FOUND, NO_DATABASE, INTERRUPTED, CLOSED = 1, 2, 3, 4, 130, 141
+
+
+class Refused(click.ClickException):
+    """A command that cannot be done as things stand."""
+
+    exit_code = REFUSED
+
+
+class LazyGroup(click.Group):
+    """A group whose commands stand elsewhere, named "module:attribute", with the line that `--help` shows of each.
+
+    Nothing of them is imported before one is asked for, so that `--help` is quick.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
+        """Take a click group's arguments, and `lazy`: where each command stands and what it is for."""
+        super().__init__(*args, **options)
+        self._lazy = dict(lazy or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Give the names in the order in which they were declared."""
+        return [*self._lazy, *(name for name in super().list_commands(ctx) if name not in self._lazy)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one command."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = self._lazy[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)  # noqa: S101  declared by us
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without loading those that stand elsewhere."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = None if name in self._lazy else super().get_command(ctx, name)
+            rows.append((name, self._lazy[name][1] if command is None else command.get_short_help_str()))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class Root(LazyGroup):
+    """The outermost group: whatever goes wrong is one line on stderr, JSON with `--json`, and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _OutputClosed from error  # click keeps an OSError of this kind to itself, and leaves with 1
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and leave with its exit code; or, not `standalone_mode`, give what it gives."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        given = list(sys.argv[1:] if args is None else args)
+        leave = _Leaving(as_json="--json" in given)
+        try:
+            code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except click.exceptions.Exit as asked:
+            sys.exit(asked.exit_code)
+        except click.Abort:
+            leave("Interrupted", "interrupted", INTERRUPTED)
+        except click.ClickException as error:
+            leave(type(error).__name__, error.format_message(), error.exit_code)
+        except (BrokenPipeError, _OutputClosed):
+            # Nothing more can be said there, also not by Python's own last flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            leave("OutputClosed", "whoever read the output went away before its end", CLOSED)
+        except Exception as error:
+            from squid_dagster.protocol.errors import SquidError
+
+            if not isinstance(error, SquidError):
+                raise
+            leave(type(error).__name__, str(error), _exit_code(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class _OutputClosed(Exception):
+    """Whoever read our output went away."""
+
+
+class _Leaving:
+    """Says what went wrong, and leaves."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __call__(self, name: str, message: str, code: int) -> NoReturn:
+        line = " ".join(message.split())
+        told = {"error": name, "message": line, "exit_code": code}
+        click.echo(json.dumps(told) if self._as_json else f"Error: {line}", err=True)
+        sys.exit(code)
+
+
+def _exit_code(error: Exception) -> int:
+    from squid_dagster.protocol import errors
+    from squid_dagster.workflow import errors as authoring
+
+    if isinstance(error, errors.NotFound):
+        return NOT_FOUND
+    bad = errors.InvalidArgument | errors.InvalidFact | errors.InvalidThread | errors.InvalidPayload
+    written = authoring.InvalidWorkflow | authoring.InvalidInput | authoring.WorkflowsNotLoaded
+    if isinstance(error, bad | written | authoring.MissingResource):
+        return BAD_INPUT
+    unusable = errors.StorageUnavailable | errors.EmbeddedUnavailable | errors.SchemaOutdated | errors.SchemaTooNew
+    if isinstance(error, unusable | errors.ForeignSchema | errors.ViewsMissing):
+        return NO_DATABASE
+    return REFUSED
+
+
+def json_option(command: _Command) -> _Command:
+    """Add `--json` to a command, as the parameter `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)

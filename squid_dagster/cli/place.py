@@ -1,0 +1,99 @@
+"""Which journal a command works on, and with which workflows: the options that nearly all commands share."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from squid_dagster.cli.frame import json_option
+
+if TYPE_CHECKING:
+    from squid_dagster.api import Squid
+    from squid_dagster.journal import PostgresStorage
+    from squid_dagster.workflow import Workflow
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the command line says about the journal and the workflows; the rest is said by the environment."""
+
+    schema: str | None = None
+    data_dir: Path | None = None
+    modules: tuple[str, ...] = ()
+
+    @contextmanager
+    def storage(self) -> "Iterator[PostgresStorage]":
+        """Open the journal alone. Raises as `open_journal`."""
+        from squid_dagster.journal import open_journal
+
+        environ = dict(os.environ)
+        if self.data_dir is not None:
+            unset = ("SQUID_DATABASE_URL", "DATABASE_URL")
+            environ = {name: value for name, value in environ.items() if name not in unset}
+            environ["SQUID_DATA_DIR"] = str(self.data_dir.absolute())
+        storage = open_journal(schema=self.schema, environ=environ)
+        try:
+            yield storage
+        finally:
+            storage.close()
+
+    def workflows(self) -> "list[Workflow]":
+        """Collect the workflows of the modules; none where none was named. Raises as `load_workflows`."""
+        from squid_dagster.workflow.loading import load_workflows
+
+        if self.modules and "" not in sys.path:
+            sys.path.insert(0, "")  # modules of the directory at hand, as `python -m` finds them
+        return load_workflows(list(self.modules)) if self.modules else []
+
+    @contextmanager
+    def squid(self, resources: "Mapping[str, object] | None" = None) -> "Iterator[Squid]":
+        """Open the journal with the workflows of the modules, and what their steps ask for.
+
+        Raises as `open_journal` and `Squid`.
+        """
+        from squid_dagster.api import Squid
+
+        workflows = self.workflows()
+        with self.storage() as storage:
+            squid = Squid(storage, workflows, resources=resources)
+            try:
+                yield squid
+            finally:
+                squid.close()
+
+
+def on_journal(command: _Command) -> _Command:
+    """Add `--json`, `--schema` and `--data-dir`; the command is called with a `place` beside its own parameters."""
+    return cast("_Command", _placed(command, with_modules=False))
+
+
+def with_workflows(command: _Command) -> _Command:
+    """As `on_journal`, and `-m/--module` for the modules that hold the workflows."""
+    return cast("_Command", _placed(command, with_modules=True))
+
+
+def _placed(command: Any, *, with_modules: bool) -> Any:
+    @functools.wraps(command)
+    def placed(*args: Any, schema: str | None, data_dir: Path | None, module: tuple[str, ...] = (), **more: Any) -> Any:
+        return command(*args, place=Place(schema, data_dir, module), **more)
+
+    directory = click.Path(file_okay=False, path_type=Path)
+    placed = json_option(placed)
+    placed = click.option("--data-dir", type=directory, help="The embedded server of this directory.")(placed)
+    schema = click.option("--schema", envvar="SQUID_SCHEMA", show_envvar=True, help="The schema of the journal.")
+    placed = schema(placed)
+    if with_modules:
+        told = "A module that holds workflows, by its dotted name; may be given more than once."
+        option = click.option(
+            "-m", "--module", multiple=True, envvar="SQUID_MODULES", show_envvar=True, metavar="MODULE", help=told
+        )
+        placed = option(placed)
+    return placed

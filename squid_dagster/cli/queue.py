@@ -1,0 +1,203 @@
+"""`squid queue`: look at queues, pause and resume them, and put dead letters back."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from squid_dagster.cli.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
+from squid_dagster.cli.output import emit
+from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.queue_shown import (
+    dead_facts,
+    dead_shown,
+    no_work,
+    pause_facts,
+    queue_facts,
+    queues_shown,
+    worker_facts,
+    workers_shown,
+)
+from squid_dagster.cli.run_opening import Looking, commanding, looking, looking_around
+from squid_dagster.cli.run_options import Said, with_said
+from squid_dagster.cli.run_shown import receipt_facts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from squid_dagster.api import Squid
+    from squid_dagster.protocol.attempts import Attempt
+
+_PAGE = 500  # dead letters that are asked for at a time
+_SHOWN = 100  # dead letters that `inspect` shows
+
+
+@click.group()
+def queue() -> None:
+    """Look at queues, pause and resume them, and put dead letters back."""
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+@queue.command("list")
+@on_journal
+def list_(place: Place, as_json: bool) -> None:
+    """List the queues that have open work, were ever paused, or have a worker."""
+    with looking(place) as journal:
+        known, workers = {row.queue: row for row in journal.sides.queries.queues()}, journal.workers()
+    names = sorted({*known, *(name for worker in workers for name in worker.queues)})
+    rows = [known.get(name) or no_work(name) for name in names]
+    shown = queues_shown(rows, workers) if rows else "no queues"
+    emit(as_json, {"queues": [queue_facts(row, workers) for row in rows]}, shown)
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@on_journal
+def inspect(place: Place, as_json: bool, name: str) -> None:
+    """Show QUEUE: its open work, who paused it, who serves it, and its dead letters, the first hundred."""
+    from squid_dagster.inspection.pauses import read_queue_state
+
+    with looking(place) as journal:
+        _check_known(journal, name)
+        queries = journal.sides.queries
+        row = next((each for each in queries.queues() if each.queue == name), None) or no_work(name)
+        pause = pause_facts(read_queue_state(journal.storage, queries, name))
+        dead = queries.dead_letters(name, _SHOWN)
+        workers = [worker for worker in journal.workers() if name in worker.queues]
+    facts = {
+        **queue_facts(row, workers),
+        "paused_by": pause,
+        "workers": [worker_facts(worker) for worker in workers],
+        "dead_letters": [dead_facts(each) for each in dead],
+    }
+    shown: list[RenderableType] = [queues_shown([row], workers)]
+    if pause is not None:
+        why = f": {pause['comment']}" if pause["comment"] else ""
+        shown += ["", f"paused by {pause['actor'] or 'somebody'} at {pause['at']}{why}"]
+    shown += ["", workers_shown(workers) if workers else "no worker serves it"]
+    if dead:
+        shown += ["", dead_shown(dead)]
+    emit(as_json, facts, *shown)
+
+
+@queue.command()
+@click.argument("name", metavar="[QUEUE]", required=False)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option("--after", type=click.IntRange(0), default=0, metavar="POSITION", help="Where the last page ended.")
+@on_journal
+def dead(place: Place, as_json: bool, name: str | None, limit: int, after: int) -> None:
+    """List dead letters: attempts that were delivered too often, and wait for a person; of QUEUE, or of all."""
+    with looking(place) as journal:
+        if name is not None:
+            _check_known(journal, name)
+        found = journal.sides.queries.dead_letters(name, limit + 1, after)
+    page, more = found[:limit], len(found) > limit
+    facts = {"dead_letters": [dead_facts(each) for each in page], "next_after": page[-1].position if more else None}
+    rest = [f"more: the same command with --after {page[-1].position}"] if more else []
+    emit(as_json, facts, dead_shown(page) if page else "no dead letters", *rest)
+
+
+# --- changing -------------------------------------------------------------------------------------------------------
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@click.option("--new", is_flag=True, help="Also a queue that nothing was put on yet.")
+@with_said
+@on_journal
+def pause(place: Place, as_json: bool, name: str, new: bool, said: Said) -> None:
+    """Let nobody claim from QUEUE until it is resumed. Steps that run now go on."""
+    _set_paused(place, as_json, name, said, paused=True, new=new)
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@with_said
+@on_journal
+def resume(place: Place, as_json: bool, name: str, said: Said) -> None:
+    """Allow claims from QUEUE again."""
+    _set_paused(place, as_json, name, said, paused=False, new=False)
+
+
+def _set_paused(place: Place, as_json: bool, name: str, said: Said, *, paused: bool, new: bool) -> None:
+    with commanding(place) as squid:
+        if not new:
+            _check_known(looking_around(squid, place), name)
+        change = squid.pause_queue if paused else squid.resume_queue
+        first = change(name, **said.options())
+    told = f"queue {name} is {'paused' if paused else 'open'}"
+    if not first:
+        told = f"queue {name} was {'paused' if paused else 'resumed'} before with this key; nothing was changed"
+    emit(as_json, {"queue": name, "paused": paused, "repeated": not first}, told)
+
+
+@queue.command()
+@click.argument("run_id", required=False)
+@click.argument("key", required=False)
+@click.option("--all", "everything", is_flag=True, help="Not one, but all dead letters.")
+@click.option("--queue", "name", help="With --all: only those of this queue.")
+@with_bulk
+@with_said
+@on_journal
+def retry(
+    place: Place,
+    as_json: bool,
+    run_id: str | None,
+    key: str | None,
+    everything: bool,
+    name: str | None,
+    bulk: Bulk,
+    said: Said,
+) -> None:
+    """Put a dead letter of RUN_ID back: that of KEY, or the only one; or with --all all of them, after asking."""
+    if everything == (run_id is not None):
+        raise click.UsageError("say what to retry: either RUN_ID or --all")
+    if not everything and (name is not None or bulk.asked):
+        raise click.UsageError("--queue, --dry-run and --bulk-id go with --all")
+    if everything and said.idempotency_key is not None:
+        raise click.UsageError("--all makes a key for each by itself: use --bulk-id instead of --idempotency-key")
+    with commanding(place) as squid:
+        if run_id is None:
+            _retry_all(squid, looking_around(squid, place), name, bulk, said, as_json)
+            return
+        receipt = squid.retry_attempt(run_id, key, **said.options())
+    told = f"run {run_id}: the dead letter is on its queue again"
+    facts = {**receipt_facts(receipt), "runnable_key": key}
+    emit(as_json, facts, f"{told} (the key was used before)" if receipt.repeated else told)
+
+
+def _retry_all(squid: "Squid", journal: Looking, name: str | None, bulk: Bulk, said: Said, as_json: bool) -> None:
+    if name is not None:
+        _check_known(journal, name)
+    targets = [
+        Target(each.run_id, each.runnable_key, f"{each.workflow}, step {each.step!r}, queue {each.queue}")
+        for each in _all_dead(journal, name)
+    ]
+    bulk_id = new_bulk_id() if bulk.bulk_id is None else bulk.bulk_id
+    run_bulk(
+        "retry",
+        bulk,
+        bulk_id,
+        targets,
+        lambda target, key: squid.retry_attempt(target.run_id, target.runnable_key, **said.options(key)),
+        as_json,
+    )
+
+
+def _all_dead(journal: Looking, name: str | None) -> "Iterator[Attempt]":
+    after = 0
+    while page := journal.sides.queries.dead_letters(name, _PAGE, after):
+        yield from page
+        after = page[-1].position
+
+
+def _check_known(journal: Looking, name: str) -> None:
+    """Raise `NotFound` for a queue that nothing was ever put on and nobody serves: most likely it is misspelt."""
+    from squid_dagster.protocol.errors import NotFound
+    from squid_dagster.protocol.threads import check_part, dispatch_thread
+
+    known = journal.storage.revision(dispatch_thread(check_part(name, "queue"))) > 0
+    if not known and not any(name in worker.queues for worker in journal.workers()):
+        raise NotFound(f"there is no queue {name!r}: nothing was ever put on it, and no worker serves it")

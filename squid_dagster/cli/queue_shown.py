@@ -1,0 +1,112 @@
+"""How `squid queue` shows queues, workers and dead letters: values for programs, tables for people."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from squid_dagster.cli.output import table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from squid_dagster.inspection import QueueState
+    from squid_dagster.journal.presence import WorkerRow
+    from squid_dagster.journal.queries import QueueRow
+    from squid_dagster.protocol.attempts import Attempt
+
+
+def no_work(queue: str) -> "QueueRow":
+    """Give what is known of a queue that has no open work and was never paused."""
+    from squid_dagster.journal.queries import QueueRow
+
+    return QueueRow(queue, False, 0, 0, 0, 0, None)
+
+
+def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, Any]:
+    """Give a queue as JSON values, always with the same keys."""
+    return {
+        "queue": row.queue,
+        "paused": row.paused,
+        "visible": row.visible,
+        "scheduled": row.scheduled,
+        "claimed": row.claimed,
+        "expired": row.expired,
+        "oldest_due_at": None if row.oldest_due_at is None else row.oldest_due_at.isoformat(),
+        "worker_count": sum(row.queue in worker.queues for worker in workers),
+    }
+
+
+def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "Table":
+    """Show queues, one a line."""
+    headings = ("queue", "state", "due", "later", "claimed", "expired", "oldest due", "workers")
+    cells = [
+        (
+            row.queue,
+            "paused" if row.paused else "open",
+            row.visible,
+            row.scheduled,
+            row.claimed,
+            row.expired,
+            row.oldest_due_at,
+            sum(row.queue in worker.queues for worker in workers),
+        )
+        for row in rows
+    ]
+    return table(headings, cells)
+
+
+def pause_facts(state: "QueueState") -> dict[str, Any] | None:
+    """Say who paused a queue, when and why, as JSON values; None where that is not known, or it is not paused."""
+    from squid_dagster.inspection.shown import shown
+
+    if state.fact is None:
+        return None
+    fact: Any = state.fact.fact
+    return {
+        "at": fact.occurred_at.isoformat(),
+        "actor": shown(getattr(fact, "actor", None)),
+        "comment": getattr(fact, "comment", None),
+    }
+
+
+def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
+    """Give a worker as JSON values, always with the same keys."""
+    return {
+        "worker_id": worker.worker_id,
+        "kind": worker.kind,
+        "host": worker.host,
+        "pid": worker.pid,
+        "running": worker.running,
+        "capacity": worker.capacity,
+        "seen_at": None if worker.seen_at is None else worker.seen_at.isoformat(),
+    }
+
+
+def workers_shown(workers: "Sequence[WorkerRow]") -> "Table":
+    """Show workers, one a line."""
+    rows = [(each.worker_id, each.kind, f"{each.running} of {each.capacity}", each.seen_at) for each in workers]
+    return table(("worker", "kind", "busy", "seen"), rows)
+
+
+def dead_facts(attempt: "Attempt") -> dict[str, Any]:
+    """Give a dead letter as JSON values, always with the same keys."""
+    return {
+        "run_id": attempt.run_id,
+        "runnable_key": attempt.runnable_key,
+        "step": attempt.step,
+        "workflow": attempt.workflow,
+        "queue": attempt.queue,
+        "attempt_number": attempt.attempt_number,
+        "deliveries": attempt.deliveries,
+        "max_deliveries": attempt.max_deliveries,
+        "since": attempt.last_at.isoformat(),
+        "position": attempt.position,
+    }
+
+
+def dead_shown(dead: "Sequence[Attempt]") -> "Table":
+    """Show dead letters, one a line."""
+    rows = [
+        (each.run_id, each.workflow, each.step, each.queue, each.deliveries, each.last_at, each.runnable_key)
+        for each in dead
+    ]
+    return table(("run", "workflow", "step", "queue", "deliveries", "since", "key"), rows)

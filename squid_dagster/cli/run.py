@@ -1,0 +1,26 @@
+"""`squid run`: start, list, look at and control runs. Each command is loaded when it is asked for."""
+
+import click
+
+from squid_dagster.cli.frame import LazyGroup
+
+_LOOK, _CONTROL = "squid_dagster.cli.run_look", "squid_dagster.cli.run_control"
+_COMMANDS = {
+    "start": ("squid_dagster.cli.run_start:start", "Start a run."),
+    "list": (f"{_LOOK}:list_", "List runs, newest first."),
+    "inspect": (f"{_LOOK}:inspect", "Show a run, now or as it was."),
+    "explain": (f"{_LOOK}:explain", "Say why a run is where it is, and what can be done."),
+    "graph": (f"{_LOOK}:graph", "Show a run's steps, and which way it went."),
+    "timeline": (f"{_LOOK}:timeline", "Tell what happened to a run, in order."),
+    "approve": (f"{_CONTROL}:approve", "Approve what a run waits for, or many runs."),
+    "reject": (f"{_CONTROL}:reject", "Reject what a run waits for, or many runs."),
+    "resume": (f"{_CONTROL}:resume", "Let a paused run go on, or many."),
+    "cancel": (f"{_CONTROL}:cancel", "End a run as cancelled, or many."),
+    "replay": (f"{_CONTROL}:replay", "Start a run again with the same payload, or many."),
+    "watch": ("squid_dagster.cli.watch:watch", "Follow a run until it has ended."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
+def run() -> None:
+    """Start, list, look at and control runs."""

@@ -1,0 +1,240 @@
+"""How `squid run` shows runs to people, and receipts to programs. Makes text and values; prints nothing."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from squid_dagster.cli.output import show, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.tree import Tree
+
+    from squid_dagster.inspection import (
+        Action,
+        Explanation,
+        GraphEdge,
+        GraphNode,
+        RunGraph,
+        RunPage,
+        RunSnapshot,
+        TimelineEvent,
+    )
+    from squid_dagster.runtime.signals import Receipt
+
+_COMMANDS = {  # of the actions that an explanation names, as they are typed
+    "approve": "squid run approve {run_id} -m MODULE",
+    "reject": "squid run reject {run_id} -m MODULE",
+    "resume": "squid run resume {run_id} -m MODULE",
+    "cancel": "squid run cancel {run_id}",
+    "replay": "squid run replay {run_id} -m MODULE",
+    "retry_attempt": "squid queue retry {run_id}",
+    "resume_queue": "squid queue resume {queue}",
+    "start_worker": "squid worker --queue {queue} -m MODULE",
+    "recover": "squid recover -m MODULE",
+    "inspect_history": "squid run inspect {run_id} --history",
+}
+
+
+def receipt_facts(receipt: "Receipt") -> dict[str, Any]:
+    """Give a receipt as JSON values, always with the same keys."""
+    return {
+        "run_id": receipt.run_id,
+        "signal_type": str(receipt.signal_type),
+        "received_at": receipt.received_at.isoformat(),
+        "idempotency_key": receipt.idempotency_key,
+        "repeated": receipt.repeated,
+    }
+
+
+def page_shown(page: "RunPage") -> "list[RenderableType]":
+    """Show a page of a listing, and how to get the next one."""
+    if not page.runs:
+        return ["no runs" if page.next_cursor is None else "no runs on this page", *_next(page.next_cursor)]
+    headings = ("run", "workflow", "status", "trigger", "queue", "started", "ended", "waits for")
+    rows = [
+        (
+            each.run_id,
+            each.workflow,
+            each.status,
+            each.trigger,
+            each.queue,
+            each.started_at,
+            each.ended_at,
+            None if each.manual_step is None else f"{each.manual_kind} {each.manual_step!r}",
+        )
+        for each in page.runs
+    ]
+    return [table(headings, rows), *_next(page.next_cursor)]
+
+
+def _next(cursor: str | None) -> list[str]:
+    return [] if cursor is None else [f"more: the same command with --cursor {cursor}"]
+
+
+def snapshot_shown(run: "RunSnapshot") -> "list[RenderableType]":
+    """Show a run: what it is, what it took and gave, its attempts, commands and children."""
+    about: list[tuple[str, object]] = [
+        ("run", run.run_id),
+        ("workflow", " ".join(part for part in (run.workflow, run.definition_version) if part)),
+        ("status", run.status),
+        ("reason", run.reason),
+        ("trigger", run.trigger),
+        ("queue", run.queue),
+        ("started", run.started_at),
+        ("ended", run.ended_at),
+        ("revision", run.thread_revisions["run"]),
+        ("replay of", run.replayed_from_run_id),
+        ("parent", (run.parent_run or {}).get("run_id")),
+        ("waits for", None if run.manual_state is None else f"{run.manual_state.kind} {run.manual_state.step!r}"),
+        ("input", _brief(run.input)),
+        ("outputs", _brief(run.outputs)),
+        ("error", _brief(run.error)),
+    ]
+    shown: list[RenderableType] = [_pairs(about)]
+    if run.attempts:
+        shown += ["", attempts_shown(run)]
+    if run.command_history:
+        rows = [(each.at, each.signal_type, _actor(each.actor), each.comment) for each in run.command_history]
+        shown += ["", table(("at", "command", "by", "comment"), rows)]
+    if run.child_runs:
+        children = [(each.child_run_id, each.child_workflow, each.child_key, each.step) for each in run.child_runs]
+        shown += ["", table(("child run", "workflow", "key", "by step"), children)]
+    if run.anomalies:
+        odd = [(each.reason, each.type, each.thread, each.revision) for each in run.anomalies]
+        shown += ["", table(("anomaly", "fact", "thread", "revision"), odd)]
+    if run.history is not None:
+        facts = [(each["position"], each["occurred_at"], each["type"], _brief(each["data"])) for each in run.history]
+        shown += ["", table(("position", "at", "fact", "data"), facts)]
+    return shown
+
+
+def attempts_shown(run: "RunSnapshot") -> "RenderableType":
+    """Show the attempts of a run, one a line."""
+    rows = [
+        (
+            each.step,
+            each.attempt_number,
+            each.status,
+            each.owner_id,
+            each.claimed_at or each.visible_at,
+            each.settled_at,
+            _brief(each.error),
+        )
+        for each in run.attempts
+    ]
+    return table(("step", "attempt", "status", "worker", "since", "settled", "error"), rows)
+
+
+def explanation_shown(found: "Explanation") -> "list[RenderableType]":
+    """Show why a run is where it is: the sentence, what can be done, and the facts that prove it."""
+    about: list[tuple[str, object]] = [
+        ("run", found.run_id),
+        ("workflow", " ".join(part for part in (found.workflow, found.definition_version) if part)),
+        ("status", found.status),
+        ("reason", found.reason),
+        ("step", found.step),
+    ]
+    shown: list[RenderableType] = [found.summary, "", _pairs(about)]
+    if found.next_actions:
+        rows = [(each.action, _typed(each, found), each.note) for each in found.next_actions]
+        shown += ["", table(("what to do", "command", "note"), rows)]
+    if found.evidence:
+        facts = [(each.type, each.thread, each.revision, each.occurred_at) for each in found.evidence]
+        shown += ["", table(("because of", "thread", "revision", "at"), facts)]
+    return shown
+
+
+def _typed(action: "Action", found: "Explanation") -> str | None:
+    """Give the command that does it, where there is one."""
+    text = _COMMANDS.get(action.action)
+    if text is None or action.call is None:
+        return None
+    more = " --allow-irreversible" if "allow_irreversible=True" in action.call else ""
+    return text.format(run_id=found.run_id, queue=found.queue) + more
+
+
+def timeline_shown(events: "Sequence[TimelineEvent]") -> "list[RenderableType]":
+    """Show what happened to a run, one event a line."""
+    return [table(("at", "step", "what happened"), [(each.at, each.step, each.summary) for each in events])]
+
+
+def graph_shown(graph: "RunGraph") -> "Tree":
+    """Show a graph as a tree: each step once with what follows it; where ways meet again, only its name."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    nodes = {node.id: node for node in graph.nodes}
+    ways: dict[str, list[GraphEdge]] = {}
+    for edge in graph.edges:
+        ways.setdefault(edge.source, []).append(edge)
+    tree, seen = Tree(Text(graph.title)), set[str]()
+    for root in _roots(graph):
+        todo: list[tuple[Tree, GraphNode, GraphEdge | None]] = [(tree, root, None)]
+        while todo:
+            above, node, by = todo.pop()
+            known = node.id in seen
+            branch = above.add(_node_text(node, by, known))
+            if not known:
+                seen.add(node.id)
+                todo += [(branch, nodes[edge.target], edge) for edge in reversed(ways.get(node.id, ()))]
+    return tree
+
+
+def _roots(graph: "RunGraph") -> "Iterator[GraphNode]":
+    """Give the nodes where the graph begins, then any that these do not lead to."""
+    entered = {edge.target for edge in graph.edges if edge.source != edge.target}
+    reached: set[str] = set()
+    first = [node for node in graph.nodes if node.id not in entered]
+    for node in [*first, *(node for node in graph.nodes if node.id in entered)]:
+        if node.id not in reached:
+            yield node
+            todo = [node.id]
+            while todo:
+                reached.add(here := todo.pop())
+                todo += [edge.target for edge in graph.edges if edge.source == here and edge.target not in reached]
+
+
+def _node_text(node: "GraphNode", by: "GraphEdge | None", known: bool) -> Any:
+    from rich.text import Text
+
+    from squid_dagster.cli.output import STATUS_STYLES
+    from squid_dagster.inspection.palette import edge_label, node_lines
+
+    label = "" if by is None else edge_label(by)
+    text = Text(f"[{label}] " if label else "", style="dim")
+    if by is not None and by.status.value in ("skipped", "blocked"):
+        text.append(f"({by.status.value}) ", style="dim")
+    name, *state = node_lines(node)
+    text.append(name, style="bold" if node.current else "")
+    if known:
+        return text.append(" ↩", style="dim")
+    for each in state:
+        text.append(f"  {each}", style=STATUS_STYLES.get(node.status.value, ""))
+    return text.append("  ◀" if node.current else "")
+
+
+def _pairs(pairs: Sequence[tuple[str, object]]) -> "RenderableType":
+    """Show what is there of some named values, one a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from squid_dagster.cli.output import STATUS_STYLES
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in pairs:
+        if (text := show(value)) not in ("", "{}"):
+            grid.add_row(Text(name, style="dim"), Text(text, style=STATUS_STYLES.get(text, "")))
+    return grid
+
+
+def _brief(value: Any, limit: int = 400) -> str | None:
+    """Write a JSON value on one line, and not longer than a person reads."""
+    if value in (None, {}, []):
+        return None
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _actor(actor: Any) -> str | None:
+    return actor if actor is None or isinstance(actor, str) else _brief(actor, 80)

@@ -1,0 +1,101 @@
+"""`squid run start`: a payload from the command line or a file becomes a run, once."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from squid_dagster.cli.output import emit
+from squid_dagster.cli.place import Place, with_workflows
+from squid_dagster.cli.run_opening import commanding, pass_module
+from squid_dagster.cli.run_options import Said, json_object, read_json, with_said
+from squid_dagster.cli.run_shown import receipt_facts
+
+if TYPE_CHECKING:
+    from squid_dagster.runtime.signals import Receipt
+
+
+@click.command()
+@click.argument("workflow")
+@click.option("--payload", metavar="JSON", callback=json_object, help="What it is started with, as a JSON object.")
+@click.option(
+    "--payload-file",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="A file that holds it; - reads it from stdin.",
+)
+@click.option(
+    "-p",
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One value of the payload: JSON if it can be read so, else a text; may be given more than once.",
+)
+@click.option("--trigger", help="The trigger that it starts by; the manual one if not given.")
+@click.option("--queue", help="The queue that its steps go through.")
+@click.option("--run-id", help="An id of your own; repeating the start with it starts nothing twice.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher is sooner.")
+@click.option("--version", help="The version of the workflow; the current one if not given.")
+@with_said
+@with_workflows
+def start(
+    place: Place,
+    as_json: bool,
+    workflow: str,
+    payload: dict[str, Any] | None,
+    payload_file: Path | None,
+    params: tuple[str, ...],
+    said: Said,
+    **how: Any,
+) -> None:
+    """Start a run of WORKFLOW. With --idempotency-key or --run-id it is started once, however often it is asked for."""
+    given = _payload(payload, payload_file, params)
+    with commanding(place) as squid:
+        if squid.runtime.registry.current(workflow) is None:
+            from squid_dagster.protocol.errors import NotFound
+
+            known = ", ".join(sorted({each.name for each in squid.runtime.registry})) or "none"
+            raise NotFound(f"workflow {workflow!r} is not known (known: {known}): {pass_module(place)}")
+        receipt = squid.start(workflow, given, **how, **said.options())
+    _show(receipt, workflow, as_json)
+
+
+def _show(receipt: "Receipt", workflow: str, as_json: bool) -> None:
+    told = "was started before, by the same key or id" if receipt.repeated else "started"
+    emit(as_json, {**receipt_facts(receipt), "workflow": workflow}, f"run {receipt.run_id} of {workflow} {told}")
+
+
+def _payload(whole: dict[str, Any] | None, file: Path | None, params: tuple[str, ...]) -> dict[str, Any]:
+    if (whole is not None) + (file is not None) + bool(params) > 1:
+        raise click.UsageError("give the payload in one way: --payload, --payload-file or -p")
+    if file is not None:
+        return _from_file(file)
+    return _from_params(params) if whole is None else whole
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        with click.open_file(str(file), encoding="utf-8") as source:
+            found = read_json(source.read())
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--payload-file") from None
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"{file} is not JSON: {error}", param_hint="--payload-file") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{file} holds no JSON object", param_hint="--payload-file")
+    return found
+
+
+def _from_params(params: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in params:
+        name, equals, text = each.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{each!r:.60} is not NAME=VALUE", param_hint="-p")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice", param_hint="-p")
+        try:
+            found[name] = read_json(text)
+        except (ValueError, RecursionError):
+            found[name] = text
+    return found

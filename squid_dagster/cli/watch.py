@@ -1,0 +1,165 @@
+"""`squid run watch`: follow a run until it has ended.
+
+Whether anything was written about the run is one look at an index, a few times a second; the run itself is read only
+when something was, or when a time has come that changes how it stands.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
+
+import click
+
+from squid_dagster.cli.frame import REFUSED, Refused
+from squid_dagster.cli.output import STATUS_STYLES, console, emit
+from squid_dagster.cli.place import Place, with_workflows
+from squid_dagster.cli.run_opening import Looking, looking
+from squid_dagster.cli.run_shown import attempts_shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from squid_dagster.inspection import Explanation, RunSnapshot
+    from squid_dagster.journal import PostgresStorage
+
+# journal_entries_run: the last entry of the run, from its end
+_LATEST: LiteralString = """SELECT position, clock_timestamp() FROM {schema}.journal_entries WHERE run_id = %s
+    ORDER BY position DESC LIMIT 1"""
+_POLL_SECONDS = 0.3
+
+
+class Seen(NamedTuple):
+    """How a run stood when it was looked at."""
+
+    explanation: "Explanation"
+    run: "RunSnapshot"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.explanation.reason == "terminal"
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What must differ for a new line: not the times in its sentence, nor a heartbeat."""
+        told = self.explanation
+        attempts = tuple((each.runnable_key, each.status, each.deliveries) for each in self.run.attempts)
+        return (told.status, told.reason, told.step, attempts)
+
+    @property
+    def next_change(self) -> datetime | None:
+        """When it stands differently though nothing was written: an attempt becomes due, or a lease runs out."""
+        times = [
+            self.run.next_visible_at,
+            *(each.lease_until for each in self.run.attempts if each.status == "claimed"),
+        ]
+        return min((at for at in times if at is not None and at > self.run.as_of), default=None)
+
+    def facts(self) -> dict[str, Any]:
+        """Give it as JSON values, always with the same keys."""
+        told, run = self.explanation, self.run
+        return {
+            "at": told.as_of.isoformat(),
+            "run_id": told.run_id,
+            "workflow": told.workflow,
+            "status": told.status,
+            "reason": told.reason,
+            "step": told.step,
+            "summary": told.summary,
+            "terminal": self.ended,
+            "revision": run.thread_revisions["run"],
+            "attempts": [
+                {
+                    "step": each.step,
+                    "attempt_number": each.attempt_number,
+                    "status": each.status,
+                    "deliveries": each.deliveries,
+                    "owner_id": each.owner_id,
+                }
+                for each in run.attempts
+            ],
+        }
+
+
+@click.command()
+@click.argument("run_id")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Give up after so long.")
+@with_workflows
+def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> None:
+    """Follow RUN_ID until it has ended: exit code 0 if it completed, 1 otherwise.
+
+    On a terminal the picture is kept up to date; elsewhere there is a line, with --json a document, for every change.
+    """
+    seen: Seen | None = None
+    with looking(place) as journal, _showing(as_json) as show:
+        until = None if timeout is None else time.monotonic() + timeout
+        for seen in follow(journal, run_id, until):
+            show(seen)
+    if seen is None or not seen.ended:
+        status = "unknown" if seen is None else seen.explanation.status
+        raise Refused(f"run {run_id!r} has not ended after {timeout:g} s: it is {status}")
+    if seen.explanation.status != "completed":
+        click.get_current_context().exit(REFUSED)
+
+
+def follow(journal: Looking, run_id: str, until: float | None = None) -> Iterator[Seen]:
+    """Give how a run stands, and again whenever that has changed, until it has ended or the monotonic time is up.
+
+    Raises:
+        NotFound, InvalidThread: there is no such run.
+    """
+    storage: Any = journal.storage
+    last, position = None, -1
+    due: datetime | None = None
+    while True:
+        latest, now = _latest(storage, run_id)
+        if latest != position or (due is not None and now >= due):
+            position = latest  # read before the run is: whatever comes in between is seen next time
+            seen = Seen(journal.explain(run_id), journal.inspect(run_id))
+            due = seen.next_change
+            if last is None or seen.state != last:
+                last = seen.state
+                yield seen
+            if seen.ended:
+                return
+        if until is not None and time.monotonic() >= until:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _latest(storage: "PostgresStorage", run_id: str) -> tuple[int, datetime]:
+    rows = storage.rows(_LATEST, run_id)
+    return rows[0] if rows else (0, storage.now())
+
+
+@contextmanager
+def _showing(as_json: bool) -> "Iterator[Callable[[Seen], None]]":
+    """Give what shows one look: a picture that is kept up to date on a terminal, a line elsewhere."""
+    if as_json or not sys.stdout.isatty():
+        yield lambda seen: emit(as_json, seen.facts(), _line(seen))
+        return
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        yield lambda seen: live.update(_picture(seen), refresh=True)
+
+
+def _line(seen: Seen) -> str:
+    told = seen.explanation
+    return f"{told.as_of:%H:%M:%S}  {told.status:<11}  {told.summary}"
+
+
+def _picture(seen: Seen) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    told = seen.explanation
+    head = Text(f"{told.workflow or 'unknown workflow'}  {told.run_id}  ")
+    head.append(told.status, style=STATUS_STYLES.get(told.status, "bold"))
+    parts: list[RenderableType] = [head, Text(told.summary), Text()]
+    return Group(*parts, attempts_shown(seen.run)) if seen.run.attempts else Group(*parts)

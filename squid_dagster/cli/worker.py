@@ -1,0 +1,158 @@
+"""`squid worker` runs steps until it is stopped; `squid recover` closes what crashes have left open."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from squid_dagster.cli.frame import REFUSED
+from squid_dagster.cli.output import emit, table
+from squid_dagster.cli.place import Place, with_workflows
+from squid_dagster.cli.run_opening import commanding, need_modules
+
+if TYPE_CHECKING:
+    from squid_dagster.api import Squid
+    from squid_dagster.runtime.recovery import RecoveryReport
+    from squid_dagster.runtime.report import WorkerReport
+
+_LEVELS = ("debug", "info", "warning", "error")
+_LONGEST = 10 * 365 * 86_400  # seconds
+_seconds = click.FloatRange(0, _LONGEST, min_open=True)
+
+
+@click.command()
+@click.option("--queue", "queues", multiple=True, help="A queue to serve; may be given more than once.")
+@click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Steps at a time.")
+@click.option("--until-idle", is_flag=True, help="End when nothing is due.")
+@click.option("--lease", type=_seconds, metavar="SECONDS", help="How long a step is safe from others without a sign.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, _LONGEST),
+    metavar="SECONDS",
+    help="How long steps may take to finish when it is stopped.",
+)
+@click.option("--max-age", type=_seconds, metavar="SECONDS", help="End after so long, when the running steps are done.")
+@click.option("--no-housekeeping", is_flag=True, help="Leave recovery and crons to others.")
+@click.option("--resources", metavar="MODULE:NAME", help="A mapping, or a function that gives one, for the steps.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="On stderr.")
+@with_workflows
+def worker(
+    place: Place,
+    as_json: bool,
+    queues: tuple[str, ...],
+    resources: str | None,
+    log_level: str,
+    no_housekeeping: bool,
+    **options: Any,
+) -> None:
+    """Run the steps of the workflows of -m until stopped, and then tell what was done.
+
+    SIGTERM and Ctrl-C let running steps finish; a second time gives them back at once.
+    """
+    need_modules(place, "a worker")
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in {"lease", "grace", "max_age"} & chosen.keys():
+        chosen[name] = timedelta(seconds=chosen[name])
+    if no_housekeeping:
+        chosen["housekeeping"] = None
+    with place.squid(_resources(place, resources)) as squid:
+        made = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
+        _say_served(squid, made.worker_id, queues or (squid.runtime.queue,), as_json)
+        with _logging_to_stderr(log_level):
+            report = made.run()
+    emit(as_json, _report_facts(report), str(report))
+
+
+def _say_served(squid: "Squid", worker_id: str, queues: tuple[str, ...], as_json: bool) -> None:
+    """Say what is served: on stderr where stdout is for the one document at the end."""
+    workflows = sorted({each.name for each in squid.runtime.registry})
+    if as_json:
+        facts = {"worker_id": worker_id, "queues": list(queues), "workflows": workflows}
+        click.echo(json.dumps(facts), err=True)
+    else:
+        click.echo(f"worker {worker_id} serves {', '.join(queues)}: {', '.join(workflows)}")
+
+
+def _report_facts(report: "WorkerReport") -> dict[str, Any]:
+    """Give a worker's report as JSON values, always with the same keys."""
+    return {**asdict(report), "steps": dict(sorted(report.steps.items()))}
+
+
+def _resources(place: Place, name: str | None) -> Mapping[str, object] | None:
+    """Get what steps ask for, by the name of a mapping, or of a function that gives one."""
+    if name is None:
+        return None
+    from importlib import import_module
+
+    place.workflows()  # looks where modules are found, and says what is wrong with them first
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise _bad_resources(f"{name!r:.80} is not MODULE:NAME, such as shop.wiring:resources")
+    try:
+        found = getattr(import_module(module), attribute)
+        given = found if isinstance(found, Mapping) else found()
+    except Exception as error:
+        raise _bad_resources(f"{name!r:.80} gives no resources: {type(error).__name__}: {error}") from error
+    if not isinstance(given, Mapping):
+        raise _bad_resources(f"{name!r:.80} gives a {type(given).__name__}, not a mapping")
+    return given
+
+
+def _bad_resources(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="--resources")
+
+
+@contextmanager
+def _logging_to_stderr(level: str) -> Iterator[None]:
+    """Send what the library and the steps log to stderr, unless a module has said already where logs go."""
+    root = logging.getLogger()
+    if root.handlers:
+        yield
+        return
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        yield
+    finally:
+        root.handlers.clear()
+
+
+@click.command()
+@click.option("--queue", help="Only runs of this queue.")
+@with_workflows
+def recover(place: Place, as_json: bool, queue: str | None) -> None:
+    """Close what crashes have left open: safe at any time, any number at once. Workers do it by themselves.
+
+    Exit code 1 if a run could not be repaired, or had to be quarantined.
+    """
+    with commanding(place) as squid, _quiet():
+        report = squid.recover(queue)
+    emit(as_json, {"repaired": report.repaired, **asdict(report)}, *_recovery_shown(report, place))
+    if report.failed or report.quarantined:
+        click.get_current_context().exit(REFUSED)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let the library log nothing for the time of a block: the report tells it all."""
+    logger = logging.getLogger("squid_dagster")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _recovery_shown(report: "RecoveryReport", place: Place) -> list[Any]:
+    counts = [(name, value) for name, value in asdict(report).items() if isinstance(value, int) and value]
+    shown: list[Any] = [f"{report.repaired} repaired", *([table(("what", "how many"), counts)] if counts else [])]
+    if report.held:
+        hint = "" if place.modules else ": pass the modules that hold their workflows with -m"
+        shown.append(f"{len(report.held)} held, whose definition is not known here{hint}")
+    bad = [(run_id, "quarantined") for run_id in report.quarantined] + list(report.failed.items())
+    return [*shown, table(("run", "not repaired"), bad)] if bad else shown

@@ -1,0 +1,69 @@
+"""`squid cron`: which triggers there are, and when they start something next."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from squid_dagster.api import Squid
+from tests.cli.flows import nightly
+from tests.cli.typed import FLOWS, Typed
+
+TRIGGER_KEYS = [
+    "workflow", "trigger", "expression", "timezone", "catch_up", "last_window_start_at", "due", "next_at", "next_local",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (["list"], "-m"),
+        (["next"], "-m"),
+        (["next", *FLOWS, "--count", "0"], "--count"),
+        (["next", *FLOWS, "--after", "soon"], "soon"),
+        (["next", *FLOWS, "--after", "9999-01-01T00:00:00Z"], "9999"),
+        (["list", "-m", "tests.cli.nothing"], "tests.cli.nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(untouched: Typed, args: list[str], word: str) -> None:
+    untouched("cron", *args).refused(2, word)
+
+
+def test_the_next_windows_of_all_triggers_come_in_order_without_a_database(untouched: Typed) -> None:
+    environ = untouched.environ
+    elsewhere = Typed(untouched.storage)
+    elsewhere.environ = environ | {"SQUID_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
+    args = ("cron", "next", *FLOWS, "--after", "2026-10-24T22:59:00Z", "--count", 4)
+    windows = elsewhere(*args, "--json").json["windows"]
+    assert list(windows[0]) == ["start_at", "end_at", "workflow", "trigger", "timezone", "local_start"]
+    # The night in which Berlin's clock is turned back: 02:30 comes twice, and the second one counts.
+    assert [(each["start_at"], each["trigger"], each["local_start"]) for each in windows] == [
+        ("2026-10-24T23:00:00+00:00", "hourly", "2026-10-24T23:00:00+00:00"),
+        ("2026-10-25T00:00:00+00:00", "hourly", "2026-10-25T00:00:00+00:00"),
+        ("2026-10-25T01:00:00+00:00", "hourly", "2026-10-25T01:00:00+00:00"),
+        ("2026-10-25T01:30:00+00:00", "night", "2026-10-25T02:30:00+01:00"),
+    ]
+    assert windows[0]["end_at"] == windows[1]["start_at"]
+    assert "Europe/Berlin" in elsewhere(*args).out
+
+
+def test_the_next_windows_are_those_after_the_journals_now(untouched: Typed) -> None:
+    (window,) = untouched("cron", "next", *FLOWS, "--count", 1, "--json").json["windows"]
+    now = untouched.storage.now()
+    assert now - timedelta(minutes=1) < datetime.fromisoformat(window["start_at"]) <= now + timedelta(hours=1)
+
+
+def test_triggers_are_listed_with_their_last_window(typed: Typed) -> None:
+    squid = Squid(typed.storage, [nightly])
+    now = typed.storage.now()
+    last = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
+    window = {"start_at": last.isoformat(), "end_at": (last + timedelta(hours=1)).isoformat()}
+    squid.start_cron("nightly", "hourly", intended_window=window)
+
+    night, hourly = typed("cron", "list", *FLOWS, "--json").json["triggers"]
+    assert (list(night), night["trigger"], night["last_window_start_at"]) == (TRIGGER_KEYS, "night", None)
+    assert night["timezone"] == "Europe/Berlin"
+    assert datetime.fromisoformat(hourly["last_window_start_at"]) == last
+    assert hourly["due"] in (3, 4)  # the clock may have struck in between
+    assert datetime.fromisoformat(hourly["next_at"]) > now
+    assert "30 2 * * *" in typed("cron", "list", *FLOWS).out
+    assert typed("cron", "list", "-m", "tests.cli.needy").out == "no cron triggers in tests.cli.needy\n"

@@ -1,0 +1,126 @@
+"""`squid queue`: what is there, who stopped it, and what a person puts back."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.journal.presence import WorkerRow
+from tests.cli.flows import gated, hello
+from tests.cli.typed import Typed
+
+QUEUE_KEYS = ["queue", "paused", "visible", "scheduled", "claimed", "expired", "oldest_due_at", "worker_count"]
+DEAD_KEYS = [
+    "run_id", "runnable_key", "step", "workflow", "queue", "attempt_number", "deliveries", "max_deliveries", "since",
+    "position",
+]  # fmt: skip
+GATE = {"begun": "/nowhere", "gate": "/nowhere"}
+
+
+def dead_letters(typed: Typed, count: int, queue: str = "default") -> list[str]:
+    """Let the only delivery of steps be lost."""
+    squid = Squid(typed.storage, [gated])
+    runs = [squid.start("gated", GATE, queue=queue).run_id for _ in range(count)]
+    agent = squid.dispatch_agent(queue)
+    agent.claim_many("somebody", count, lease=timedelta(milliseconds=1))
+    while len(squid.dead_letters(queue)) < count:  # a lease of a millisecond is over by then, or very soon
+        squid.recover(queue)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (["inspect", "nowhere"], 3, "'nowhere'"),
+        (["pause", "nowhere"], 3, "'nowhere'"),
+        (["resume", "nowhere"], 3, "'nowhere'"),
+        (["dead", "nowhere"], 3, "'nowhere'"),
+        (["retry", "--all", "--queue", "nowhere"], 3, "'nowhere'"),
+        (["pause", "no where"], 2, "'no where'"),
+        (["pause", "--new", "no where"], 2, "'no where'"),
+        (["pause", "default", "--metadata", "x"], 2, "--metadata"),
+        (["dead", "--limit", "0"], 2, "--limit"),
+        (["retry"], 2, "RUN_ID"),
+        (["retry", "a", "--all"], 2, "RUN_ID"),
+        (["retry", "a", "--queue", "b"], 2, "--all"),
+        (["retry", "a", "--dry-run"], 2, "--all"),
+        (["retry", "--all", "--idempotency-key", "k"], 2, "--bulk-id"),
+        (["retry", "nobody"], 3, "'nobody'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(untouched: Typed, args: list[str], code: int, word: str) -> None:
+    untouched("queue", *args).refused(code, word)
+
+
+def test_queues_are_listed_with_their_work_and_workers(typed: Typed) -> None:
+    assert typed("queue", "list").out == "no queues\n"
+    squid = Squid(typed.storage, [hello])
+    squid.start_many("hello", [{}, {}], queue="mail")
+    squid.runtime.presence.announce(WorkerRow(worker_id="w", queues=("mail", "post"), host="here", pid=1))
+    mail, post = typed("queue", "list", "--json").json["queues"]
+    assert (list(mail), mail["queue"], mail["visible"], mail["worker_count"]) == (QUEUE_KEYS, "mail", 2, 1)
+    assert (post["queue"], post["visible"], post["oldest_due_at"]) == ("post", 0, None)
+    assert "mail" in typed("queue", "list").out
+
+
+def test_a_queue_is_paused_shown_and_resumed(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello])
+    squid.start("hello", queue="mail")
+    args = ("queue", "pause", "mail", "--actor", "ada", "--comment", "flood", "--idempotency-key", "k", "--json")
+    assert typed(*args).json == {"queue": "mail", "paused": True, "repeated": False}
+    assert typed(*args).json["repeated"] is True
+
+    shown = typed("queue", "inspect", "mail", "--json").json
+    assert list(shown) == [*QUEUE_KEYS, "paused_by", "workers", "dead_letters"]
+    assert (shown["paused"], shown["paused_by"]["actor"], shown["paused_by"]["comment"]) == (True, "ada", "flood")
+    assert (shown["workers"], shown["dead_letters"]) == ([], [])
+    told = typed("queue", "inspect", "mail").out
+    assert "paused by ada" in told
+    assert "no worker serves it" in told
+
+    assert typed("queue", "resume", "mail").out == "queue mail is open\n"
+    assert typed("queue", "inspect", "mail", "--json").json["paused_by"] is None
+
+
+def test_a_queue_may_be_paused_before_anything_is_put_on_it(typed: Typed) -> None:
+    assert typed("queue", "pause", "later", "--new").out == "queue later is paused\n"
+    assert typed("queue", "inspect", "later", "--json").json["paused"] is True
+
+
+def test_dead_letters_are_listed_page_by_page(typed: Typed) -> None:
+    runs = dead_letters(typed, 2)
+    page = typed("queue", "dead", "--limit", 1, "--json").json
+    rest = typed("queue", "dead", "default", "--after", page["next_after"], "--json").json
+    found = page["dead_letters"] + rest["dead_letters"]
+    assert list(found[0]) == DEAD_KEYS
+    assert sorted(each["run_id"] for each in found) == sorted(runs)
+    assert (rest["next_after"], found[0]["step"], found[0]["deliveries"]) == (None, "hold", 1)
+    shown = typed("queue", "dead", "--limit", 1).out
+    assert found[0]["runnable_key"] in shown
+    assert f"--after {found[0]['position']}" in shown
+    assert typed("queue", "inspect", "default", "--json").json["dead_letters"] == found
+
+
+def test_a_dead_letter_is_put_back_once(typed: Typed) -> None:
+    (run_id,) = dead_letters(typed, 1)
+    typed("queue", "retry", run_id, "no:such:key").refused(3, "no:such:key")
+    args = ("queue", "retry", run_id, "--idempotency-key", "k", "--json")
+    first, second = typed(*args).json, typed(*args).json
+    assert (first["signal_type"], first["repeated"], second["repeated"]) == ("retry_attempt", False, True)
+    assert typed("queue", "dead").out == "no dead letters\n"
+    typed("queue", "retry", run_id).refused(1, "0 dead letters")
+
+
+def test_all_dead_letters_of_a_queue_are_put_back_after_asking(typed: Typed) -> None:
+    mail, other = dead_letters(typed, 2, "mail"), dead_letters(typed, 1, "other")
+    typed("queue", "retry", "--all", "--queue", "mail").refused(1, "retry 2 runs", "--yes")
+    dry = typed("queue", "retry", "--all", "--dry-run", "--json").json
+    assert (dry["matched"], dry["done"]) == (3, 0)
+
+    done = typed("queue", "retry", "--all", "--queue", "mail", "--yes", "--json")
+    told = json.loads(done.out)
+    assert (done.code, told["done"], told["refused"]) == (0, 2, 0)
+    assert sorted(run["run_id"] for run in told["runs"]) == sorted(mail)
+    left = typed("queue", "dead", "--json").json["dead_letters"]
+    assert [each["run_id"] for each in left] == other

@@ -1,0 +1,117 @@
+"""`squid run watch`: a line for each change, an end when the run has one, and an exit code that says which."""
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.cli.run_opening import Looking
+from squid_dagster.cli.watch import follow
+from squid_dagster.inspection import Explanation
+from tests.cli.flows import gated, hello, nap, orders
+from tests.cli.typed import Typed
+
+KEYS = ["at", "run_id", "workflow", "status", "reason", "step", "summary", "terminal", "revision", "attempts"]
+
+
+def test_a_timeout_that_is_none_is_refused(untouched: Typed) -> None:
+    untouched("run", "watch", "a", "--timeout", 0).refused(2, "--timeout")
+    untouched("run", "watch", "a", "--timeout", "soon").refused(2, "soon")
+
+
+def test_an_end_that_is_not_a_completion_is_exit_code_1(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello])
+    cancelled, completed = squid.start("hello").run_id, squid.start("hello").run_id
+    squid.cancel(cancelled)
+    squid.worker(until_idle=True)
+
+    bad, good = typed("run", "watch", cancelled, "--json"), typed("run", "watch", completed)
+    assert (bad.code, bad.err) == (1, "")
+    told = json.loads(bad.out)
+    assert list(told) == KEYS
+    assert (told["status"], told["terminal"], told["reason"]) == ("cancelled", True, "terminal")
+    assert (good.code, good.err, good.out.count("\n")) == (0, "", 1)
+    assert "completed" in good.out
+
+
+def test_who_waits_too_long_is_told_how_it_stands(typed: Typed) -> None:
+    run_id = Squid(typed.storage, [nap]).start("nap").run_id
+    done = typed("run", "watch", run_id, "--timeout", 0.1)
+    assert (done.code, done.out.count("\n")) == (1, 1)
+    assert done.err == f"Error: run '{run_id}' has not ended after 0.1 s: it is running\n"
+
+
+class Counted(Looking):
+    """Counts how often the run itself is read."""
+
+    reads: ClassVar[list[str]] = []
+
+    def explain(self, run_id: str) -> Explanation:
+        """Look, and count."""
+        self.reads.append(run_id)
+        return super().explain(run_id)
+
+
+def test_the_run_is_read_once_for_each_change(typed: Typed) -> None:
+    squid = Squid(typed.storage, [orders])
+    run_id = squid.start("orders", {"item": "tea"}).run_id
+    journal = Counted(typed.storage, squid.runtime, None)
+    looks = ((seen.explanation.status, seen.explanation.reason) for seen in follow(journal, run_id))
+
+    assert next(looks) == ("running", "no_worker_for_queue")
+    squid.worker(until_idle=True)
+    assert next(looks) == ("paused", "manual_intervention_required")
+    assert len(journal.reads) == 2
+    squid.approve(run_id, actor="ada")
+    squid.worker(until_idle=True)
+    assert list(looks) == [("completed", "terminal")]
+    assert len(journal.reads) == 3
+
+
+def test_a_process_follows_a_run_that_a_worker_takes_up(typed: Typed, tmp_path: Path) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    squid = Squid(typed.storage, [gated])
+    run_id = squid.start("gated", {"begun": str(begun), "gate": str(gate)}).run_id
+    with typed.process("run", "watch", run_id, "--json") as child:
+        assert child.stdout is not None
+        first = json.loads(child.stdout.readline())
+        gate.touch()
+        squid.worker(until_idle=True)
+        rest = [json.loads(line) for line in child.stdout]
+    assert (first["status"], first["terminal"], child.returncode) == ("running", False, 0)
+    assert [line["terminal"] for line in rest][-1] is True
+    assert rest[-1]["attempts"][0]["status"] == "completed"
+
+
+def test_on_a_terminal_the_picture_is_kept_up_to_date(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello])
+    run_id = squid.start("hello").run_id
+    squid.worker(until_idle=True)
+    ours, theirs = pty.openpty()
+    with typed.process("run", "watch", run_id, stdout=theirs, stderr=subprocess.DEVNULL) as child:
+        os.close(theirs)
+        shown = b""
+        with open(ours, "rb", buffering=0) as screen:  # noqa: PTH123  a descriptor
+            while part := _read(screen.fileno()):
+                shown += part
+    assert child.returncode == 0
+    for word in (run_id, "greet", "completed", "\x1b["):
+        assert word.encode() in shown
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # the other side is closed
+        return b""
+
+
+@pytest.fixture(autouse=True)
+def _no_colour_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")

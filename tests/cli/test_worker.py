@@ -1,0 +1,127 @@
+"""`squid worker` and `squid recover`, as a user types them and as a system stops them."""
+
+import json
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from squid_dagster.api import Squid
+from tests.cli.flows import gated, hello
+from tests.cli.needy import needy
+from tests.cli.typed import FLOWS, Typed
+from tests.journal.contract import raw
+
+REPORT_KEYS = [
+    "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "commits", "seconds",
+    "steps",
+]  # fmt: skip
+RECOVERY_KEYS = [
+    "repaired", "queued", "scheduled", "applied", "progressed", "dead_lettered", "dead_letters", "children", "cascades",
+    "fenced", "listed", "held", "quarantined", "failed",
+]  # fmt: skip
+NEEDY = ("-m", "tests.cli.needy")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], ["-m"]),
+        (["-m", "tests.cli.nothing"], ["tests.cli.nothing"]),
+        ([*FLOWS, "--lease", "0"], ["--lease"]),
+        ([*FLOWS, "--lease", "forever"], ["--lease", "forever"]),
+        ([*FLOWS, "--concurrency", "0"], ["--concurrency"]),
+        ([*FLOWS, "--concurrency", "100000"], ["concurrency", "100000"]),
+        ([*FLOWS, "--queue", "no where"], ["'no where'"]),
+        ([*NEEDY], ["'greeting'"]),
+        ([*NEEDY, "--resources", "tests.cli.needy"], ["MODULE:NAME"]),
+        ([*NEEDY, "--resources", "tests.cli.needy:no_such"], ["no_such"]),
+        ([*NEEDY, "--resources", "tests.cli.needy:NOTHING"], ["tests.cli.needy:NOTHING"]),
+        ([*NEEDY, "--resources", "no.such:thing"], ["no.such"]),
+    ],
+)
+def test_a_worker_that_makes_no_sense_is_one_line(untouched: Typed, args: list[str], words: list[str]) -> None:
+    untouched("worker", "--until-idle", *args).refused(2, *words)
+
+
+def test_a_worker_serves_its_queues_until_idle(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello])
+    for queue in ("mail", "post", "elsewhere"):
+        squid.start("hello", queue=queue)
+    done = typed("worker", *FLOWS, "--queue", "mail", "--queue", "post", "--until-idle", "--json")
+    report = done.json
+    assert list(report) == REPORT_KEYS
+    assert (report["claimed"], report["completed"], report["steps"]) == (2, 2, {"hello.greet": 2})
+    served = json.loads(done.err)
+    assert (served["worker_id"], served["queues"]) == (report["worker_id"], ["mail", "post"])
+    assert "hello" in served["workflows"]
+
+    shown = typed("worker", *FLOWS, "--queue", "elsewhere", "--until-idle", "--max-age", 60, "--no-housekeeping")
+    first, last = shown.out.splitlines()
+    assert " serves elsewhere: charge, gated, hello" in first
+    assert "claimed 1, completed 1" in last
+
+
+@pytest.mark.parametrize("name", ["RESOURCES", "make_resources"])
+def test_a_worker_is_given_what_its_steps_ask_for(typed: Typed, name: str) -> None:
+    run_id = Squid(typed.storage, [needy], resources={"greeting": ""}).start("needy").run_id
+    assert typed("worker", *NEEDY, "--resources", f"tests.cli.needy:{name}", "--until-idle").code == 0
+    assert typed("run", "inspect", run_id, "--json").json["outputs"] == {"speak": "moin"}
+
+
+def test_on_sigterm_a_step_finishes_and_the_report_is_printed(typed: Typed, tmp_path: Path) -> None:
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    squid = Squid(typed.storage, [gated])
+    run_id = squid.start("gated", {"begun": str(begun), "gate": str(gate)}).run_id
+    with typed.process("worker", *FLOWS, "--concurrency", 1, "--lease", 30, "--json") as child:
+        assert child.stderr is not None
+        assert json.loads(child.stderr.readline())["queues"] == ["default"]
+        for line in child.stderr:  # the step says so itself
+            if "holding" in line:
+                break
+        later = squid.start("gated", {"begun": str(begun), "gate": str(gate)}).run_id
+        child.send_signal(signal.SIGTERM)
+        for line in child.stderr:
+            if "stops" in line:
+                break
+        gate.touch()
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    report = json.loads(out)
+    assert (list(report), report["claimed"], report["completed"]) == (REPORT_KEYS, 1, 1)
+    assert squid.inspect_run(run_id).status == "completed"
+    assert squid.inspect_run(later).attempts[0].deliveries == 0
+
+
+# --- recovery -------------------------------------------------------------------------------------------------------
+
+
+def test_recovery_tells_what_it_put_right(typed: Typed) -> None:
+    squid = Squid(typed.storage, [gated])
+    run_id = squid.start("gated", {"begun": "/nowhere", "gate": "/nowhere"}).run_id
+    squid.dispatch_agent().claim_next("somebody", lease=timedelta(milliseconds=1))
+    told = typed("recover", "--json").json
+    while not told["dead_lettered"]:  # a lease of a millisecond is over by then, or very soon
+        told = typed("recover", "--json").json
+    assert list(told) == RECOVERY_KEYS
+    assert (told["dead_lettered"], told["held"], told["failed"]) == (1, [run_id], {})  # no module was named
+    assert [each.run_id for each in squid.dead_letters()] == [run_id]
+    assert "1 held" in typed("recover").out
+    assert "with -m" in typed("recover").out
+    assert typed("recover", "--queue", "default", *FLOWS).out == "0 repaired\n"
+    typed("recover", "--queue", "no where").refused(2, "'no where'")
+
+
+def test_recovery_that_finds_an_unreadable_run_names_it_and_is_exit_code_1(typed: Typed) -> None:
+    run_id = Squid(typed.storage, [hello]).start("hello").run_id
+    with raw(typed.storage) as connection:
+        # As only the owner of the database can: the run was planned, and nobody can read what for.
+        connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER journal_entries_append_only")
+        connection.execute("UPDATE journal_entries SET data = '{\"workflow\": 7}' WHERE type = 'run_started'")
+        connection.execute("DELETE FROM journal_entries WHERE type = 'attempt_scheduled'")
+        connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
+        connection.execute("UPDATE runs SET queue = NULL")
+    shown = typed("recover", *FLOWS)
+    assert (shown.code, shown.err) == (1, "")
+    assert f"{run_id}   quarantined" in shown.out

@@ -1,0 +1,71 @@
+"""The `squid` command as a user types it, on a journal of the test's own: in this process, or in one of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from click.testing import CliRunner
+
+from squid_dagster.cli import main
+from squid_dagster.journal import PostgresStorage
+from tests.processes import REPOSITORY
+
+MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
+FLOWS = ("-m", "tests.cli.flows")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one document on stdout of a command that went well."""
+        assert (self.code, self.out.count("\n")) == (0, 1), self
+        return json.loads(self.out)
+
+    def refused(self, code: int, *words: str) -> str:
+        """Check that it failed with one line on stderr that holds these words, and printed nothing else."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        for word in words:
+            assert word in self.err, self
+        return self.err
+
+
+class Typed:
+    """Types commands on one journal."""
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Take the journal; it is named by the environment, as a user would."""
+        self.storage = storage
+        url = storage.engine.url.render_as_string(hide_password=False)
+        self.environ = {
+            "SQUID_DATABASE_URL": url,
+            "SQUID_SCHEMA": storage.schema,
+            "SQUID_MODULES": "",
+            "COLUMNS": "200",
+        }
+
+    def __call__(self, *args: object, input: str | None = None) -> Answer:  # noqa: A002  as click calls it
+        """Type a command in this process."""
+        done = CliRunner(env=self.environ).invoke(main, [str(each) for each in args], input=input)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Answer(done.exit_code, done.stdout, done.stderr)
+
+    def process(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
+        """Type a command in a process of its own."""
+        command = [sys.executable, "-c", MAIN, *map(str, args)]
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | self.environ, **streams)
+
+    def facts(self) -> int:
+        """Count everything that was ever written."""
+        return len(self.storage.read_between(0, 2**62))
