@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import JsonValue
 
 from squid_dagster.agents import DispatchAgent, WorkflowAgent
+from squid_dagster.backlog.backlog import Backlog
 from squid_dagster.inspection import (
     Explanation,
     RunGraph,
@@ -79,6 +80,7 @@ class Squid:
             raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
         more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
         self._opened: PostgresStorage | None = None
+        self.backlog = Backlog(storage)  # the cards that are kept in the same storage
         self.runtime = Runtime(
             storage=storage,
             **adapters(storage, listen_url)._asdict(),

@@ -17,6 +17,16 @@ from squid_dagster.protocol import (
     AttemptHeartbeat,
     AttemptReleased,
     AttemptScheduled,
+    CardBlocked,
+    CardClaimed,
+    CardCompleted,
+    CardCreated,
+    CardDeadLettered,
+    CardFailed,
+    CardLinked,
+    CardReleased,
+    CardRenewed,
+    CardUnblocked,
     ChildRunStarted,
     Entry,
     EntryQuarantined,
@@ -245,6 +255,28 @@ def cataloged(run: str = RUN, *, at: float = 0, workflow: str = WORKFLOW, **fiel
     return RunCataloged(**{"run_id": run, "occurred_at": t(at), "workflow": workflow, "queue": QUEUE, **fields})
 
 
+_HELD: dict[str, Any] = {"card_id": "A1", "fence": "token", "claim_token_hash": token_hash("a"), "occurred_at": T0}
+CARD_EXAMPLES: tuple[Fact, ...] = (
+    CardCreated(card_id="A1", title="schema", depends_on=["A0"], acceptance=["it migrates"], occurred_at=T0),
+    CardLinked(card_id="A1", depends_on="A2", occurred_at=T0),
+    CardClaimed(
+        card_id="A1",
+        claim_owner="worker-1",
+        claim_ttl_seconds=900,
+        claim_token_hash=token_hash("a"),
+        attempt=1,
+        occurred_at=T0,
+    ),
+    CardRenewed(**_HELD, claim_ttl_seconds=1800),
+    CardReleased(card_id="A1", cause="expired", occurred_at=T0),
+    CardBlocked(**_HELD, reason="waits for the vendor"),
+    CardUnblocked(card_id="A1", cause="unblocked", occurred_at=T0),
+    CardCompleted(**_HELD),
+    CardFailed(**_HELD, error={"message": "no"}, not_before=t(60)),
+    CardDeadLettered(**_HELD, cause="spent", attempts=3, error={"message": "no"}),
+)
+"""One fact of every type about cards, which no run knows of."""
+
 EXAMPLES: tuple[Fact, ...] = (
     signal(),
     started(),
@@ -269,6 +301,7 @@ EXAMPLES: tuple[Fact, ...] = (
     queue_resumed(),
     indexed(),
     cataloged(),
+    *CARD_EXAMPLES,
 )
 """One fact of every type."""
 

@@ -2,6 +2,8 @@
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason
 from squid_dagster.protocol.attempts import Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.backlog import BacklogProjection
+from squid_dagster.protocol.backlog_cards import Card, CardStatus
 from squid_dagster.protocol.codec import decode, encode, parse_fact, to_json
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
@@ -15,6 +17,16 @@ from squid_dagster.protocol.facts import (
     AttemptHeartbeat,
     AttemptReleased,
     AttemptScheduled,
+    CardBlocked,
+    CardClaimed,
+    CardCompleted,
+    CardCreated,
+    CardDeadLettered,
+    CardFailed,
+    CardLinked,
+    CardReleased,
+    CardRenewed,
+    CardUnblocked,
     ChildRunStarted,
     EntryQuarantined,
     Fact,
@@ -66,6 +78,19 @@ __all__ = [
     "AttemptReleased",
     "AttemptScheduled",
     "AttemptStatus",
+    "BacklogProjection",
+    "Card",
+    "CardBlocked",
+    "CardClaimed",
+    "CardCompleted",
+    "CardCreated",
+    "CardDeadLettered",
+    "CardFailed",
+    "CardLinked",
+    "CardReleased",
+    "CardRenewed",
+    "CardStatus",
+    "CardUnblocked",
     "ChildRunStarted",
     "DispatchProjection",
     "Entry",

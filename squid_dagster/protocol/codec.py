@@ -30,7 +30,17 @@ _REDACTED = frozenset({"metadata", "error", "actor"})
 _PAYLOADS = {
     model: tuple(
         name
-        for name in ("input", "result", "payload", "context", "transition", "execution_opts", "child_input", *_REDACTED)
+        for name in (
+            "input",
+            "result",
+            "payload",
+            "context",
+            "transition",
+            "execution_opts",
+            "child_input",
+            "acceptance",
+            *_REDACTED,
+        )
         if name in model.model_fields
     )
     for model in FACT_TYPES.values()

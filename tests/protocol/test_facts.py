@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from squid_dagster.protocol import (
+    BACKLOG_THREAD,
     CATALOG_THREAD,
     DEFAULT_MAX_DELIVERIES,
     FACT_TYPES,
@@ -19,6 +20,7 @@ from squid_dagster.protocol import (
 )
 from squid_dagster.protocol.errors import InvalidFact
 from tests.facts import (
+    CARD_EXAMPLES,
     EXAMPLES,
     child,
     claimed,
@@ -68,6 +70,7 @@ THREADS = {
     "queue_resumed": DISPATCH,
     "run_indexed": run_index_thread("billing"),
     "run_cataloged": CATALOG_THREAD,
+    **{fact.type: BACKLOG_THREAD for fact in CARD_EXAMPLES},
 }
 REQUIRED = [(fact, name) for fact in EXAMPLES for name, info in type(fact).model_fields.items() if info.is_required()]
 

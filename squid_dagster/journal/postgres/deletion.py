@@ -16,7 +16,7 @@ _DELETE: tuple[LiteralString, ...] = (
     "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s",
 )
 _FACTS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) ORDER BY run_id, position"
-_LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL ORDER BY position"
+_LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') ORDER BY position"
 
 
 def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:

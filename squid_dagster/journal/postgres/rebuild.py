@@ -32,14 +32,18 @@ _PAGE_OF_RUNS: LiteralString = (
     + "WHERE run_id IS NOT NULL AND (run_id, position) > (%s, %s) AND position <= %s ORDER BY run_id, position LIMIT %s"
 )
 _RUNS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) AND position <= %s ORDER BY run_id, position"
-# journal_entries_loose
-_LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL AND position <= %s ORDER BY position"
+# journal_entries_loose; of all facts that belong to no run, those of queues alone make rows here
+_LOOSE: LiteralString = (
+    ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') AND position <= %s ORDER BY position"
+)
 # journal_entries_pkey
 _TOUCHED: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
 _COUNT: LiteralString = """SELECT count(*) FROM (
     SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
 
 Progress = Callable[[int], None]
+Fill = Callable[[int, Progress], tuple[int, int]]
+"""Folds the journal up to a cut into the shadows; tells how many runs and entries there were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +56,33 @@ class Rebuilt:
     tail_runs: int
 
 
-def rebuild_views(storage: PostgresStorage, progress: Progress | None = None) -> Rebuilt:
+def rebuild_views(storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None) -> Rebuilt:
     """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
 
-    Safe while others write, and after a rebuild that crashed. Missing views are brought back.
+    Safe while others write, and after a rebuild that crashed. Missing views are brought back. With `fill`, somebody
+    else folds what lies before the cut, such as Spark; whatever it raises, the views stay as they were.
 
     Raises:
         StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
     """
     with storage.connection() as connection, _alone(connection, storage.schema):
-        return Rebuild(storage, connection).run(progress or (lambda _: None))
+        return Rebuild(storage, connection, fill).run(progress or (lambda _: None))
 
 
 class Rebuild:
     """One rebuild on one connection. Its steps can also be taken one by one, by whoever fills the shadows itself."""
 
-    def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
-        """Bind to a storage and a connection in autocommit mode."""
-        self._storage = storage
+    def __init__(self, storage: PostgresStorage, connection: PgConnection, fill: Fill | None = None) -> None:
+        """Bind to a storage and a connection in autocommit mode, and to who fills the shadows, if it is not us."""
         self._connection = connection
         self._schema = storage.schema
+        self._fill = fill or self.fill
 
     def run(self, progress: Progress) -> Rebuilt:
         """Create, fill, catch up, swap."""
         self.create_shadows()
         cut = self._cut()
-        runs, entries = self.fill(cut, progress)
+        runs, entries = self._fill(cut, progress)
         tail_runs = 0
         for _ in range(_ROUNDS):
             upto = max(cut, self._cut())

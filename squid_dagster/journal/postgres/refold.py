@@ -1,6 +1,6 @@
 """Rows from facts: the fold of whole runs into the tables of the live views, or into their shadows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import LiteralString
@@ -25,6 +25,8 @@ _INSERT: dict[str, LiteralString] = {
     "anomalies": """INSERT INTO {schema}.anomalies{suffix}
         SELECT * FROM json_populate_recordset(NULL::{schema}.anomalies{suffix}, %s)""",
 }
+# By the views' primary keys.
+_IF_NEW: LiteralString = " ON CONFLICT DO NOTHING"
 _FORGET: tuple[LiteralString, ...] = (
     "DELETE FROM {schema}.runs{suffix} WHERE run_id = ANY (%s)",
     "DELETE FROM {schema}.attempts{suffix} WHERE run_id = ANY (%s)",
@@ -49,10 +51,13 @@ class ViewRows:
 
     def add_run(self, run_id: str, entries: Sequence[Entry]) -> None:
         """Fold one run's facts, by position, and add its rows."""
-        unit = RunUnit.fold(entries)
-        self.runs.append(rows.run_row(run_id, unit, entries[0].position))
+        self.add_unit(run_id, RunUnit.fold(entries), entries[0].position)
+
+    def add_unit(self, run_id: str, unit: RunUnit, first_position: int) -> None:
+        """Add the rows of a run that is folded already; `first_position` is that of its first fact."""
+        self.runs.append(rows.run_row(run_id, unit, first_position))
         if not unit.run.terminal:
-            keys = {*unit.dispatch.attempts, *unit.run.planned}
+            keys = {**unit.dispatch.attempts, **unit.run.planned}  # in one order, whoever folds
             self.attempts += [rows.attempt_row(run_id, key, unit) for key in keys]
         self.children += [rows.child_row(run_id, child_id, child) for child_id, child in unit.run.children.items()]
         self.anomalies += rows.anomaly_rows(unit.anomalies)
@@ -66,12 +71,35 @@ class ViewRows:
         self.queues += [{"queue": queue, "paused": is_paused} for queue, is_paused in queues.items()]
         self.anomalies += rows.anomaly_rows(anomalies)
 
+    def only(self, run_ids: Container[str | None]) -> "ViewRows":
+        """Give the rows of these runs."""
+        kept = {
+            table: [row for row in getattr(self, table) if row["run_id"] in run_ids]
+            for table in ("runs", "attempts", "children", "anomalies")
+        }
+        return ViewRows(**kept)
+
     def insert(self, connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
         """Write the rows into the views, or into the shadows of that suffix."""
         for table, text in _INSERT.items():
             found: list[Row] = getattr(self, table)
             if found:
                 connection.execute(statement(text, schema, suffix), (rows.to_text(found),))
+
+    def insert_new(self, connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
+        """Write the rows of runs that have none there yet; what is there of the others stays. Within a transaction.
+
+        For writers that may be doubled: a run's own row goes first and decides for all of them, so that a late twin
+        adds nothing to a run that somebody has folded further meanwhile.
+        """
+        text = statement(_INSERT["runs"] + _IF_NEW + " RETURNING run_id", schema, suffix)
+        new: set[str | None] = {None}  # what belongs to no run is only ever added to
+        if self.runs:
+            new |= {row[0] for row in connection.execute(text, (rows.to_text(self.runs),))}
+        for table in ("attempts", "children", "anomalies", "queues"):
+            found = [row for row in getattr(self, table) if row.get("run_id") in new]
+            if found:
+                connection.execute(statement(_INSERT[table] + _IF_NEW, schema, suffix), (rows.to_text(found),))
 
 
 def rows_of_runs(entries: Iterable[Entry], run_ids: Iterable[str]) -> ViewRows:

@@ -1,16 +1,13 @@
 """Looking the whole journal over: what was changed behind our back, what is missing, which view differs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, LiteralString
 
-from squid_dagster.journal.postgres import rows
+from squid_dagster.journal.postgres.comparing import Difference, differences, instant
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
-from squid_dagster.journal.postgres.refold import ViewRows, rows_of_runs
-from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.entries import Entry, MalformedFact, run_of
@@ -37,25 +34,6 @@ _NEXT_RUNS: LiteralString = """WITH RECURSIVE known (run_id, n) AS (
               ORDER BY e.run_id LIMIT 1))), k.n + 1
           FROM known k WHERE k.run_id IS NOT NULL AND k.n < %s
     ) SELECT run_id FROM known WHERE n > 0 AND run_id IS NOT NULL"""
-_RUN_FACTS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) ORDER BY run_id, position"
-_LOOSE_FACTS: LiteralString = ENTRY + "WHERE run_id IS NULL ORDER BY position"
-_VIEW_ROWS: dict[str, LiteralString] = {
-    "runs": "SELECT to_json(v) FROM {schema}.runs v WHERE run_id = ANY (%s)",
-    "attempts": "SELECT to_json(v) FROM {schema}.attempts v WHERE run_id = ANY (%s)",
-    "children": "SELECT to_json(v) FROM {schema}.children v WHERE run_id = ANY (%s)",
-    "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id = ANY (%s)",
-}
-_LOOSE_ROWS: dict[str, LiteralString] = {
-    "queues": "SELECT to_json(v) FROM {schema}.queues v",
-    "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id IS NULL",
-}
-_KEYS = {
-    "runs": ("run_id",),
-    "attempts": ("run_id", "runnable_key"),
-    "children": ("run_id", "child_run_id"),
-    "queues": ("queue",),
-    "anomalies": ("thread", "seq", "ordinal"),
-}
 
 
 class FindingKind(StrEnum):
@@ -96,6 +74,18 @@ def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[F
         return [*found, *look.views(unreadable)]
 
 
+def check_views(storage: PostgresStorage, progress: Progress | None = None) -> list[Finding]:
+    """Compare every row of the live views with what the facts say; an empty list means that they agree.
+
+    Safe while others write: it reads in short transactions. `progress` is told the number of runs looked at so far.
+
+    Raises:
+        ViewsMissing: a view is not there; `rebuild_views` brings it back.
+    """
+    with storage.connection() as connection:
+        return list(_Look(connection, storage.schema).views(set(), progress or (lambda _: None)))
+
+
 class _Look:
     def __init__(self, connection: PgConnection, schema: str) -> None:
         self._connection = connection
@@ -131,33 +121,19 @@ class _Look:
                     yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
             last = page[-1][0]
 
-    def views(self, unreadable: set[str | None]) -> Iterator[Finding]:
+    def views(self, unreadable: set[str | None], progress: Progress = lambda _: None) -> Iterator[Finding]:
         """Compare the rows of each run with what its facts say, as of one instant."""
-        last = ""
+        last, count = "", 0
         while run_ids := [row[0] for row in self._rows(_NEXT_RUNS, last, _RUNS_AT_ONCE)]:
             last = run_ids[-1]
-            with self._instant():
-                told = rows_of_runs(self._entries(_RUN_FACTS, run_ids), run_ids)
-                kept = {table: self._view(text, run_ids) for table, text in _VIEW_ROWS.items()}
-            for table, found in kept.items():
-                for finding in _compare(table, getattr(told, table), found):
-                    if finding.run_id not in unreadable:
-                        yield finding
-        with self._instant():
-            loose = ViewRows()
-            loose.add_loose(self._entries(_LOOSE_FACTS))
-            kept = {table: self._view(text) for table, text in _LOOSE_ROWS.items()}
-        for table, found in kept.items():
-            yield from _compare(table, getattr(loose, table), found)
-
-    @contextmanager
-    def _instant(self) -> Iterator[None]:
-        with self._connection.transaction():
-            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield
-
-    def _view(self, text: LiteralString, *values: object) -> list[Row]:
-        return [row[0] for row in self._rows(text, *values)]
+            with instant(self._connection, self._schema) as look:
+                told, kept = look.told(run_ids), look.kept(run_ids)
+            yield from (_differs(one) for one in differences(told, kept) if one.run_id not in unreadable)
+            count += len(run_ids)
+            progress(count)
+        with instant(self._connection, self._schema) as look:
+            told, kept = look.told_loose(), look.kept_loose()
+        yield from map(_differs, differences(told, kept))
 
     def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement(text, self._schema), values).fetchall()
@@ -181,30 +157,5 @@ def _judge(before: Entry, entry: Entry) -> Iterator[Finding]:
         yield Finding(FindingKind.OUT_OF_ORDER, detail, *place)
 
 
-def _compare(table: str, told: list[Row], kept: list[Row]) -> Iterator[Finding]:
-    """Name each row that is there and should not be, should be and is not, or differs; and in which columns."""
-    names = _KEYS[table]
-    should = {tuple(row[name] for name in names): _canonical(table, row) for row in told}
-    there = {tuple(row[name] for name in names): _canonical(table, row) for row in kept}
-    for key in sorted({*should, *there}, key=str):
-        left, right = should.get(key), there.get(key)
-        if left == right:
-            continue
-        if left is None or right is None:
-            what = "a row that no fact explains" if left is None else "a row is missing"
-        else:
-            what = "other values in " + ", ".join(sorted(c for c in {*left, *right} if left.get(c) != right.get(c)))
-        run_id = (left or right or {}).get("run_id")
-        yield Finding(FindingKind.VIEW_DIFFERS, f"{table} {'/'.join(map(str, key))}: {what}", run_id=run_id)
-
-
-def _canonical(table: str, row: Row) -> Row:
-    match table:
-        case "runs":
-            return rows.normalise_run(dict(row))
-        case "attempts":
-            return rows.normalise_attempt(dict(row))
-        case "children":
-            return {**row, "started_at": rows.iso(rows.time(row["started_at"]))}
-        case _:
-            return row
+def _differs(one: Difference) -> Finding:
+    return Finding(FindingKind.VIEW_DIFFERS, one.detail, run_id=one.run_id)

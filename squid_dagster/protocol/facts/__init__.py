@@ -4,6 +4,19 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from squid_dagster.protocol.facts.backlog import (
+    BacklogFact,
+    CardBlocked,
+    CardClaimed,
+    CardCompleted,
+    CardCreated,
+    CardDeadLettered,
+    CardFailed,
+    CardLinked,
+    CardReleased,
+    CardRenewed,
+    CardUnblocked,
+)
 from squid_dagster.protocol.facts.base import DEFAULT_MAX_DELIVERIES, MAX_PRIORITY, MIN_PRIORITY, FactBase
 from squid_dagster.protocol.facts.dispatch import (
     AttemptClaimed,
@@ -39,11 +52,11 @@ from squid_dagster.protocol.facts.run import (
     TerminalStatus,
 )
 
-Fact = Annotated[RunFact | DispatchFact | IndexFact, Field(discriminator="type")]
+Fact = Annotated[RunFact | DispatchFact | IndexFact | BacklogFact, Field(discriminator="type")]
 
 FACT_TYPES: dict[str, type[FactBase]] = {
     model.model_fields["type"].default: model
-    for union in (RunFact, DispatchFact, IndexFact)
+    for union in (RunFact, DispatchFact, IndexFact, BacklogFact)
     for model in get_args(get_args(union)[0])
 }
 
@@ -63,6 +76,17 @@ __all__ = [
     "AttemptHeartbeat",
     "AttemptReleased",
     "AttemptScheduled",
+    "BacklogFact",
+    "CardBlocked",
+    "CardClaimed",
+    "CardCompleted",
+    "CardCreated",
+    "CardDeadLettered",
+    "CardFailed",
+    "CardLinked",
+    "CardReleased",
+    "CardRenewed",
+    "CardUnblocked",
     "ChildRunStarted",
     "DispatchFact",
     "EntryQuarantined",

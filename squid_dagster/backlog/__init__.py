@@ -1,0 +1,32 @@
+"""Cards: atomic claims, a dependency DAG, every change a fact; also the reference lease backend.
+
+Exported lazily, so that the command line loads a database driver only when it asks a database.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from squid_dagster.backlog.backlog import DEFAULT_TTL, Backlog
+    from squid_dagster.backlog.contract import Rebuilt, Stats
+    from squid_dagster.backlog.leases import BacklogLeases
+    from squid_dagster.protocol.backlog_cards import Card, CardStatus
+
+_HOMES = {
+    "DEFAULT_TTL": "squid_dagster.backlog.backlog",
+    "Backlog": "squid_dagster.backlog.backlog",
+    "BacklogLeases": "squid_dagster.backlog.leases",
+    "Card": "squid_dagster.protocol.backlog_cards",
+    "CardStatus": "squid_dagster.protocol.backlog_cards",
+    "Rebuilt": "squid_dagster.backlog.contract",
+    "Stats": "squid_dagster.backlog.contract",
+}
+
+__all__ = ["DEFAULT_TTL", "Backlog", "BacklogLeases", "Card", "CardStatus", "Rebuilt", "Stats"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from the module that it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,278 @@
+"""`Backlog`: the one object to create, claim, finish and look at cards with."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from pydantic import JsonValue, ValidationError
+
+from squid_dagster.backlog import decisions
+from squid_dagster.backlog.contract import CardFilter, CardStore, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.fold_store import FoldCardStore
+from squid_dagster.backlog.postgres_store import PostgresCardStore
+from squid_dagster.journal.dispatch import check_text, hash_token, new_claims
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import InvalidArgument, explain
+from squid_dagster.protocol.facts.backlog import CARD_ID_MAX_LENGTH, CARD_NAME_MAX_LENGTH, MAX_TTL_SECONDS, CardCreated
+
+DEFAULT_TTL = timedelta(seconds=900)
+# Inside of the class, `list` is a method.
+_Cards: TypeAlias = list[Card]
+_Entries: TypeAlias = list[Entry]
+_Texts: TypeAlias = list[str]
+_SOMETIME = datetime(1970, 1, 1, tzinfo=UTC)  # a draft has no time yet
+
+
+class Backlog:
+    """Cards on a storage. Safe between threads, processes and machines: the storage decides.
+
+    Commands on a claimed card take the claim's `token`: with one, only its holder is let through. Without one they act
+    on the card as it is, and the fact reads `unfenced`; with `strict`, they are refused.
+    """
+
+    def __init__(self, storage: Storage, *, strict: bool = False) -> None:
+        """Bind to a storage."""
+        self._store: CardStore = (
+            PostgresCardStore(storage) if isinstance(storage, PostgresStorage) else FoldCardStore(storage)
+        )
+        self.strict = strict
+
+    # --- making -----------------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        card_id: str,
+        title: str,
+        *,
+        body: str | None = None,
+        phase: str | None = None,
+        priority: int = 0,
+        depends_on: Iterable[str] = (),
+        acceptance: JsonValue = None,
+        idempotency_key: str | None = None,
+        not_before: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> Card:
+        """Create a card, and give it. One that is there already is given as it is; if it was blocked, it is ready then.
+
+        That is the card of the same `idempotency_key`, or the one of the same id and the same content.
+
+        Raises:
+            InvalidArgument: something that a card cannot have; it is named.
+            ConflictingCommand: the id belongs to a card with another content.
+            NotFound: it depends on a card that does not exist.
+        """
+        values: dict[str, Any] = {
+            "card_id": card_id,
+            "title": title,
+            "body": body,
+            "phase": phase,
+            "priority": priority,
+            "depends_on": list(dict.fromkeys(_ids(depends_on))),
+            "acceptance": acceptance,
+            "idempotency_key": idempotency_key,
+            "not_before": not_before,
+            "max_attempts": max_attempts,
+        }
+        try:
+            draft = CardCreated(**values, occurred_at=_SOMETIME)
+        except ValidationError as error:
+            raise InvalidArgument(f"not a card: {explain(error)}") from None
+        wanted = Wanted((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
+        found = decisions.known_card(self._store.decide(wanted, decisions.create(draft)), draft)
+        assert found is not None  # noqa: S101  it was there, or was made
+        return found
+
+    def link(self, card_id: str, depends_on: str) -> Card:
+        """Let a card depend on another one, too; give the card. Repeating it is no error.
+
+        Raises:
+            InvalidArgument: both are the same card.
+            NotFound: one of them does not exist.
+            InvalidTransition: it would close a cycle, or the card is done.
+        """
+        wanted = Wanted((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
+        return self._store.decide(wanted, decisions.link(card_id, depends_on)).cards[card_id]
+
+    # --- working ----------------------------------------------------------------------------------------------------
+
+    def claim(
+        self, owner: str, *, ttl: timedelta = DEFAULT_TTL, card_id: str | None = None, phase: str | None = None
+    ) -> Card | None:
+        """Claim the best card that is ready, of that phase, or the one of that id; None when there is none.
+
+        The best is of the highest priority, and the oldest of these. Claims that ran out count as ready. The card that
+        is given has the claim's token, `claim_token`, which is written down nowhere.
+
+        Raises:
+            InvalidArgument: a bad owner, time or phase.
+            NotFound: there is no card of that id.
+        """
+        check_text(owner, "owner", 1000)
+        if phase is not None:
+            check_text(phase, "phase", CARD_NAME_MAX_LENGTH)
+        ((_, token),) = new_claims(1)
+        wanted = None if card_id is None else _id(card_id)
+        card = self._store.claim(ClaimRequest(owner, _seconds(ttl), hash_token(token), wanted, phase))
+        return None if card is None else _with_token(card, token)
+
+    def renew(self, card_id: str, *, ttl: timedelta = DEFAULT_TTL, token: str | None = None) -> Card:
+        """Let a claim last until `ttl` from now; it never gets shorter.
+
+        Raises:
+            StaleClaim, ExpiredClaim: the token's claim is over: stop working.
+            NotFound, InvalidTransition, InvalidArgument: no such card; nobody holds it; a bad time or token.
+        """
+        seconds = timedelta(seconds=_seconds(ttl))
+        return self._change(card_id, decisions.renew(card_id, self._fence(token), seconds))
+
+    def complete(self, card_id: str, *, token: str | None = None) -> Card:
+        """Set a card to done, which ends its claim. Repeating it is no error.
+
+        Raises:
+            StaleClaim, ExpiredClaim: the token's claim is over: drop the work.
+            NotFound, InvalidArgument: no such card; a bad token.
+        """
+        return self._change(card_id, decisions.complete(card_id, self._fence(token)), frees=True)
+
+    def fail(
+        self,
+        card_id: str,
+        *,
+        error: dict[str, JsonValue] | str | None = None,
+        retry_after: timedelta | None = timedelta(0),
+        token: str | None = None,
+    ) -> Card:
+        """Give a claimed card back after a failure, ready again `retry_after` from now.
+
+        When that is None, or the card was claimed `max_attempts` times, it is dead-lettered: its status says which.
+
+        Raises:
+            StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
+            NotFound, InvalidTransition, InvalidArgument: no such card; nobody holds it; a bad time, error or token.
+        """
+        known = retry_after is None or isinstance(retry_after, timedelta)
+        if not known or not timedelta(0) <= (retry_after or timedelta(0)) <= timedelta(days=3650):
+            raise InvalidArgument(f"retry_after must be a timedelta from zero to ten years, not {retry_after!r}")
+        told = {"message": error} if isinstance(error, str) else error
+        return self._change(card_id, decisions.fail(card_id, self._fence(token), told, retry_after))
+
+    def block(self, card_id: str, *, reason: str | None = None, token: str | None = None) -> Card:
+        """Park a card, which ends its claim. Repeating it is no error.
+
+        Raises:
+            StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
+            NotFound, InvalidTransition, InvalidArgument: no such card; it is done or dead; a bad reason or token.
+        """
+        if reason is not None:
+            check_text(reason, "reason", 10_000)
+        return self._change(card_id, decisions.block(card_id, self._fence(token), reason))
+
+    def unblock(self, card_id: str) -> Card:
+        """Make a parked card ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead."""
+        return self._change(card_id, decisions.unblock(card_id))
+
+    def reclaim(self, card_id: str | None = None) -> _Cards:
+        """Release all claims that ran out; or free the card of that id, whoever holds it, and if it is blocked or dead.
+
+        Gives the cards that were freed; one whose attempts are spent is dead-lettered when its claim ran out.
+
+        Raises:
+            NotFound: there is no card of that id.
+            InvalidTransition: it is done.
+        """
+        if card_id is None:
+            return self._store.release_expired()
+        return [self._change(card_id, decisions.reclaim(card_id))]
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def get(self, card_id: str) -> Card:
+        """Give a card. Raises `NotFound`."""
+        found = self._store.find(_id(card_id))
+        if found is None:
+            raise decisions.no_card(card_id)
+        return found
+
+    def stats(self) -> Stats:
+        """Count cards by status, those that could be claimed, and claims that ran out; tell how old the oldest is."""
+        return self._store.stats()
+
+    def history(self, card_id: str) -> _Entries:
+        """Give all facts about a card, in order. Raises `NotFound` when there is none."""
+        found = self._store.history(_id(card_id))
+        if not found:
+            raise decisions.no_card(card_id)
+        return found
+
+    def rebuild(self) -> Rebuilt:
+        """Make the cards anew from the facts, while others go on. Raises `StorageUnavailable` as `rebuild_views`."""
+        return self._store.rebuild()
+
+    def differences(self) -> _Texts:
+        """Say which cards differ from what the facts tell of them, and in what; nothing, if all is well."""
+        return self._store.differences()
+
+    def list(
+        self,
+        *,
+        status: CardStatus | str | None = None,
+        phase: str | None = None,
+        ready_only: bool = False,
+        limit: int | None = None,
+    ) -> _Cards:
+        """List cards in the order of claims; with `ready_only` those that are ready and wait for no other card.
+
+        Raises:
+            InvalidArgument: no such status, or a bad limit.
+        """
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise InvalidArgument(f"limit must be a whole number from 1 on, not {limit!r}")
+        try:
+            wanted = None if status is None else CardStatus(status)
+        except ValueError:
+            known = ", ".join(each.value for each in CardStatus)
+            raise InvalidArgument(f"{status!r} is no status of a card: take one of {known}") from None
+        return self._store.select(CardFilter(wanted, phase, ready_only, limit))
+
+    def _change(self, card_id: str, decision: Decision, *, frees: bool = False) -> Card:
+        try:
+            return self._store.decide(Wanted((_id(card_id),), frees=frees), decision).cards[card_id]
+        except ValidationError as error:
+            raise InvalidArgument(f"card {card_id!r}: {explain(error)}") from None
+
+    def _fence(self, token: str | None) -> str | None:
+        if token is None:
+            if self.strict:
+                raise InvalidArgument("this backlog is strict: give the token of the claim")
+            return None
+        check_text(token, "token", 1000)
+        return hash_token(token)
+
+
+def _id(card_id: str) -> str:
+    """Give the id if a card may have it: what no card can have, no card has."""
+    check_text(card_id, "a card's id", CARD_ID_MAX_LENGTH)
+    return card_id
+
+
+def _ids(given: Iterable[str]) -> Iterable[str]:
+    if isinstance(given, str):
+        raise InvalidArgument(f"depends_on must be a list of ids, not the text {given!r}")
+    return given
+
+
+def _seconds(ttl: timedelta) -> int:
+    """Give a time to live in whole seconds; raise `InvalidArgument` for one that is none."""
+    whole = isinstance(ttl, timedelta) and not ttl % timedelta(seconds=1)
+    if not whole or not timedelta(seconds=1) <= ttl <= timedelta(seconds=MAX_TTL_SECONDS):
+        raise InvalidArgument(f"ttl must be a timedelta of whole seconds, from one second to 30 days, not {ttl!r}")
+    return int(ttl.total_seconds())
+
+
+def _with_token(card: Card, token: str) -> Card:
+    return replace(card, claim_token=token)

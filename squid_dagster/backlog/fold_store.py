@@ -1,0 +1,137 @@
+"""Cards on any storage: read the thread, fold it, append if nobody else did meanwhile, else begin again."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from threading import RLock
+from typing import TypeVar
+
+from squid_dagster.backlog import decisions
+from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.backlog import BacklogProjection
+from squid_dagster.protocol.backlog_cards import Card, CardStatus, claim_order
+from squid_dagster.protocol.backlog_rules import CardFactType
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.threads import BACKLOG_THREAD
+
+T = TypeVar("T")
+
+
+class FoldCardStore:
+    """`CardStore` by fold and compare-and-append. Looking for a card costs as much as there are cards."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+        self._lock = RLock()
+        self._revision = 0
+        self._projection = BacklogProjection()
+
+    def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
+        """Write what a decision makes of the cards, as the contract says."""
+        del wanted  # everything is at hand
+        return self._write(decision)
+
+    def claim(self, request: ClaimRequest) -> Card | None:
+        """Claim one card, as the contract says."""
+        claimed: list[str] = []
+
+        def decision(at_hand: BacklogProjection, now: datetime) -> Sequence[CardFactType]:
+            claimed.clear()
+            if request.card_id is not None and request.card_id not in at_hand.cards:
+                raise decisions.no_card(request.card_id)
+            expired = [card for card in at_hand.expired(now) if request.card_id in (None, card.id)]
+            facts: list[CardFactType] = [decisions.expiry(card, now) for card in expired]
+            after = BacklogProjection.of(at_hand.cards.values())
+            for fact in facts:
+                after.follow(fact)
+            found = [card for card in after.claimable(now, request.phase) if request.card_id in (None, card.id)]
+            if found:
+                facts.append(decisions.claim(found[0], request.owner, request.ttl_seconds, request.token_hash, now))
+                claimed.append(found[0].id)
+            return facts
+
+        cards = self._write(decision).cards
+        return cards[claimed[0]] if claimed else None
+
+    def release_expired(self) -> list[Card]:
+        """Release all claims that ran out."""
+        released: list[str] = []
+
+        def decision(at_hand: BacklogProjection, now: datetime) -> Sequence[CardFactType]:
+            expired = at_hand.expired(now)
+            released[:] = [card.id for card in expired]
+            return [decisions.expiry(card, now) for card in expired]
+
+        cards = self._write(decision).cards
+        return [cards[card_id] for card_id in released]
+
+    def find(self, card_id: str) -> Card | None:
+        """Give a card, or None."""
+        return self._read(lambda found, _: found.cards.get(card_id))
+
+    def select(self, wanted: CardFilter) -> list[Card]:
+        """Give cards in the order of claims."""
+
+        def fits(card: Card) -> bool:
+            gated = wanted.ready_only and (card.status is not CardStatus.READY or card.open_dependencies > 0)
+            return not gated and wanted.status in (None, card.status) and wanted.phase in (None, card.phase)
+
+        cards = self._read(lambda found, _: sorted(filter(fits, found.cards.values()), key=claim_order))
+        return cards[: wanted.limit]
+
+    def stats(self) -> Stats:
+        """Count."""
+
+        def count(found: BacklogProjection, now: datetime) -> Stats:
+            counts = dict.fromkeys((status.value for status in CardStatus), 0)
+            for card in found.cards.values():
+                counts[card.status.value] += 1
+            ready = [card.created_at for card in found.cards.values() if card.status is CardStatus.READY]
+            age = (now - min(ready)).total_seconds() if ready else None
+            return Stats(counts, len(found.claimable(now)), age, len(found.expired(now)))
+
+        return self._read(count)
+
+    def history(self, card_id: str) -> list[Entry]:
+        """Give all facts about a card, in order."""
+        entries = self._storage.read(BACKLOG_THREAD)
+        return [entry for entry in entries if getattr(entry.fact, "card_id", None) == card_id]
+
+    def rebuild(self) -> Rebuilt:
+        """Fold everything anew."""
+        with self._lock:
+            self._revision, self._projection = 0, BacklogProjection()
+            found = self._fold()
+            return Rebuilt(self._revision, len(found.cards), len(found.anomalies))
+
+    def differences(self) -> list[str]:
+        """Compare the cards at hand with a fold from the beginning."""
+        with self._lock:
+            told = BacklogProjection.fold(self._storage.read(BACKLOG_THREAD)).cards
+            kept = self._fold().cards
+            return [card_id for card_id in sorted({*told, *kept}) if told.get(card_id) != kept.get(card_id)]
+
+    def _fold(self) -> BacklogProjection:
+        """Bring the cards up to date; it costs what was appended since the last time."""
+        for entry in self._storage.read(BACKLOG_THREAD, after=self._revision):
+            self._projection.apply(entry)
+            self._revision = entry.seq
+        return self._projection
+
+    def _read(self, look: Callable[[BacklogProjection, datetime], T]) -> T:
+        with self._lock:
+            return look(self._fold(), self._storage.now())
+
+    def _write(self, decision: Decision) -> BacklogProjection:
+        with self._lock:
+            while True:
+                facts = list(decision(self._fold(), self._storage.now()))
+                if not facts:
+                    return self._projection
+                try:
+                    self._storage.append(BACKLOG_THREAD, facts, expected_rev=self._revision)
+                except Conflict:
+                    continue
+                return self._fold()

@@ -1,0 +1,133 @@
+"""The table of cards made anew from the facts, or compared with them, while others go on."""
+
+from typing import LiteralString
+
+import psycopg
+from psycopg import sql
+
+from squid_dagster.backlog.contract import Rebuilt
+from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
+from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.schema import lock_number, render
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.backlog import BacklogProjection
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.protocol.threads import BACKLOG_THREAD
+
+SHADOW: LiteralString = "_shadow"
+_PAGE = 5_000
+_SWAPS = 6  # each lets others wait for two seconds at most
+
+# journal_entries_thread
+_READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
+_INSERT: LiteralString = """INSERT INTO {schema}.backlog_shadow
+    SELECT c.* FROM json_populate_recordset(NULL::{schema}.backlog_shadow, %s) c"""
+_FORGET: LiteralString = "DELETE FROM {schema}.backlog_shadow WHERE id = ANY (%s)"
+_ROWS: LiteralString = "SELECT to_json(b) FROM {schema}.backlog b"
+_INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"
+
+
+def rebuild(storage: PostgresStorage) -> Rebuilt:
+    """Make the table anew and swap it in; a missing one is brought back.
+
+    Raises:
+        StorageUnavailable: another rebuild is under way, or somebody holds a lock on the table; nothing was changed.
+    """
+    with storage.connection() as connection:
+        number = lock_number(storage.schema, "rebuild cards")
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+        if row is None or not row[0]:
+            raise StorageUnavailable(f"another rebuild of the cards in schema {storage.schema!r} is under way: wait")
+        try:
+            return _Rebuild(storage, connection).run()
+        finally:
+            if not connection.broken:
+                connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
+
+
+def rebuild_within(storage: PostgresStorage, connection: PgConnection) -> Rebuilt:
+    """Make the table anew in the transaction that is open on a connection, such as that of an import.
+
+    Raises:
+        StorageUnavailable: somebody holds a lock on the table; nothing was changed.
+    """
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(storage.schema, "rebuild cards"),))
+    return _Rebuild(storage, connection).run()
+
+
+class _Rebuild:
+    def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
+        self._storage, self._connection = storage, connection
+        self._projection, self._revision = BacklogProjection(), 0
+
+    def run(self) -> Rebuilt:
+        """Fold what there is without stopping anybody; then let others wait, fold the rest, and swap."""
+        schema = self._storage.schema
+        self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
+        self._connection.execute(render("0004_cards", schema, SHADOW))
+        self._catch_up()
+        for tries_left in reversed(range(_SWAPS)):
+            try:
+                with self._connection.transaction():
+                    self._swap(schema)
+                break
+            except psycopg.errors.LockNotAvailable as error:
+                if not tries_left:
+                    raise StorageUnavailable(
+                        "the cards could not be swapped in: somebody holds a lock on them (an idle transaction?)"
+                    ) from error
+        return Rebuilt(self._revision, len(self._projection.cards), len(self._projection.anomalies))
+
+    def _catch_up(self) -> None:
+        while page := self._read():
+            self._projection.changed.clear()
+            for entry in page:
+                self._projection.apply(entry)
+            self._revision = page[-1].seq
+            changed = sorted(self._projection.changed)
+            self._connection.execute(self._storage.sql(_FORGET), (changed,))
+            rows = to_text(self._projection.cards[card_id] for card_id in changed)
+            if rows is not None:
+                self._connection.execute(self._storage.sql(_INSERT), (rows,))
+
+    def _read(self) -> list[Entry]:
+        values = (BACKLOG_THREAD, self._revision, _PAGE)
+        return read_entries(self._connection.execute(self._storage.sql(_READ), values).fetchall())
+
+    def _swap(self, schema: str) -> None:
+        self._connection.execute("SET LOCAL lock_timeout = '2s'")
+        self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, "cards"),))
+        self._catch_up()
+        live, shadow = sql.Identifier(schema, "backlog"), sql.Identifier(schema, "backlog" + SHADOW)
+        indexes = self._connection.execute(_INDEXES, (schema, "backlog" + SHADOW)).fetchall()
+        self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(live))
+        self._connection.execute(sql.SQL("ALTER TABLE {} RENAME TO backlog").format(shadow))
+        for (name,) in indexes:
+            self._connection.execute(
+                sql.SQL("ALTER INDEX {} RENAME TO {}").format(
+                    sql.Identifier(schema, name), sql.Identifier(name.replace(SHADOW, "", 1))
+                )
+            )
+
+
+def differences(storage: PostgresStorage) -> list[str]:
+    """Name each card that is there and should not be, should be and is not, or differs, and in which columns."""
+    with storage.connection() as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        values = (BACKLOG_THREAD, 0, None)
+        entries = read_entries(connection.execute(storage.sql(_READ), values).fetchall())
+        kept = {row["id"]: normalised(row) for (row,) in connection.execute(storage.sql(_ROWS))}
+    told = {card.id: card_row(card) for card in BacklogProjection.fold(entries).cards.values()}
+    return [
+        f"card {card_id}: {_difference(told.get(card_id), kept.get(card_id))}"
+        for card_id in sorted({*told, *kept})
+        if told.get(card_id) != kept.get(card_id)
+    ]
+
+
+def _difference(told: Row | None, kept: Row | None) -> str:
+    if told is None or kept is None:
+        return "a row that no fact explains" if told is None else "a row is missing"
+    return "other values in " + ", ".join(sorted(name for name in told if told[name] != kept.get(name)))

@@ -1,0 +1,207 @@
+"""Cards on Postgres: a table that is changed in the transaction that appends the facts. A claim is one call."""
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, LiteralString
+from uuid import UUID, uuid4
+
+import psycopg
+
+from squid_dagster.backlog import decisions
+from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.postgres_rebuild import differences, rebuild
+from squid_dagster.backlog.rows import card_from_row, to_text
+from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.storage import PostgresStorage, persistently
+from squid_dagster.journal.postgres.units import Units
+from squid_dagster.journal.storage import Append, check_appends
+from squid_dagster.protocol.backlog import BacklogProjection
+from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.backlog_rules import CardFactType
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import ViewsMissing
+from squid_dagster.protocol.threads import BACKLOG_THREAD
+
+_BEGIN_AND_LOCK: LiteralString = """BEGIN;
+    SELECT {schema}.lock_cards(%s::int, %s::text[], %s::text, %s::text, %s::boolean, %s::boolean)"""
+_PUT: LiteralString = "SELECT {schema}.put_cards(%s::json, %s::json, %s::text[])"
+_CLAIM: LiteralString = """SELECT {schema}.claim_card(%s::uuid, %s::text, %s::int, %s::text, %s::text, %s::text,
+    %s::timestamptz)"""
+_RELEASE: LiteralString = "SELECT {schema}.release_cards(%s::uuid, %s::int, %s::timestamptz)"
+_RELEASED_AT_ONCE = 500
+# backlog_pkey
+_FIND: LiteralString = "SELECT to_json(b) FROM {schema}.backlog b WHERE id = %s"
+# backlog_claimable or backlog_phase, backlog_status; without a filter, everything
+_SELECT: LiteralString = """SELECT to_json(b) FROM {schema}.backlog b
+    WHERE (%(status)s::text IS NULL OR status = %(status)s) AND (%(phase)s::text IS NULL OR phase = %(phase)s)
+    ORDER BY priority DESC, queued_at, id LIMIT %(limit)s"""
+_SELECT_READY: LiteralString = """SELECT to_json(b) FROM {schema}.backlog b
+    WHERE status = 'ready' AND open_dependencies = 0 AND (%(phase)s::text IS NULL OR phase = %(phase)s)
+      AND (%(status)s::text IS NULL OR status = %(status)s)
+    ORDER BY priority DESC, queued_at, id LIMIT %(limit)s"""
+# backlog_status, backlog_claimable, backlog_leases
+_STATS: LiteralString = """WITH moment AS (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS now)
+    SELECT (SELECT json_object_agg(status, n) FROM (
+                SELECT status, count(*) AS n FROM {schema}.backlog GROUP BY status) s),
+           (SELECT count(*) FROM {schema}.backlog
+             WHERE status = 'ready' AND open_dependencies = 0 AND queued_at <= (SELECT now FROM moment)),
+           (SELECT extract(epoch FROM (SELECT now FROM moment) - min(created_at))::float8 FROM {schema}.backlog
+             WHERE status = 'ready'),
+           (SELECT count(*) FROM {schema}.backlog
+             WHERE status = 'claimed' AND claim_expires_at <= (SELECT now FROM moment))"""
+# journal_entries_card
+_HISTORY: LiteralString = ENTRY + "WHERE thread = 'squid:backlog:cards' AND data->>'card_id' = %s ORDER BY seq"
+
+
+class PostgresCardStore:
+    """`CardStore` on a `PostgresStorage`."""
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+
+    def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
+        """Lock cards, write what a decision makes of them, as the contract says."""
+        commit_id = uuid4()
+        tried: list[BacklogProjection] = []
+        while True:
+            try:
+                return persistently(lambda: self._decide_once(wanted, decision, commit_id, tried))
+            except psycopg.errors.UniqueViolation as error:
+                # Somebody else has just created this card, or one of this key: it can be seen now.
+                if error.diag.constraint_name not in ("backlog_pkey", "backlog_key"):
+                    raise
+
+    def _decide_once(
+        self, wanted: Wanted, decision: Decision, commit_id: UUID, tried: list[BacklogProjection]
+    ) -> BacklogProjection:
+        storage = self._storage
+        with storage.connection() as connection, _explained():
+            answer = self._lock(connection, wanted)
+            transaction = storage.join_transaction(connection)
+            if tried and transaction.committed(commit_id):
+                return tried[-1]  # written the first time; only the word of it was lost on the way
+            now = storage.hear_now(answer["now"])
+            at_hand = BacklogProjection.of(map(card_from_row, answer["cards"] or ()), answer["edges"])
+            known = set(at_hand.cards)
+            facts = list(decision(at_hand, now))
+            if not facts:
+                return at_hand
+            verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
+            for fact in facts:
+                at_hand.follow(fact)
+            tried.append(at_hand)
+            connection.execute(storage.sql(_PUT), _changes(at_hand, known, facts))
+            transaction.write(verified, Units.new((), now).changes(), commit_id)
+            return at_hand
+
+    def _lock(self, connection: PgConnection, wanted: Wanted) -> dict[str, Any]:
+        hold = int(self._storage.hold / timedelta(milliseconds=1))
+        cursor = psycopg.ClientCursor(connection)
+        values = (hold, list(wanted.ids), wanted.key, wanted.closure_of, wanted.links, wanted.frees)
+        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), values)
+        cursor.nextset()
+        row = cursor.fetchone()
+        assert row is not None  # noqa: S101  a function call always answers
+        found: dict[str, Any] = row[0]
+        return found
+
+    def claim(self, request: ClaimRequest) -> Card | None:
+        """Claim one card, as the contract says."""
+        values = (
+            uuid4(),
+            request.owner,
+            request.ttl_seconds,
+            request.token_hash,
+            request.card_id,
+            request.phase,
+            self._now(),
+        )
+        answer = self._call(_CLAIM, lambda: values)
+        if not answer["known"]:
+            raise decisions.no_card(request.card_id or "")
+        return card_from_row(answer["card"]) if answer["card"] is not None else None
+
+    def release_expired(self) -> list[Card]:
+        """Release all claims that ran out, some hundred in one commit."""
+        released: list[Card] = []
+        while found := self._call(_RELEASE, lambda: (uuid4(), _RELEASED_AT_ONCE, self._now())):
+            released += map(card_from_row, found)
+        return released
+
+    def find(self, card_id: str) -> Card | None:
+        """Give a card, or None."""
+        return next(iter(self._cards(_FIND, card_id)), None)
+
+    def select(self, wanted: CardFilter) -> list[Card]:
+        """Give cards in the order of claims."""
+        status = None if wanted.status is None else wanted.status.value
+        values = {"status": status, "phase": wanted.phase, "limit": wanted.limit}
+        return self._cards(_SELECT_READY if wanted.ready_only else _SELECT, values)
+
+    def stats(self) -> Stats:
+        """Count."""
+        counts, claimable, age, expired = self._rows(_STATS, {"now": self._now()})[0]
+        found: Mapping[str, int] = counts or {}
+        return Stats({status.value: found.get(status.value, 0) for status in CardStatus}, claimable, age, expired)
+
+    def history(self, card_id: str) -> list[Entry]:
+        """Give all facts about a card, in order."""
+        return read_entries(self._rows(_HISTORY, card_id))
+
+    def rebuild(self) -> Rebuilt:
+        """Make the table anew from the facts, while others go on."""
+        return rebuild(self._storage)
+
+    def differences(self) -> list[str]:
+        """Compare the table with the facts, as of one instant."""
+        return differences(self._storage)
+
+    def _now(self) -> object:
+        return self._storage.clock.now() if self._storage.clock is not None else None
+
+    def _cards(self, text: LiteralString, *values: object) -> list[Card]:
+        return [card_from_row(row[0]) for row in self._rows(text, *values)]
+
+    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
+
+        def read() -> list[tuple[Any, ...]]:
+            with self._storage.connection() as connection, _explained():
+                return connection.execute(self._storage.sql(text), given).fetchall()
+
+        return persistently(read)
+
+    def _call(self, text: LiteralString, values: Any) -> Any:
+        """Call a function that is safe to repeat, and give its answer."""
+
+        def call() -> Any:
+            with self._storage.connection() as connection, _explained():
+                row = connection.execute(self._storage.sql(text), values()).fetchone()
+                assert row is not None  # noqa: S101  a function call always answers
+                return row[0]
+
+        return persistently(call)
+
+
+def _changes(at_hand: BacklogProjection, known: set[str], facts: Iterable[CardFactType]) -> tuple[object, ...]:
+    """Give the arguments of `put_cards`."""
+    changed = sorted(at_hand.changed)
+    done = [fact.card_id for fact in facts if fact.type == "card_completed"]
+    new = to_text(at_hand.cards[card_id] for card_id in changed if card_id not in known)
+    return new, to_text(at_hand.cards[card_id] for card_id in changed if card_id in known), done or None
+
+
+class _explained:  # noqa: N801  used as a function
+    """Say what to do when the table is gone; the facts are safe."""
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Turn a missing table into the error that names the remedy."""
+        if isinstance(error, psycopg.errors.UndefinedTable) and ".backlog" in (error.diag.message_primary or ""):
+            raise ViewsMissing(
+                f"the cards are missing ({error.diag.message_primary}): run `squid backlog rebuild`"
+            ) from None

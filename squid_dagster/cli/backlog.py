@@ -1,0 +1,244 @@
+"""`squid backlog`: cards that people and programs claim.
+
+The token of a claim is shown once, when it is claimed. What goes wrong is told as `frame` says.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show_card, show_cards, stats_shown
+from squid_dagster.cli.output import emit
+from squid_dagster.cli.place import Place, on_journal
+
+if TYPE_CHECKING:
+    from squid_dagster.backlog import Backlog
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_STATUSES = ("ready", "claimed", "blocked", "done", "dead_lettered")
+
+
+@click.group()
+def backlog() -> None:
+    """Cards that people and programs claim: highest priority first, once all that a card depends on is done."""
+
+
+def _holder_options(command: _Command) -> _Command:
+    """The options of commands by which a holder proves its claim."""
+    told = "The token of the claim. Without one the command is not fenced."
+    strict = "Refuse to act without a token."
+    command = click.option("--strict", envvar="SQUID_BACKLOG_STRICT", is_flag=True, help=strict, show_envvar=True)(
+        command
+    )
+    return click.option("--token", envvar="SQUID_CLAIM_TOKEN", help=told, show_envvar=True)(command)
+
+
+_id_option = click.option("--id", "card_id", required=True, help="The card's id.")
+_ttl_option = click.option(
+    "--ttl", type=click.IntRange(1, 30 * 24 * 3600), default=900, show_default=True, help="Seconds that it is held."
+)
+
+
+def _json_value(_: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}", param=parameter) from None
+
+
+def _time(_: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise click.BadParameter(f"{text!r} is no time with a zone, such as 2026-11-16T18:00:00Z", param=parameter)
+    return found
+
+
+@contextmanager
+def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
+    from squid_dagster.backlog import Backlog
+
+    with place.storage() as storage:
+        yield Backlog(storage, strict=strict)
+
+
+# --- making ---------------------------------------------------------------------------------------------------------
+
+
+@backlog.command()
+@click.option("--id", "card_id", required=True, help="The card's id: yours to choose, never reused.")
+@click.option("--title", required=True)
+@click.option("--body")
+@click.option("--phase", help="Its board or milestone.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Higher is sooner.")
+@click.option("--depends-on", multiple=True, help="Cards that must be done first; again and again, or with commas.")
+@click.option("--acceptance", callback=_json_value, help="Criteria, in JSON: a list of texts, or an object.")
+@click.option("--idempotency-key", help="Repeating it gives the first card.")
+@click.option("--not-before", callback=_time, help="A time before which nobody claims it.")
+@click.option("--max-attempts", type=int, help="Claims after which it is a dead letter.")
+@on_journal
+def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: list[str], **fields: Any) -> None:
+    """Create a card. One of the same key, or of the same id and content, is given as it is."""
+    needed = [each.strip() for given in depends_on for each in given.split(",")]
+    with _opened(place) as found:
+        show_card(found.create(card_id, title, depends_on=needed, **fields), as_json)
+
+
+@backlog.command()
+@click.option("--from", "card_id", required=True, help="The card that depends on the other one.")
+@click.option("--to", "depends_on", required=True, help="The card that must be done first.")
+@on_journal
+def link(place: Place, as_json: bool, card_id: str, depends_on: str) -> None:
+    """Let a card depend on another one, unless that closes a cycle."""
+    with _opened(place) as found:
+        show_card(found.link(card_id, depends_on), as_json)
+
+
+# --- working --------------------------------------------------------------------------------------------------------
+
+
+@backlog.command()
+@click.option("--owner", required=True, help="Who claims.")
+@_ttl_option
+@click.option("--id", "card_id", help="This card, or none.")
+@click.option("--phase", help="A card of this phase, or none.")
+@on_journal
+def claim(place: Place, as_json: bool, owner: str, ttl: int, card_id: str | None, phase: str | None) -> None:
+    """Claim the best card that is ready; null when there is none. The token is shown once."""
+    with _opened(place) as found:
+        card = found.claim(owner, ttl=timedelta(seconds=ttl), card_id=card_id, phase=phase)
+    if card is None:
+        emit(as_json, None, "nothing to claim")
+    else:
+        told = {**card.to_dict(), "claim_token": card.claim_token}
+        emit(as_json, told, line(card), f"token: {card.claim_token}")
+
+
+@backlog.command()
+@_id_option
+@_ttl_option
+@_holder_options
+@on_journal
+def renew(place: Place, as_json: bool, card_id: str, ttl: int, token: str | None, strict: bool) -> None:
+    """Hold a claimed card that much longer, from now."""
+    with _opened(place, strict=strict) as found:
+        show_card(found.renew(card_id, ttl=timedelta(seconds=ttl), token=token), as_json)
+
+
+@backlog.command()
+@_id_option
+@_holder_options
+@on_journal
+def complete(place: Place, as_json: bool, card_id: str, token: str | None, strict: bool) -> None:
+    """Set a card to done, which ends its claim."""
+    with _opened(place, strict=strict) as found:
+        show_card(found.complete(card_id, token=token), as_json)
+
+
+@backlog.command()
+@_id_option
+@click.option("--error", help="What went wrong.")
+@click.option("--retry-after", type=click.IntRange(0), default=0, help="Seconds until it is ready again.")
+@click.option("--give-up", is_flag=True, help="Do not try again: make it a dead letter.")
+@_holder_options
+@on_journal
+def fail(
+    place: Place,
+    as_json: bool,
+    card_id: str,
+    error: str | None,
+    retry_after: int,
+    give_up: bool,
+    token: str | None,
+    strict: bool,
+) -> None:
+    """Give a claimed card back after a failure: ready again, or a dead letter when its attempts are spent."""
+    with _opened(place, strict=strict) as found:
+        after = None if give_up else timedelta(seconds=retry_after)
+        given = found.fail(card_id, error=error, retry_after=after, token=token)
+        show_card(given, as_json)
+
+
+@backlog.command()
+@_id_option
+@click.option("--reason", help="Why it has to wait.")
+@_holder_options
+@on_journal
+def block(place: Place, as_json: bool, card_id: str, reason: str | None, token: str | None, strict: bool) -> None:
+    """Park a card: nobody claims it."""
+    with _opened(place, strict=strict) as found:
+        show_card(found.block(card_id, reason=reason, token=token), as_json)
+
+
+@backlog.command()
+@_id_option
+@on_journal
+def unblock(place: Place, as_json: bool, card_id: str) -> None:
+    """Make a parked card ready."""
+    with _opened(place) as found:
+        show_card(found.unblock(card_id), as_json)
+
+
+@backlog.command()
+@click.option("--id", "card_id", help="Free this card, whoever holds it, and if it is blocked or a dead letter.")
+@on_journal
+def reclaim(place: Place, as_json: bool, card_id: str | None) -> None:
+    """Release claims that ran out, or free one card."""
+    with _opened(place) as found:
+        show_cards(found.reclaim(card_id), as_json, "nothing to release")
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+@backlog.command("list")
+@click.option("--status", type=click.Choice(_STATUSES))
+@click.option("--phase")
+@click.option("--ready-only", is_flag=True, help="Only cards that are ready and wait for no other card.")
+@click.option("--limit", type=click.IntRange(1))
+@on_journal
+def list_(place: Place, as_json: bool, **wanted: Any) -> None:
+    """List cards in the order of claims."""
+    with _opened(place) as found:
+        show_cards(found.list(**wanted), as_json, "no cards")
+
+
+@backlog.command()
+@on_journal
+def stats(place: Place, as_json: bool) -> None:
+    """Count cards by status, and claims that ran out."""
+    with _opened(place) as found:
+        told = found.stats()
+    emit(as_json, told.to_dict(), *stats_shown(told))
+
+
+@backlog.command()
+@_id_option
+@on_journal
+def history(place: Place, as_json: bool, card_id: str) -> None:
+    """Show all facts about a card."""
+    with _opened(place) as found:
+        told = [fact_values(entry) for entry in found.history(card_id)]
+    emit(as_json, told, facts_shown(told))
+
+
+@backlog.command()
+@on_journal
+def rebuild(place: Place, as_json: bool) -> None:
+    """Make the table of cards anew from the facts."""
+    with _opened(place) as found:
+        made = found.rebuild()
+    facts = {"facts": made.facts, "cards": made.cards, "anomalies": made.anomalies}
+    text = f"{made.cards} cards from {made.facts} facts, {made.anomalies} of which no rule lets through"
+    emit(as_json, facts, text)

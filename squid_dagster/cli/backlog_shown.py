@@ -1,0 +1,84 @@
+"""How `squid backlog` shows cards and facts: JSON with stable keys, or lines and tables for people."""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from squid_dagster.cli.output import emit, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from squid_dagster.backlog import Card, Stats
+    from squid_dagster.protocol.entries import Entry
+
+
+def show_card(card: "Card", as_json: bool) -> None:
+    """Print one card."""
+    emit(as_json, card.to_dict(), line(card))
+
+
+def show_cards(cards: "Sequence[Card]", as_json: bool, none: str) -> None:
+    """Print cards as a table; `none` says that there are none."""
+    emit(as_json, [card.to_dict() for card in cards], _table(cards) if cards else none)
+
+
+def line(card: "Card") -> str:
+    """Tell about a card in one line."""
+    held = f", held by {card.claim_owner} until {card.claim_expires_at}" if card.claim_owner is not None else ""
+    waits = f", waits for {card.open_dependencies} of {', '.join(card.depends_on)}" if card.open_dependencies else ""
+    return f"{card.id}: {card.title} ({card.status.value}, priority {card.priority}{held}{waits})"
+
+
+def _table(cards: "Sequence[Card]") -> "Table":
+    rows = [
+        (
+            card.id,
+            card.status.value,
+            card.priority,
+            card.phase,
+            card.attempts,
+            card.claim_owner,
+            card.open_dependencies or None,
+            card.title,
+        )
+        for card in cards
+    ]
+    return table(("id", "status", "priority", "phase", "attempts", "owner", "waits for", "title"), rows)
+
+
+def stats_shown(stats: "Stats") -> Iterator[str]:
+    """Tell the numbers in a few lines."""
+    yield ", ".join(f"{count} {status}" for status, count in stats.counts.items())
+    yield f"claimable: {stats.claimable}"
+    if stats.oldest_ready_age_seconds is not None:
+        yield f"oldest ready: {timedelta(seconds=round(stats.oldest_ready_age_seconds))} ago"
+    yield f"expired claims: {stats.expired_claims}"
+
+
+def fact_values(entry: "Entry") -> dict[str, Any]:
+    """Give an entry as JSON values, without the hash of any token."""
+    from squid_dagster.protocol.entries import MalformedFact, UnknownFact
+
+    fact: Any = entry.fact
+    if isinstance(fact, MalformedFact | UnknownFact):
+        data: Any = {"reason": fact.reason} if isinstance(fact, MalformedFact) else fact.data
+    else:
+        data = fact.model_dump(mode="json", exclude={"type", "occurred_at", "claim_token_hash"}, exclude_none=True)
+    return {
+        "seq": entry.seq,
+        "position": entry.position,
+        "type": fact.type,
+        "occurred_at": fact.occurred_at.isoformat(),
+        "data": data,
+    }
+
+
+def facts_shown(facts: "Sequence[dict[str, Any]]") -> "Table":
+    """Give facts, as `fact_values` makes them, as a table."""
+
+    def said(data: dict[str, Any]) -> str:
+        return ", ".join(f"{name}={value}" for name, value in data.items() if name != "card_id")
+
+    rows = [(each["seq"], each["occurred_at"], each["type"], said(each["data"])) for each in facts]
+    return table(("seq", "at", "fact", "said"), rows)

@@ -1,0 +1,164 @@
+"""Lease backends: who may work on what, and how outcomes come back. The journal's own one is here.
+
+A backend decides who may call us; only the journal's claim fences results. Whatever backend delivered the work, its
+life is told by dispatch facts: claimed, heartbeat, completed, failed, released. A result without a valid claim of the
+journal is dropped, with the error that says why.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim, Completed, Deferred, Failed, Outcome, Settlement
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.errors import (
+    ConflictingCompletion,
+    IncompatibleDefinition,
+    NotFound,
+    SquidError,
+    TerminalRun,
+)
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.execution import error_map, failure
+from squid_dagster.runtime.settlement import settle
+from squid_dagster.workflow.state import COMPENSATE
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseOutcome(StrEnum):
+    """What becomes of work that failed."""
+
+    REQUEUED = "requeued"
+    DEAD_LETTERED = "dead_lettered"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One attempt that somebody may work on until `lease_until`. `ref` is the backend's own business."""
+
+    queue: str
+    owner: str
+    lease_until: datetime
+    claim: Claim = field(repr=False)
+    ref: object = field(default=None, repr=False)
+
+    @property
+    def item_id(self) -> str:
+        """The id of the work: the same for every attempt at it and every delivery."""
+        return self.claim.attempt.idempotency_key
+
+    @property
+    def attempt(self) -> Attempt:
+        """What is to be done, as it was claimed: run, step, input."""
+        return self.claim.attempt
+
+
+class LeaseBackend(Protocol):
+    """Where work comes from. Safe between threads and processes."""
+
+    def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
+        """Give up to `limit` pieces of work that nobody else has; none when nothing is due, or the queue is paused.
+
+        Raises:
+            InvalidArgument, InvalidThread: a bad limit, lease, owner or queue.
+        """
+
+    def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
+        """Keep the work until `extend` from now; never shortens a lease.
+
+        Raises:
+            StaleClaim, ExpiredClaim, TerminalRun, NotFound: the work is not yours any more: stop.
+        """
+
+    def complete(self, lease: Lease, result: Any = None) -> None:
+        """Record a result, and what follows from it. Repeating the same is no error.
+
+        Raises:
+            StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: the result was dropped.
+        """
+
+    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+        """Record a failure, and say what becomes of the work: another attempt, or none any more.
+
+        The step's own retry policy decides, unless the error says more. Raises as `complete`.
+        """
+
+    def settled(self, lease: Lease) -> None:
+        """Let go of work whose outcome is on record already: a transactional step has written it by itself."""
+
+
+class JournalLeases:
+    """`LeaseBackend` of the journal itself: its claim is the lease."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Bind to a runtime: `squid.runtime`."""
+        self._runtime = runtime
+
+    def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
+        """Claim attempts in claim order, as the contract says."""
+        runtime = self._runtime
+        claims = runtime.dispatch.claim(queue, owner, limit=limit, lease=lease, definitions=runtime.registry.keys)
+        return [Lease(queue, owner, claim.lease_until, claim) for claim in claims]
+
+    def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
+        """Extend the claim, as the contract says."""
+        return extended(self._runtime, lease, extend)
+
+    def complete(self, lease: Lease, result: Any = None) -> None:
+        """Settle the claim, as the contract says."""
+        settle_lease(self._runtime, lease, Completed(result))
+
+    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+        """Settle the claim with a failure, as the contract says."""
+        outcome = failed(self._runtime, lease, error)
+        settle_lease(self._runtime, lease, outcome)
+        return LeaseOutcome.DEAD_LETTERED if comes_back(outcome) is None else LeaseOutcome.REQUEUED
+
+    def settled(self, lease: Lease) -> None:
+        """Nothing is held any more."""
+
+
+def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
+    """Extend the journal's claim behind a lease. Raises as `LeaseBackend.heartbeat`."""
+    attempt = runtime.dispatch.heartbeat([lease.claim.ref], extend)[0].unwrap()
+    return replace(lease, lease_until=attempt.lease_until or lease.lease_until)
+
+
+def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
+    """Write down what came of a lease, with all that follows; raise, and say so in the log, when it is dropped."""
+    answer = settle(runtime, [Settlement(lease.claim.ref, outcome, lease.attempt)]).answers[0]
+    if answer.error is not None:
+        logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, answer.error)
+        raise answer.error
+
+
+def failed(runtime: Runtime, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> Failed | Deferred:
+    """Give the outcome of a failure: as it is given, else as the step's retry policy wants it.
+
+    Raises:
+        IncompatibleDefinition: the definition of the attempt is not registered here.
+    """
+    if isinstance(error, Failed | Deferred):
+        return error
+    attempt = lease.attempt
+    definition = runtime.registry.find(attempt.workflow, attempt.definition_fingerprint)
+    if definition is None:
+        raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
+    told = error_map("failed", error) if isinstance(error, str) else error
+    step = definition.steps[attempt.step.removeprefix(COMPENSATE)]
+    return failure(told, False, step, attempt, runtime.random_unit)
+
+
+def comes_back(outcome: Failed | Deferred) -> timedelta | None:
+    """Tell in how long the work is to be done again; None: it is not."""
+    if isinstance(outcome, Deferred):
+        return outcome.after
+    return None if outcome.retry is None else outcome.retry.after
+
+
+def is_over(error: SquidError) -> bool:
+    """Tell whether an error means that the journal wants nothing more of this work, from anybody."""
+    return isinstance(error, ConflictingCompletion | NotFound | TerminalRun)

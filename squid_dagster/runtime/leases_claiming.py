@@ -1,0 +1,126 @@
+"""Claiming one piece of work by its key, for whoever was handed it by another queue than the journal's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from squid_dagster.journal import Append, PostgresStorage
+from squid_dagster.journal.dispatch import (
+    Claim,
+    ClaimRef,
+    Decision,
+    check_lease,
+    check_text,
+    hash_token,
+    new_claims,
+)
+from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
+from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.facts import AttemptClaimed, Fact
+from squid_dagster.protocol.threads import dispatch_thread
+from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.runtime.core import Runtime
+
+_LATER = timedelta(seconds=30)  # before work that this process has no definition for is offered to another one
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why there is no claim: nothing more is wanted (`again_at` is None), or not before that time."""
+
+    why: str
+    again_at: datetime | None = None
+
+
+def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: timedelta) -> Claim | Refused:
+    """Claim the open attempt at a piece of work, its idempotency key given; or say why that cannot be.
+
+    Raises:
+        InvalidArgument: a bad owner or lease.
+    """
+    check_text(owner, "owner", 1000)
+    check_lease(lease)
+    ((claim_id, token),) = new_claims(1)
+    found: list[Claim | Refused] = []
+
+    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
+        unit = units[run_id]
+        refused = _refusal(runtime, unit, item_id, now)
+        found[:] = [refused] if refused is not None else []
+        if refused is not None:
+            return []
+        attempt = _open_attempt(unit, item_id)
+        assert attempt is not None  # noqa: S101  it was not refused
+        at = max(now, attempt.last_at)
+        fact = AttemptClaimed(
+            run_id=run_id,
+            runnable_key=attempt.runnable_key,
+            queue=attempt.queue,
+            claim_id=claim_id,
+            claim_token_hash=hash_token(token),
+            owner_id=owner,
+            lease_until=at + lease,
+            fencing_token=unit.dispatch.tokens.get(item_id, 0) + 1,
+            occurred_at=at,
+        )
+        ref = ClaimRef(attempt.queue, run_id, attempt.runnable_key, claim_id, token)
+        found[:] = [Claim(ref, _claimed(attempt, fact))]
+        return [fact]
+
+    if isinstance(runtime.storage, PostgresStorage):
+        runtime.decide([run_id], decision)
+    else:
+        _claim_first(runtime, run_id, decision)
+    return found[0]
+
+
+def _claim_first(runtime: Runtime, run_id: str, decision: Decision) -> None:
+    """Write the claim to its queue by compare-and-append: of two claims at once, one is written."""
+    storage = runtime.storage
+    while True:
+        queue = RunUnit.fold(storage.read_run(run_id)).dispatch.queue or runtime.queue
+        thread = dispatch_thread(queue)
+        revision = storage.revision(thread)
+        facts = decision({run_id: RunUnit.fold(storage.read_run(run_id))}, storage.now())  # not older than `revision`
+        try:
+            if facts:
+                storage.commit([Append(thread, facts, revision)])
+            return
+        except Conflict:
+            continue
+
+
+def _refusal(runtime: Runtime, unit: RunUnit, item_id: str, now: datetime) -> Refused | None:
+    """Say why the work may not be claimed now, or None when it may."""
+    attempt = _open_attempt(unit, item_id)
+    if unit.run.stopped or attempt is None:
+        return Refused(f"{item_id!r} has its outcome, or its run has ended")
+    if definition_key(attempt.workflow, attempt.definition_fingerprint) not in runtime.registry.keys:
+        return Refused(f"the definition of {item_id!r} is not registered here", now + _LATER)
+    at = max(now, attempt.last_at)
+    if attempt.status is AttemptStatus.CLAIMED and not attempt.expired(at):
+        return Refused(f"{item_id!r} is held by {attempt.owner_id!r}", attempt.lease_until)
+    if attempt.status is AttemptStatus.CLAIMED and out_of_deliveries(attempt):
+        return Refused(f"{item_id!r} was delivered too often")
+    if attempt.visible_at > at:
+        return Refused(f"{item_id!r} is not due", attempt.visible_at)
+    return None
+
+
+def _open_attempt(unit: RunUnit, item_id: str) -> Attempt | None:
+    found = (each for each in unit.dispatch.attempts.values() if each.idempotency_key == item_id)
+    return next((each for each in found if each.status in OPEN), None)
+
+
+def _claimed(attempt: Attempt, fact: AttemptClaimed) -> Attempt:
+    """Give the attempt as its claim leaves it."""
+    return attempt._replace(
+        status=AttemptStatus.CLAIMED,
+        claim_id=fact.claim_id,
+        claim_token_hash=fact.claim_token_hash,
+        owner_id=fact.owner_id,
+        lease_until=fact.lease_until,
+        deliveries=attempt.deliveries + 1,
+        fencing_token=fact.fencing_token or 0,
+        last_at=fact.occurred_at,
+    )

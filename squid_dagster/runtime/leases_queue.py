@@ -1,0 +1,175 @@
+"""A lease backend of any queue: a host brings its own, and runnable intents travel through it.
+
+The host's queue delivers, the journal fences. A delivery is claimed in the journal by its key; one that the journal
+wants nothing of any more is taken off the queue, one whose time has not come goes back to it. Between the two, a crash
+leaves at worst an item that is delivered once more.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim, Completed, Deferred, Failed, Outcome, check_claim
+from squid_dagster.protocol.attempts import Attempt, definition_key
+from squid_dagster.protocol.errors import SquidError
+from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
+from squid_dagster.runtime.leases_claiming import Refused, claim_item
+
+logger = logging.getLogger(__name__)
+
+OFFERED_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Work that may be done: all that has to travel through a queue. The rest is in the journal."""
+
+    item_id: str  # the same for every attempt at it
+    run_id: str
+    queue: str
+    step: str
+    priority: int
+    visible_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An intent that a queue has handed to somebody. `ref` is what the queue knows it by."""
+
+    intent: Intent
+    ref: object = field(default=None, repr=False)
+
+
+class HostQueue(Protocol):
+    """What a host's queue must be able to do. Safe between those who share it.
+
+    A delivery that is neither completed nor failed comes back by itself once its time is over. An error of the queue
+    that says that a delivery is gone is a `SquidError`; it costs latency, never work.
+    """
+
+    def offer(self, intent: Intent) -> None:
+        """Take an intent, unless one of that `item_id` is there already; also one that had been buried before."""
+
+    def claim(self, queue: str, owner: str, limit: int, lease: timedelta) -> list[Delivery]:
+        """Hand out up to `limit` intents of a queue, each to nobody else for as long as `lease`."""
+
+    def heartbeat(self, delivery: Delivery, lease: timedelta) -> None:
+        """Hand a delivery to nobody else until `lease` from now."""
+
+    def complete(self, delivery: Delivery) -> None:
+        """Forget a delivery."""
+
+    def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:
+        """Hand a delivery out again, that much later; None: bury it."""
+
+
+class QueueLeases:
+    """`LeaseBackend` of a host's queue."""
+
+    def __init__(self, runtime: Runtime, queue: HostQueue) -> None:
+        """Bind to a runtime (`squid.runtime`) and the queue."""
+        self._runtime, self._queue = runtime, queue
+
+    def offer(self, queue: str, limit: int = OFFERED_AT_ONCE) -> int:
+        """Put attempts that could be claimed now on the host's queue; give how many it was shown. Safe to repeat."""
+        known = self._runtime.registry.keys
+        visible = [
+            each
+            for each in (*self._runtime.dispatch.visible(queue, limit), *self._runtime.dispatch.expired(queue, limit))
+            if definition_key(each.workflow, each.definition_fingerprint) in known
+        ]
+        for attempt in visible:
+            self._queue.offer(_intent(attempt))
+        return len(visible)
+
+    def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
+        """Take deliveries and claim them in the journal, as the contract says."""
+        runtime = self._runtime
+        check_claim(queue, owner, limit, lease, None)
+        runtime.dispatch.dead_letter_expired(queue)
+        if not runtime.queries.backlog([queue], runtime.registry.keys, 1):
+            return []  # nothing is due, or the queue is paused
+        found: list[Lease] = []
+        # The best ones first; many of them only when those are on their way to somebody else.
+        for offered in (limit, max(limit, OFFERED_AT_ONCE)):
+            if len(found) < limit:
+                self.offer(queue, offered)
+                self._claim_into(found, queue, owner, limit, lease)
+        return found
+
+    def _claim_into(self, found: list[Lease], queue: str, owner: str, limit: int, lease: timedelta) -> None:
+        while len(found) < limit:
+            deliveries = self._queue.claim(queue, owner, limit - len(found), lease)
+            if not deliveries:
+                return
+            found += [each for delivery in deliveries if (each := self._claim(delivery, owner, lease)) is not None]
+
+    def _claim(self, delivery: Delivery, owner: str, lease: timedelta) -> Lease | None:
+        intent = delivery.intent
+        claim = claim_item(self._runtime, intent.run_id, intent.item_id, owner, lease)
+        if isinstance(claim, Claim):
+            return Lease(intent.queue, owner, claim.lease_until, claim, delivery)
+        logger.info("a delivery is not worked on: %s", claim.why)
+        self._let_go(delivery, claim)
+        return None
+
+    def _let_go(self, delivery: Delivery, refused: Refused) -> None:
+        with suppress(SquidError):  # it comes back by itself, and is judged again
+            if refused.again_at is None:
+                self._queue.complete(delivery)
+            else:
+                wait = max(refused.again_at - self._runtime.now(), timedelta(0))
+                self._queue.fail(delivery, refused.why, wait)
+
+    def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
+        """Extend both, the journal's claim first, as the contract says."""
+        longer = extended(self._runtime, lease, extend)
+        with suppress(SquidError):  # delivered to somebody else: who finds it held, and puts it back
+            self._queue.heartbeat(_delivery(lease), extend)
+        return longer
+
+    def complete(self, lease: Lease, result: Any = None) -> None:
+        """Settle in the journal, then on the queue, as the contract says."""
+        self._settle(lease, Completed(result))
+        self.settled(lease)
+
+    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+        """Settle in the journal, then put it back or bury it, as the contract says."""
+        outcome = failed(self._runtime, lease, error)
+        self._settle(lease, outcome)
+        after = comes_back(outcome)
+        with suppress(SquidError):
+            self._queue.fail(_delivery(lease), _told(outcome), after)
+        return LeaseOutcome.DEAD_LETTERED if after is None else LeaseOutcome.REQUEUED
+
+    def settled(self, lease: Lease) -> None:
+        """Take it off the queue."""
+        with suppress(SquidError):  # delivered once more, it is found to have its outcome
+            self._queue.complete(_delivery(lease))
+
+    def _settle(self, lease: Lease, outcome: Outcome) -> None:
+        try:
+            settle_lease(self._runtime, lease, outcome)
+        except SquidError as error:
+            over = Refused(str(error), None if is_over(error) else self._runtime.now())
+            self._let_go(_delivery(lease), over)
+            raise
+
+
+def _intent(attempt: Attempt) -> Intent:
+    return Intent(
+        attempt.idempotency_key, attempt.run_id, attempt.queue, attempt.step, attempt.priority, attempt.visible_at
+    )
+
+
+def _delivery(lease: Lease) -> Delivery:
+    assert isinstance(lease.ref, Delivery)  # noqa: S101  a lease goes back to where it came from
+    return lease.ref
+
+
+def _told(outcome: Failed | Deferred) -> str:
+    why = outcome.reason if isinstance(outcome, Deferred) else outcome.error.get("message")
+    return str(why or type(outcome).__name__.lower())

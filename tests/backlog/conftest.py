@@ -1,0 +1,56 @@
+"""A board on every storage that the contract names."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Storage
+from tests.backlog.contract import Board
+from tests.journal.contract import plain_url
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_url: str) -> str:
+    """The same server, told not to wait for the disk: no card outlives the tests."""
+    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    return postgres_url
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[Board]:
+    """An empty backlog, in every storage; whatever a test has done to it, cards and facts agree in the end."""
+    storage: Storage = MemoryStorage(clock)
+    if request.param == "postgres":
+        storage = request.getfixturevalue("shared_postgres")
+    made = Board(storage, clock)
+    yield made
+    made.check()
+
+
+@pytest.fixture(scope="module")
+def module_postgres(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
+    """One schema for a module: making one takes longer than a test."""
+    storage = PostgresStorage(postgres_url, next(schema_names))
+    storage.upgrade()
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def shared_postgres(module_postgres: PostgresStorage, clock: VirtualClock) -> PostgresStorage:
+    """That schema without a card, by the test's own clock."""
+    module_postgres.clock = clock
+    module_postgres.delete_thread("squid:backlog:cards")
+    return module_postgres
+
+
+@pytest.fixture
+def postgres_board(shared_postgres: PostgresStorage, clock: VirtualClock) -> Board:
+    """An empty backlog on Postgres."""
+    return Board(shared_postgres, clock)

@@ -1,0 +1,69 @@
+"""What the suite of the backlog shares: a board with a clock, on every storage, and ways to look at its facts."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from squid_dagster.backlog import Backlog, Card
+from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection
+
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Board:
+    """A backlog, its storage, and the only clock that there is."""
+
+    storage: Storage
+    clock: VirtualClock
+    backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Open the backlog."""
+        self.backlog = Backlog(self.storage)
+
+    def cards(self, *ids: str, **options: Any) -> list[Card]:
+        """Create cards one second after another."""
+        made = []
+        for card_id in ids:
+            made.append(self.backlog.create(card_id, f"card {card_id}", **options))
+            self.later(seconds=1)
+        return made
+
+    def later(self, **time: float) -> None:
+        """Let time pass."""
+        self.clock.advance(timedelta(**time))
+
+    def claim(self, owner: str = "w", **options: Any) -> Card:
+        """Claim a card that must be there."""
+        found = self.backlog.claim(owner, **options)
+        assert found is not None, "there is nothing to claim"
+        return found
+
+    def claimed_in_order(self) -> list[str]:
+        """Claim until nothing is left; give the ids."""
+        found = []
+        while (card := self.backlog.claim("w")) is not None:
+            found.append(card.id)
+        return found
+
+    def facts(self, card_id: str) -> list[Any]:
+        """All facts about a card."""
+        return [entry.fact for entry in self.backlog.history(card_id)]
+
+    def types(self, card_id: str) -> list[str]:
+        """The types of all facts about a card, without the prefix that all of them have."""
+        return [fact.type.removeprefix("card_") for fact in self.facts(card_id)]
+
+    def revision(self) -> int:
+        """How many facts there are."""
+        return self.storage.revision(BACKLOG_THREAD)
+
+    def check(self) -> None:
+        """The cards are what the facts tell, and no fact breaks a rule."""
+        told = BacklogProjection.fold(self.storage.read(BACKLOG_THREAD))
+        assert told.anomalies == []
+        assert {card.id: card for card in self.backlog.list()} == told.cards
+        assert self.backlog.differences() == []

@@ -1,0 +1,261 @@
+"""Creating and linking cards: what is refused changes nothing, what is repeated happens once."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from squid_dagster.protocol.errors import (
+    ConflictingCommand,
+    InvalidArgument,
+    InvalidTransition,
+    NotFound,
+)
+from tests.backlog.contract import Board
+from tests.facts import T0, t
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"card_id": ""}, "card_id"),
+        ({"card_id": "A 1"}, "card_id"),
+        ({"card_id": "A,1"}, "card_id"),
+        ({"card_id": "a" * 201}, "card_id"),
+        ({"card_id": 7}, "card_id"),
+        ({"title": ""}, "title"),
+        ({"title": None}, "title"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": 2**31}, "priority"),
+        ({"phase": ""}, "phase"),
+        ({"depends_on": ["A1"]}, "depends_on"),
+        ({"depends_on": "A0"}, "depends_on"),
+        ({"depends_on": [""]}, "depends_on"),
+        ({"acceptance": "works"}, "acceptance"),
+        ({"acceptance": [1]}, "acceptance"),
+        ({"acceptance": {"a": float("nan")}}, "acceptance"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"idempotency_key": "k" * 401}, "idempotency_key"),
+        ({"not_before": datetime(2026, 1, 1)}, "not_before"),  # noqa: DTZ001  that is the point
+        ({"max_attempts": 0}, "max_attempts"),
+    ],
+)
+def test_what_a_card_cannot_have_is_named_and_nothing_is_made(
+    board: Board, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=named):
+        board.backlog.create(**{"card_id": "A1", "title": "schema", **options})
+    assert board.revision() == 0
+
+
+def test_a_text_that_postgres_cannot_hold_is_refused(board: Board) -> None:
+    with pytest.raises(Exception, match="NUL") as refused:
+        board.backlog.create("A1", "a\0b")
+    assert type(refused.value).__module__ == "squid_dagster.protocol.errors"
+    assert board.revision() == 0
+
+
+def test_a_card_cannot_depend_on_one_that_does_not_exist(board: Board) -> None:
+    with pytest.raises(NotFound, match="'A0'"):
+        board.backlog.create("A1", "schema", depends_on=["A0"])
+    assert board.revision() == 0
+
+
+def test_an_id_that_exists_with_another_content_is_refused(board: Board) -> None:
+    # given a card
+    board.cards("A0")
+    first = board.backlog.create("A1", "schema", priority=5, phase="M1")
+    # when somebody uses its id for something else, then it is said what differs, and nothing changes
+    for options, named in (
+        ({"title": "another"}, "title"),
+        ({"priority": 6}, "priority"),
+        ({"phase": None}, "phase"),
+        ({"depends_on": ["A0"]}, "depends_on"),
+        ({"idempotency_key": "k"}, "idempotency_key"),
+    ):
+        with pytest.raises(ConflictingCommand, match=named):
+            board.backlog.create(**{"card_id": "A1", "title": "schema", "priority": 5, "phase": "M1", **options})  # type: ignore[arg-type]
+    assert board.backlog.get("A1") == first
+    assert board.revision() == 2
+
+
+# --- repeating ------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_has_every_column(board: Board) -> None:
+    board.cards("A0")
+    board.backlog.create(
+        "A1",
+        "schema",
+        body="tables",
+        phase="M1",
+        priority=5,
+        depends_on=["A0", "A0"],
+        acceptance={"migrates": True, "rows": [1, 1.0]},
+        idempotency_key="first",
+        not_before=t(60),
+        max_attempts=3,
+    )
+    assert board.backlog.get("A1").to_dict() == {
+        "id": "A1",
+        "title": "schema",
+        "body": "tables",
+        "phase": "M1",
+        "priority": 5,
+        "status": "ready",
+        "depends_on": ["A0"],
+        "claim_owner": None,
+        "claim_ttl_seconds": None,
+        "claimed_at": None,
+        "attempts": 0,
+        "idempotency_key": "first",
+        "acceptance": {"migrates": True, "rows": [1, 1.0]},
+        "created_at": t(1).isoformat(),
+        "updated_at": t(1).isoformat(),
+        "claim_expires_at": None,
+        "not_before": t(60).isoformat(),
+        "max_attempts": 3,
+        "open_dependencies": 1,
+        "error": None,
+    }
+
+
+def test_creating_the_same_again_gives_the_card_as_it_is(board: Board) -> None:
+    board.cards("A0", "A1")
+    board.backlog.link("A1", "A0")
+    board.claim("w")
+    before = board.revision()
+    assert board.backlog.create("A0", "card A0").claim_owner == "w"
+    assert board.backlog.create("A1", "card A1").depends_on == ("A0",)
+    assert board.revision() == before
+
+
+def test_a_key_gives_the_first_card_whatever_is_asked_for(board: Board) -> None:
+    first = board.backlog.create("A1", "schema", idempotency_key="k")
+    assert board.backlog.create("A2", "another", priority=9, idempotency_key="k") == first
+    assert board.backlog.create("A1", "another", idempotency_key="k") == first
+    assert [card.id for card in board.backlog.list()] == ["A1"]
+    assert board.revision() == 1
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_creating_a_blocked_card_again_makes_it_ready(board: Board, key: str | None) -> None:
+    board.backlog.create("A1", "schema", idempotency_key=key)
+    board.backlog.block("A1", reason="not now")
+    assert board.backlog.create("A1", "schema", idempotency_key=key).status == "ready"
+    assert board.types("A1") == ["created", "blocked", "unblocked"]
+    assert board.facts("A1")[-1].cause == "created_again"
+
+
+def test_a_blocked_card_stays_blocked_when_its_id_is_used_for_something_else(board: Board) -> None:
+    board.cards("A1")
+    board.backlog.block("A1")
+    with pytest.raises(ConflictingCommand):
+        board.backlog.create("A1", "another")
+    assert board.backlog.get("A1").status == "blocked"
+
+
+# --- linking --------------------------------------------------------------------------------------------------------
+
+
+def test_self_links_unknown_cards_and_cycles_are_refused(board: Board) -> None:
+    # given C -> B -> A
+    board.cards("A", "B", "C")
+    board.backlog.link("B", "A")
+    board.backlog.link("C", "B")
+    before = board.revision()
+    # when somebody links what cannot be linked, then it is refused, and nothing changes
+    with pytest.raises(InvalidArgument, match="itself"):
+        board.backlog.link("A", "A")
+    with pytest.raises(NotFound, match="'X'"):
+        board.backlog.link("A", "X")
+    with pytest.raises(NotFound, match="'X'"):
+        board.backlog.link("X", "A")
+    with pytest.raises(InvalidTransition, match="A -> B -> A"):
+        board.backlog.link("A", "B")
+    with pytest.raises(InvalidTransition, match="A -> C -> B -> A"):
+        board.backlog.link("A", "C")
+    assert board.revision() == before
+
+
+def test_a_link_gates_the_card_and_repeating_it_changes_nothing(board: Board) -> None:
+    board.cards("A", "B")
+    assert board.backlog.link("A", "B").open_dependencies == 1
+    before = board.revision()
+    assert board.backlog.link("A", "B").depends_on == ("B",)
+    assert board.revision() == before
+    assert board.claimed_in_order() == ["B"]
+
+
+def test_a_link_to_a_card_that_is_done_gates_nothing(board: Board) -> None:
+    board.cards("A", "B")
+    board.backlog.complete("B")
+    assert board.backlog.link("A", "B").open_dependencies == 0
+    assert board.backlog.create("C", "c", depends_on=["B"]).open_dependencies == 0
+    assert board.claimed_in_order() == ["A", "C"]
+
+
+def test_what_is_done_takes_no_more_links(board: Board) -> None:
+    board.cards("A", "B")
+    board.backlog.complete("A")
+    with pytest.raises(InvalidTransition, match="done"):
+        board.backlog.link("A", "B")
+
+
+def test_a_claimed_card_that_is_linked_is_gated_when_it_comes_back(board: Board) -> None:
+    board.cards("A", "B")
+    held = board.claim(ttl=timedelta(seconds=10))
+    board.backlog.link("A", "B")
+    board.later(seconds=10)
+    assert board.claimed_in_order() == ["B"]
+    board.backlog.complete("B")
+    assert board.claim().id == held.id == "A"
+
+
+def test_listing_filters_and_follows_the_order_of_claims(board: Board) -> None:
+    board.cards("A", "B", phase="M1")
+    board.cards("C", priority=3, depends_on=["A"])
+    board.cards("D", phase="M2", priority=-1)
+    board.backlog.block("B")
+
+    def ids(**options: Any) -> list[str]:
+        return [card.id for card in board.backlog.list(**options)]
+
+    assert ids() == ["C", "A", "B", "D"]
+    assert ids(status="ready") == ["C", "A", "D"]
+    assert ids(status="blocked", phase="M1") == ["B"]
+    assert ids(phase="M2") == ["D"]
+    assert ids(ready_only=True) == ["A", "D"]
+    assert ids(ready_only=True, status="blocked") == []
+    assert ids(limit=2) == ["C", "A"]
+    with pytest.raises(InvalidArgument, match="'open' is no status"):
+        ids(status="open")
+    with pytest.raises(InvalidArgument, match="limit"):
+        ids(limit=0)
+
+
+def test_stats_count_and_tell_ages(board: Board) -> None:
+    empty = board.backlog.stats()
+    assert (empty.oldest_ready_age_seconds, sum(empty.counts.values())) == (None, 0)
+    board.cards("A", "B", "C", "D")
+    board.backlog.create("E", "gated", depends_on=["B"])
+    board.backlog.complete("A")
+    board.backlog.block("B")
+    board.claim(ttl=timedelta(seconds=5), card_id="C")
+    board.later(seconds=6)
+    assert board.backlog.stats().to_dict() == {
+        "counts": {"ready": 2, "claimed": 1, "blocked": 1, "done": 1, "dead_lettered": 0},
+        "total": 5,
+        "claimable": 1,
+        "oldest_ready_age_seconds": 7.0,
+        "expired_claims": 1,
+    }
+
+
+def test_cards_of_the_same_moment_have_an_order(board: Board) -> None:
+    for card_id in ("b", "a", "B"):
+        board.backlog.create(card_id, card_id)
+    assert board.backlog.get("b").created_at == T0
+    assert board.claimed_in_order() == ["B", "a", "b"]

@@ -1,0 +1,137 @@
+"""Many at once on Postgres: rivals get the next card, no two links close a cycle, one creation counts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from squid_dagster.backlog import Backlog, Card
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.errors import InvalidTransition
+from tests.backlog.contract import Board
+from tests.journal.contract import at_once, raw, wait_for_a_lock
+
+
+@contextmanager
+def holding(storage: PostgresStorage, statement: LiteralString) -> Iterator[psycopg.Connection[Any]]:
+    """Hold the locks of a statement, as somebody does who is in the middle of a command."""
+    with raw(storage, autocommit=False) as connection:
+        connection.execute(statement)
+        yield connection
+
+
+def test_a_rival_gets_the_next_card_and_not_nothing(postgres_board: Board) -> None:
+    # given two cards, the better one of which somebody is about to take
+    postgres_board.cards("A", "B")
+    with holding(postgres_board.storage, "SELECT FROM backlog WHERE id = 'A' FOR UPDATE"):  # type: ignore[arg-type]
+        # when another one claims, then it waits for nobody
+        assert postgres_board.claim().id == "B"
+        assert postgres_board.backlog.claim("w") is None
+    assert postgres_board.claim().id == "A"
+    postgres_board.check()
+
+
+def test_eight_claimers_get_eight_cards(postgres_board: Board) -> None:
+    postgres_board.cards(*(f"c{number}" for number in range(8)))
+
+    def claim() -> Card | None:
+        return Backlog(postgres_board.storage).claim("w")
+
+    found = at_once([claim] * 8)
+    assert sorted(card.id for card in found if card is not None) == [f"c{number}" for number in range(8)]
+    postgres_board.check()
+
+
+def test_claims_by_id_wait_for_each_other_and_one_gets_it(postgres_board: Board) -> None:
+    postgres_board.cards("A")
+    found = at_once([lambda: postgres_board.backlog.claim("w", card_id="A")] * 6)
+    assert [card.attempts for card in found if card is not None] == [1]
+    postgres_board.check()
+
+
+@pytest.mark.parametrize("_", range(5))
+def test_two_links_that_race_never_close_a_cycle(postgres_board: Board, _: int) -> None:
+    # given three cards
+    postgres_board.cards("A", "B", "C")
+    postgres_board.backlog.link("B", "C")
+
+    def link(card_id: str, depends_on: str) -> Callable[[], bool]:
+        def call() -> bool:
+            try:
+                postgres_board.backlog.link(card_id, depends_on)
+            except InvalidTransition:
+                return False
+            return True
+
+        return call
+
+    # when links that make a cycle together are made at once, then one of them is refused
+    made = at_once([link("A", "B"), link("C", "A")])
+    assert sorted(made) == [False, True]
+    postgres_board.check()
+
+
+def test_a_link_that_waits_sees_what_the_first_one_made(postgres_board: Board) -> None:
+    postgres_board.cards("A", "B")
+    storage = postgres_board.storage
+    assert isinstance(storage, PostgresStorage)
+    # given somebody who holds up everybody that changes links
+    with holding(storage, "SELECT lock_cards(0, '{}', NULL, NULL, true, false)") as held:
+
+        def link(card_id: str, depends_on: str) -> Callable[[], str]:
+            def call() -> str:
+                try:
+                    postgres_board.backlog.link(card_id, depends_on)
+                except InvalidTransition as error:
+                    return str(error)
+                return "linked"
+
+            return call
+
+        def let_go() -> str:
+            wait_for_a_lock(storage, 2)
+            held.rollback()
+            return "let go"
+
+        found = at_once([link("A", "B"), link("B", "A"), let_go])
+    assert sorted(each == "linked" for each in found) == [False, False, True]
+    assert any("closes the cycle" in each for each in found)
+    postgres_board.check()
+
+
+def test_creating_the_same_card_many_times_at_once_makes_it_once(postgres_board: Board) -> None:
+    by_id = at_once([lambda: postgres_board.backlog.create("A", "x")] * 6)
+    assert set(by_id) == {postgres_board.backlog.get("A")}
+    create = partial(postgres_board.backlog.create, title="x", idempotency_key="k")
+    by_key = at_once([partial(create, f"B{number}") for number in range(6)])
+    assert len({card.id for card in by_key}) == 1
+    assert postgres_board.revision() == 2
+    postgres_board.check()
+
+
+def test_cards_that_are_completed_at_once_free_the_one_that_waits_for_both(postgres_board: Board) -> None:
+    postgres_board.cards("A", "B", "C")
+    postgres_board.cards("D", "E", depends_on=["A", "B", "C"])
+    at_once([partial(postgres_board.backlog.complete, card_id) for card_id in ("A", "B", "C")])
+    assert [card.id for card in postgres_board.backlog.list(ready_only=True)] == ["D", "E"]
+    postgres_board.check()
+
+
+def test_links_and_completions_at_once_count_right(postgres_board: Board) -> None:
+    for number in range(5):
+        names = [f"{letter}{number}" for letter in "ABC"]
+        postgres_board.cards(*names)
+        first, second, third = names
+        backlog = postgres_board.backlog
+        calls: list[Callable[[], object]] = [
+            partial(backlog.link, first, second),
+            partial(backlog.complete, second),
+            partial(backlog.create, f"D{number}", "x", depends_on=[second, third]),
+            partial(backlog.complete, third),
+            partial(backlog.claim, "w"),
+        ]
+        at_once(calls)
+        postgres_board.check()
