@@ -9,4 +9,4 @@ import dagster as dg
 import assets
 import sensors
 
-defs = dg.Definitions.merge(dg.Definitions(assets=assets.ASSETS), sensors.defs)
+defs = dg.Definitions.merge(assets.defs, sensors.defs)

@@ -15,22 +15,32 @@ from squid_dagster.plugin.definitions import squid_definitions
 from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job
 from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
 from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.projections import (
+    SparkResource,
+    WarehouseResource,
+    build_projection_assets,
+    projection_definitions,
+)
 from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule
 from squid_dagster.plugin.resource import SquidResource
 
 __all__ = [
     "AttentionItem",
     "DrainConfig",
+    "SparkResource",
     "SquidComponent",
     "SquidResource",
+    "WarehouseResource",
     "build_attention_sensor",
     "build_command_jobs",
     "build_cron_schedules",
     "build_dispatch_job",
     "build_dispatch_sensor",
     "build_external_sensor",
+    "build_projection_assets",
     "build_recovery_job",
     "build_recovery_schedule",
+    "projection_definitions",
     "squid_definitions",
 ]
 

@@ -1,7 +1,8 @@
 """`squid_definitions`: everything that a code location needs to show and drive the journal, in one call.
 
-It brings jobs, sensors, schedules and the resource `squid`, and nothing else: no executor, no logger, no assets. So it
-merges into any project. Whoever wants less, or other settings than these, puts the `build_*` functions together.
+It brings jobs, sensors, schedules and the resource `squid`, with a warehouse its assets too, and nothing else: no
+executor, no logger. So it merges into any project. Whoever wants less, or other settings than these, puts the `build_*`
+functions together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
 from squid_dagster.plugin.events import Policy
 from squid_dagster.plugin.external import build_external_sensor
 from squid_dagster.plugin.names import RESOURCE, START_JOB
+from squid_dagster.plugin.projections import SparkResource, WarehouseResource, projection_definitions
 from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
@@ -50,13 +52,16 @@ def squid_definitions(
     external_jobs: Sequence[Any] = (),
     external_assets: Sequence[Any] | None = None,
     code_version: str | None = None,
+    warehouse: WarehouseResource | None = None,
+    spark: SparkResource | None = None,
 ) -> dg.Definitions:
     """Give jobs, sensors and schedules for these workflows, and the resource `squid`, to be merged into a project.
 
     `workflows` are workflows, modules or names of modules; those of `resource.workflow_modules` come in addition.
     `resource` is the journal; None: the one that the environment names, else the embedded server. `drain` says how
     drain runs work, `events` what they log of it. `external_jobs` and `external_assets` are what steps that are done in
-    Dagster may name. The other parameters are those of the `build_*` functions, which say more about them.
+    Dagster may name. With a `warehouse`, or with `spark`, the assets that Spark makes of the journal come in addition
+    (`projection_definitions`). The other parameters are those of the `build_*` functions, which say more about them.
 
     The project must have the resources that steps ask for by annotation: one that is missing fails when it loads.
 
@@ -101,12 +106,15 @@ def squid_definitions(
         sensors.append(
             build_external_sensor(workflows=known, jobs=external_jobs, assets=external_assets, queues=served)
         )
-    return dg.Definitions(
+    found = dg.Definitions(
         jobs=[dispatch, recovery, *commands],
         sensors=sensors,
         schedules=[build_recovery_schedule(job=recovery), *build_cron_schedules(workflows=known, job=start)],
         resources={RESOURCE: journal},
     )
+    if warehouse is None and spark is None:
+        return found
+    return dg.Definitions.merge(found, projection_definitions(spark=spark, warehouse=warehouse))
 
 
 def _listed(workflows: Given | Iterable[Given]) -> tuple[Workflow | Definition | str, ...]:

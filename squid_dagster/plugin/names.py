@@ -1,6 +1,8 @@
 """The names by which the plugin's parts are known in Dagster: resource, jobs, sensors, schedules and tags."""
 
 RESOURCE = "squid"
+SPARK_RESOURCE = "spark"
+WAREHOUSE_RESOURCE = "squid_warehouse"
 
 DISPATCH_JOB = "squid_dispatch"
 RECOVERY_JOB = "squid_recovery"
@@ -11,12 +13,14 @@ RESUME_JOB = "squid_resume"
 CANCEL_JOB = "squid_cancel"
 REPLAY_JOB = "squid_replay"
 RETRY_JOB = "squid_retry"
+PROJECTIONS_JOB = "squid_projections"
 
 DISPATCH_SENSOR = "squid_dispatch_sensor"
 ATTENTION_SENSOR = "squid_attention_sensor"
 EXTERNAL_SENSOR = "squid_external_sensor"
 
 RECOVERY_SCHEDULE = "squid_recovery_schedule"
+PROJECTIONS_SCHEDULE = "squid_projections_schedule"
 CRON_SCHEDULE = "squid_cron_{workflow}_{trigger}"
 
 RUN_ID_TAG = "squid/run_id"
@@ -30,6 +34,7 @@ AGENT_DISPATCH = "dispatch"
 AGENT_RECOVERY = "recovery"
 AGENT_COMMAND = "command"
 AGENT_EXTERNAL = "external"
+AGENT_PROJECTIONS = "projections"
 
 MAX_RETRIES_TAG = "dagster/max_retries"
 MAX_RUNTIME_TAG = "dagster/max_runtime"

@@ -14,6 +14,9 @@ from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.spark.credentials import Location
 
 _SETTINGS = ("connect_timeout=10", "application_name=squid_spark")
+# All of our columns are of types that every Postgres has. Asked for others too, the driver reads the whole catalog
+# whenever it connects: a second for some hundred schemas, and a connection is made for each partition.
+_DRIVER_OPTIONS = {"adbc.postgresql.type_resolver_mode": "builtin"}
 _PARTS = re.compile(r"[:@=&?/]")
 _MISSING = ("42P01", "42883", "3F000")  # no such table, function, schema
 
@@ -28,7 +31,7 @@ def connected(location: Location, schema: str) -> Iterator[Any]:
     """
     url = location.read()
     try:
-        with dbapi.connect(_uri(url), autocommit=True) as connection, connection.cursor() as cursor:
+        with dbapi.connect(_uri(url), _DRIVER_OPTIONS, autocommit=True) as connection, connection.cursor() as cursor:
             yield cursor
     except AdbcError as error:
         raise StorageUnavailable(_explained(error, url, schema)) from None

@@ -5,13 +5,17 @@ batches come in. That is grouped execution in one stream: a call of Python per r
 a group handed over whole would have to fit into memory.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC
 from itertools import groupby, islice
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.reading import read_entries
 from squid_dagster.protocol.entries import Entry
@@ -23,8 +27,11 @@ COLUMNS = ("thread", "seq", "position", "type", "run_id", "occurred_at", "data",
 """What a fold needs of each entry, in the order in which `read_entries` takes it."""
 
 _ROWS_PER_BATCH = 1_000
+_ALLOCATIONS_PER_COLLECTION = 100_000
 
 RowMaker = Callable[[str | None, Iterable[Entry]], Row]
+Groups = Iterator[tuple[str | None, Iterator[Entry]]]
+"""Runs one after another, by id, each with its entries by position; one group without an id for those of no run."""
 
 
 def fold_runs(entries: DataFrame, partitions: int) -> DataFrame:
@@ -44,29 +51,66 @@ def fold_runs_with_views(entries: DataFrame, partitions: int) -> DataFrame:
     return _folded(entries, partitions, _row_with_views)
 
 
-def _folded(entries: DataFrame, partitions: int, make: RowMaker) -> DataFrame:
+def map_runs(
+    entries: DataFrame, partitions: int, work: Callable[[Groups], Iterator[Row]], schema: StructType
+) -> DataFrame:
+    """Bring entries together by run, and let `work` make rows of all runs of a task, in Spark's workers.
+
+    `entries` must hold whole runs, in the columns of `COLUMNS`. Groups come as a stream: one that is passed by is gone.
+
+    Raises:
+        InvalidArgument: a column is missing, or there is no task to do it.
+    """
     if missing := [name for name in COLUMNS if name not in entries.columns]:
         raise InvalidArgument(f"a fold needs the column {missing[0]!r}: read the journal with {', '.join(COLUMNS)}")
     if partitions < 1:
         raise InvalidArgument(f"partitions is {partitions}: a fold needs a task to do it, from 1 on")
     grouped = entries.select(*COLUMNS).repartition(partitions, "run_id").sortWithinPartitions("run_id", "position")
-    target = to_arrow_schema(UNIT_SCHEMA, timezone="UTC")
+    target = to_arrow_schema(schema, timezone="UTC")
 
     def fold(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = (
-            make(run_id, (entry for _, entry in group))
+        groups: Groups = (
+            (run_id, (entry for _, entry in group))
             for run_id, group in groupby(_entries(batches), key=lambda pair: pair[0])
         )
-        yield from _batches(rows, target)
+        with _collected_seldom():
+            yield from _batches(work(groups), target)
 
-    return grouped.mapInArrow(fold, UNIT_SCHEMA)
+    return grouped.mapInArrow(fold, schema)
+
+
+def _folded(entries: DataFrame, partitions: int, make: RowMaker) -> DataFrame:
+    def rows(groups: Groups) -> Iterator[Row]:
+        return (make(run_id, group) for run_id, group in groups)
+
+    return map_runs(entries, partitions, rows, UNIT_SCHEMA)
 
 
 def _entries(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, Entry]]:
     """Read entries from their columns, each with the run that it is stored under."""
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in COLUMNS]
+        columns = [_values(batch.column(name)) for name in COLUMNS]
         yield from zip(columns[COLUMNS.index("run_id")], read_entries(zip(*columns, strict=True)), strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Give a column's values; times in UTC, without the search for their zone that Arrow does for each of them."""
+    if not pa.types.is_timestamp(column.type):
+        found: list[Any] = column.to_pylist()
+        return found
+    naive = column.cast(pa.timestamp(column.type.unit)).to_pylist()
+    return [value if value is None else value.replace(tzinfo=UTC) for value in naive]
+
+
+@contextmanager
+def _collected_seldom() -> Iterator[None]:
+    """Let garbage be looked for more seldom: entries are many, soon gone, and hold no circles; it took a third."""
+    before = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _batches(rows: Iterator[Row], target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -79,24 +123,18 @@ def _history_row(run_id: str | None, entries: Iterable[Entry]) -> Row:
 
 
 def _row_with_views(run_id: str | None, entries: Iterable[Entry]) -> Row:
-    whole = list(entries)
-    return {**_history_row(run_id, whole), "views": _views(run_id, whole)}
-
-
-def _views(run_id: str | None, entries: list[Entry]) -> dict[str, Any]:
     # Only here: whoever wants no views need not wait for the database's packages in every worker.
     from squid_dagster.journal.postgres.refold import ViewRows
     from squid_dagster.journal.postgres.rows import to_text
 
     found = ViewRows()
     if run_id is None:
-        found.add_loose(entries)
+        loose = list(entries)
+        row = loose_row(loose)
+        found.add_loose(loose)
     else:
-        found.add_run(run_id, entries)
-    return {
-        "runs": to_text(found.runs),
-        "attempts": to_text(found.attempts),
-        "children": to_text(found.children),
-        "queues": to_text(found.queues),
-        "anomalies": to_text(found.anomalies),
-    }
+        folded = fold_run(entries)
+        row = unit_row(run_id, folded)
+        found.add_unit(run_id, folded.unit, folded.first_position)
+    tables = ("runs", "attempts", "children", "queues", "anomalies")
+    return {**row, "views": {table: to_text(getattr(found, table)) for table in tables}}

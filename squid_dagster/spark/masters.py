@@ -9,9 +9,10 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.errors import SparkUnavailable
 
 CONNECT_PORT, STANDALONE_PORT = 15002, 7077
+OLDEST = (4, 1)  # of Spark: filters reach Python data sources from here on
 _ANSWER_SECONDS = 5.0
 _LOCAL = re.compile(r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?")
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\]")
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:(?P<port>\d{1,5}))?")
 _LOOPBACK = ("localhost", "127.", "::1")
 
@@ -86,6 +87,55 @@ def check_reachable(master: Master) -> None:
         raise SparkUnavailable(
             f"no Spark master answers ({'; '.join(reasons)}): start it, or set spark_master to local[*]"
         )
+
+
+def check_connect(master: Master) -> None:
+    """Make sure that we can speak Spark Connect, and that somebody there does too. Sends nothing but a greeting.
+
+    Raises:
+        InvalidArgument: what follows the port in `spark_master` cannot be understood; it is not shown, for its token.
+        SparkUnavailable: packages are missing here, or whoever listens there does not speak gRPC.
+    """
+    try:
+        from pyspark.sql.connect.utils import check_dependencies
+
+        check_dependencies()
+    except ImportError as error:
+        raise SparkUnavailable(
+            f"Spark Connect needs packages that are not here ({_first_line(error)}): pip install 'pyspark[connect]'"
+        ) from None
+    import grpc  # type: ignore[import-untyped]
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    try:
+        channel = DefaultChannelBuilder(master.text).toChannel()
+    except ValueError:
+        raise InvalidArgument(
+            f"spark_master says something behind sc://{master.shown} that cannot be understood: "
+            "use sc://host:15002, or sc://host:15002/;token=...;use_ssl=true"
+        ) from None
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_ANSWER_SECONDS)
+    except grpc.FutureTimeoutError:
+        raise SparkUnavailable(
+            f"whoever listens at {master.shown} does not speak Spark Connect (gRPC): look at the port of the server, "
+            "and at use_ssl"
+        ) from None
+    finally:
+        channel.close()
+
+
+def check_version(found: str, master: Master) -> None:
+    """Raise `SparkUnavailable` for a server that is too old to know Python data sources as they are here."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+    if numbers < OLDEST:
+        raise SparkUnavailable(
+            f"Spark at {master.shown} is {found}: the journal needs Spark {'.'.join(map(str, OLDEST))} or newer"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _place(text: str, port: int) -> tuple[str, int]:

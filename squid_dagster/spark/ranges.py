@@ -33,7 +33,7 @@ _TOUCHED_RUNS = sql.SQL("""position <= {upto} AND run_id = ANY (ARRAY(
          WHERE touched.position > {after} AND touched.position <= {upto} AND touched.run_id IS NOT NULL
            AND (hashtext(touched.run_id) & 2147483647) % {parts} = {part}))""")
 # journal_entries_loose
-_LOOSE = sql.SQL("position <= {upto} AND run_id IS NULL")
+_LOOSE = sql.SQL("position <= {upto} AND run_id IS NULL AND starts_with(thread, 'squid:dispatch:')")
 
 
 class Bounds(NamedTuple):

@@ -3,16 +3,21 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkContext, __version__
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from squid_dagster.spark.errors import SparkUnavailable
 from squid_dagster.spark.java import use_java
-from squid_dagster.spark.masters import Kind, Master, check_reachable, parse_master
+from squid_dagster.spark.masters import Kind, Master, check_connect, check_reachable, check_version, parse_master
 from squid_dagster.spark.source import JournalSource
 
 DEFAULT_MASTER = "local[*]"
 _LOOPBACK = "127.0.0.1"
+_SAID_CHARACTERS = 300  # of what Spark says when it refuses: a trace of hundreds of lines follows
 
 
 def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -50,12 +55,14 @@ def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
 
     Raises:
         InvalidArgument: a master of no known kind.
-        SparkUnavailable: nobody answers there.
+        SparkUnavailable: nobody answers there, or does not speak Spark Connect where it should.
         JavaMissing: Java is needed here, and there is none.
     """
     master = parse_master(spark_master)
     check_reachable(master)
-    if master.kind is not Kind.CONNECT:
+    if master.kind is Kind.CONNECT:
+        check_connect(master)
+    else:
         use_java()
         # Read from the environment of the JVM alone: as settings they come too late for the planning of queries.
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -70,15 +77,23 @@ def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
 
     Raises:
         InvalidArgument, SparkUnavailable, JavaMissing: as `prepare`.
-        SparkUnavailable: this process has a session on another master: stop it first.
+        SparkUnavailable: this process has a session on another master: stop it first; or the master refuses us.
     """
+    there = _refuse_other_master(parse_master(spark_master))
     master = prepare(spark_master)
-    _refuse_other_master(master)
     builder = SparkSession.builder
     for name, value in spark_config(spark_master, settings).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    register(session)
+    try:
+        session = builder.getOrCreate()
+        check_version(session.version, master)
+        register(session)
+    except (PySparkException, Py4JError, SparkUnavailable) as error:
+        if there is None:
+            _forget(master)
+        if isinstance(error, SparkUnavailable):
+            raise
+        raise SparkUnavailable(_refusal(master, error)) from error
     return session
 
 
@@ -87,11 +102,44 @@ def register(session: SparkSession) -> None:
     session.dataSource.register(JournalSource)
 
 
-def _refuse_other_master(master: Master) -> None:
-    active = SparkSession.getActiveSession() if master.kind is not Kind.CONNECT else None
-    there = active.conf.get("spark.master", None) if active is not None else None
-    if there is not None and there != master.text:
+def _refuse_other_master(master: Master) -> str | None:
+    """Give the master of the session that this process has, if any; raises `SparkUnavailable` for another one."""
+    there = _current_master()
+    if there is not None and there != (master.shown if master.kind is Kind.CONNECT else master.text):
         raise SparkUnavailable(
             f"this process has a Spark session on {there}, and one process has one master: "
             f"stop it before a session on {master.shown}"
         )
+    return there
+
+
+def _current_master() -> str | None:
+    """Give the master of the session that this process has, if any; of a Connect server, its host and port."""
+    try:
+        there = SparkSession.active()
+    except PySparkRuntimeError:  # there is none
+        return None
+    if isinstance(there, SparkSession):
+        return there.conf.get("spark.master", None)
+    endpoint: str = there.client._builder.endpoint
+    return endpoint
+
+
+def _forget(master: Master) -> None:
+    """Take away what is left of a session that did not come to be; it would be given to whoever asks for the next."""
+    with suppress(PySparkException, Py4JError):
+        if master.kind is Kind.CONNECT:
+            SparkSession.active().stop()
+        elif (context := SparkContext._active_spark_context) is not None:
+            context.stop()
+
+
+def _refusal(master: Master, error: Exception) -> str:
+    why = " ".join(str(error).split())[:_SAID_CHARACTERS] or type(error).__name__
+    if master.kind is not Kind.STANDALONE:
+        return f"Spark at {master.shown} does not give us a session: {why}"
+    # It says no more than that it has stopped: a master of another version answers nothing that can be understood.
+    return (
+        f"the master at {master.shown} did not take us in: it must be a standalone master of Spark {__version__}, "
+        f"as pyspark is here, and be able to reach this machine. Its log says more; Spark said: {why}"
+    )

@@ -6,6 +6,7 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DateType,
     LongType,
     StringType,
     StructField,
@@ -61,34 +62,57 @@ UNIT_SCHEMA = StructType(
 """A folded run, as `folds.fold_runs` gives it; a row without a run id stands for the facts that belong to no run."""
 
 
-def run_index(units: DataFrame) -> DataFrame:
-    """Give the runs that can be found under their workflow: run_id, workflow, queue, indexed_at."""
-    return units.where("indexed IS NOT NULL").select("run_id", "indexed.*")
+STAGE_SCHEMA = StructType(
+    [
+        *(each for each in UNIT_SCHEMA if each.name != "views"),
+        StructField("day", DateType()),
+        StructField("latest", TimestampType()),
+    ]
+)
+"""A folded run as the warehouse keeps it, with the day of its start and the time at which an attempt last changed."""
+
+# Whatever zone a session is in: days are days of UTC.
+_DAY = "date_from_unix_date(cast(floor(unix_micros(run.started_at) / 86400000000) AS int))"
 
 
-def run_catalog(units: DataFrame) -> DataFrame:
+def staged(units: DataFrame) -> DataFrame:
+    """Give folded runs in the columns of `STAGE_SCHEMA`; a run without a start has no day."""
+    dated = units.drop("views").withColumn("day", f.expr(_DAY))
+    return dated.withColumn("latest", f.expr("array_max(attempts.last_at)"))
+
+
+def run_index(units: DataFrame, *keep: str) -> DataFrame:
+    """Give the runs that can be found under their workflow: run_id, workflow, queue, indexed_at.
+
+    Of the columns beside what was folded, each table has those that are to be kept, at its end.
+    """
+    return units.where("indexed IS NOT NULL").select("run_id", "indexed.*", *keep)
+
+
+def run_catalog(units: DataFrame, *keep: str) -> DataFrame:
     """Give the runs that can be found among all: run_id, workflow, queue, indexed_at."""
-    return units.where("cataloged IS NOT NULL").select("run_id", "cataloged.*")
+    return units.where("cataloged IS NOT NULL").select("run_id", "cataloged.*", *keep)
 
 
-def run_history(units: DataFrame) -> DataFrame:
+def run_history(units: DataFrame, *keep: str) -> DataFrame:
     """Give a row for each run that any fact names, with what its facts say of it."""
-    return units.where("run_id IS NOT NULL").select("run_id", "first_position", "last_position", "entries", "run.*")
+    named = units.where("run_id IS NOT NULL")
+    return named.select("run_id", "first_position", "last_position", "entries", "run.*", *keep)
 
 
-def attempt_history(units: DataFrame) -> DataFrame:
+def attempt_history(units: DataFrame, *keep: str) -> DataFrame:
     """Give a row for each attempt; one that was planned and never scheduled has no status."""
-    return _exploded(units, "attempts")
+    return _exploded(units, "attempts", keep)
 
 
-def child_links(units: DataFrame) -> DataFrame:
+def child_links(units: DataFrame, *keep: str) -> DataFrame:
     """Give a row for each linked child."""
-    return _exploded(units, "children")
+    return _exploded(units, "children", keep)
 
 
-def anomalies(units: DataFrame) -> DataFrame:
+def anomalies(units: DataFrame, *keep: str) -> DataFrame:
     """Give a row for each anomaly, also of facts that belong to no run."""
-    return units.select(f.explode("anomalies").alias("one")).select("one.*")
+    return units.select(f.explode("anomalies").alias("one"), *keep).select("one.*", *keep)
 
 
 def queues(units: DataFrame) -> DataFrame:
@@ -96,5 +120,6 @@ def queues(units: DataFrame) -> DataFrame:
     return units.where("run_id IS NULL").select(f.explode("queues").alias("one")).select("one.*")
 
 
-def _exploded(units: DataFrame, column: str) -> DataFrame:
-    return units.where("run_id IS NOT NULL").select("run_id", f.explode(column).alias("one")).select("run_id", "one.*")
+def _exploded(units: DataFrame, column: str, keep: tuple[str, ...]) -> DataFrame:
+    named = units.where("run_id IS NOT NULL")
+    return named.select("run_id", f.explode(column).alias("one"), *keep).select("run_id", "one.*", *keep)

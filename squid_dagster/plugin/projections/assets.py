@@ -1,0 +1,178 @@
+"""The assets of the warehouse: `squid/folded_runs` and the six tables that are cut from it.
+
+One op materializes both histories: they have the same days, and one run of it brings any number of days up to date.
+"""
+
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.projections.metadata import part_metadata
+from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
+from squid_dagster.plugin.projections.specs import (
+    GROUP,
+    HISTORY_TABLES,
+    JOURNAL,
+    KINDS,
+    STAGE,
+    STAGE_TABLE,
+    TABLES,
+    Table,
+    key_of,
+)
+from squid_dagster.plugin.resource import SquidResource
+
+DEFAULT_HISTORY_START = "2026-01-01"
+HISTORY_OP = "squid_histories"
+_DATA_VERSION = "dagster/data_version"
+
+
+class ProjectionConfig(dg.Config):
+    """How a table is refreshed."""
+
+    full: bool = Field(
+        default=False,
+        description="Make everything anew, instead of what has changed since the last time. The result is the same.",
+    )
+
+
+def build_projection_assets(*, history_start: date | str = DEFAULT_HISTORY_START) -> list[dg.AssetsDefinition]:
+    """Build the assets of the warehouse. They need the resources `squid`, `spark` and `squid_warehouse`.
+
+    `history_start` is the first day that Dagster knows as a partition of the histories; runs that started before it
+    are in the tables all the same.
+
+    Raises:
+        dagster.DagsterInvariantViolationError: `history_start` is no date.
+    """
+    start = history_start if isinstance(history_start, str) else history_start.isoformat()
+    days = dg.DailyPartitionsDefinition(start_date=start, end_offset=1)
+    return [_stage_asset(), *(_table_asset(table) for table in TABLES), _history_assets(days)]
+
+
+def _stage_asset() -> dg.AssetsDefinition:
+    @dg.asset(
+        key=key_of(STAGE),
+        deps=[key_of(JOURNAL)],
+        group_name=GROUP,
+        kinds={*KINDS, "postgres"},
+        description=STAGE_TABLE.description,
+    )
+    def folded_runs(
+        context: dg.AssetExecutionContext,
+        config: ProjectionConfig,
+        squid: SquidResource,
+        spark: SparkResource,
+        squid_warehouse: WarehouseResource,
+    ) -> dg.MaterializeResult[None]:
+        from squid_dagster.plugin.projections.work import projecting
+
+        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+            done = op.stage(full=config.full)
+            return _result(STAGE, done, op.metadata(done))
+
+    return folded_runs
+
+
+def _table_asset(table: Table) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=key_of(table.name),
+        deps=[key_of(STAGE)],
+        group_name=GROUP,
+        kinds=KINDS,
+        description=table.description,
+    )
+    def cut(
+        context: dg.AssetExecutionContext,
+        config: ProjectionConfig,
+        squid: SquidResource,
+        spark: SparkResource,
+        squid_warehouse: WarehouseResource,
+    ) -> dg.MaterializeResult[None]:
+        from squid_dagster.plugin.projections.work import projecting
+
+        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+            done = op.table(table.name, full=config.full)
+            return _result(table.name, done, op.metadata(done))
+
+    return cut
+
+
+def _history_assets(days: dg.DailyPartitionsDefinition) -> dg.AssetsDefinition:
+    specs = [
+        dg.AssetSpec(
+            key_of(table.name),
+            deps=[key_of(STAGE)],
+            group_name=GROUP,
+            kinds=KINDS,
+            description=table.description,
+            partitions_def=days,
+        )
+        for table in HISTORY_TABLES
+    ]
+
+    @dg.multi_asset(
+        name=HISTORY_OP,
+        specs=specs,
+        can_subset=True,
+        partitions_def=days,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def histories(
+        context: dg.AssetExecutionContext,
+        config: ProjectionConfig,
+        squid: SquidResource,
+        spark: SparkResource,
+        squid_warehouse: WarehouseResource,
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        from squid_dagster.plugin.projections.work import projecting
+
+        chosen = [table.name for table in HISTORY_TABLES if key_of(table.name) in context.selected_asset_keys]
+        asked = _days(context)
+        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+            for done in op.histories(chosen, full=config.full, days=asked):
+                if asked:
+                    _tell_asked(context, done, asked)
+                else:
+                    _log_written(context, done, days)
+                yield _result(done.table, done, op.metadata(done, asked))
+
+    return histories
+
+
+def _days(context: dg.AssetExecutionContext) -> list[date]:
+    """Give the days that a run is for; none means that it brings up to date whatever has changed."""
+    if not (context.has_partition_key or context.has_partition_key_range):
+        return []
+    return [date.fromisoformat(name) for name in context.partition_keys]
+
+
+def _tell_asked(context: dg.AssetExecutionContext, done: Any, asked: list[date]) -> None:
+    """Give each day of a run for days its own figures."""
+    for day in asked:
+        context.add_asset_metadata(
+            part_metadata(done, day.isoformat()), asset_key=key_of(done.table), partition_key=day.isoformat()
+        )
+
+
+def _log_written(context: dg.AssetExecutionContext, done: Any, days: dg.DailyPartitionsDefinition) -> None:
+    """Tell Dagster of the days that a run without days has written: they are not its partitions."""
+    for name in done.days:
+        if days.has_partition_key(name):
+            context.log_event(
+                dg.AssetMaterialization(
+                    key_of(done.table),
+                    partition=name,
+                    metadata=part_metadata(done, name),
+                    tags={_DATA_VERSION: str(done.manifest.parts[name].covered)},
+                )
+            )
+
+
+def _result(name: str, done: Any, metadata: dict[str, dg.MetadataValue]) -> dg.MaterializeResult[None]:
+    version = dg.DataVersion(str(done.manifest.covered))
+    return dg.MaterializeResult(key_of(name), metadata=metadata, data_version=version)

@@ -1,0 +1,108 @@
+"""The checks of the journal as asset checks: one op for all four, since one pass over the journal serves them.
+
+Spark is imported when the op runs, so that a location loads without it.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.markdown import table
+from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
+from squid_dagster.plugin.projections.specs import JOURNAL, key_of
+from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.spark.findings import Check, Finding
+
+CHECKS_OP = "squid_journal_checks"
+DEFAULT_GRACE_MINUTES = 10.0
+
+_ASSETS = {
+    Check.VIEWS: "run_index",
+    Check.LISTED: "run_catalog",
+    Check.SEQUENCES: JOURNAL,
+    Check.ANOMALIES: "journal_anomalies",
+}
+_DESCRIPTIONS = {
+    Check.VIEWS: "Every row of the live views equals what Spark folds from the journal. Writers at work do not matter.",
+    Check.LISTED: "Every run that has started is in the index and in the catalog, and whatever is listed has started.",
+    Check.SEQUENCES: "Every thread's sequence is 1 to its revision, without a gap and without a number that is twice.",
+    Check.ANOMALIES: "There is no anomaly that was not there at the last check. What was there is kept in the "
+    "warehouse; where that is lost, all anomalies are new once.",
+}
+
+
+def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> dg.AssetChecksDefinition:
+    """Build the checks on `squid/journal`, `squid/run_index`, `squid/run_catalog` and `squid/journal_anomalies`.
+
+    They need the resources `squid`, `spark` and `squid_warehouse`, and can be run one by one. Each kind of damage turns
+    one of them red, which names the runs and says what to do. `grace_minutes` is the time that a started run may take
+    into index and catalog, which workers and recovery write in batches.
+    """
+    specs = [
+        dg.AssetCheckSpec(check.value, asset=key_of(name), description=_DESCRIPTIONS[check])
+        for check, name in _ASSETS.items()
+    ]
+
+    @dg.multi_asset_check(
+        name=CHECKS_OP,
+        specs=specs,
+        can_subset=True,
+        description="Looks the whole journal over, with Spark, in one pass for all checks.",
+    )
+    def checks(
+        context: dg.AssetCheckExecutionContext,
+        squid: SquidResource,
+        spark: SparkResource,
+        squid_warehouse: WarehouseResource,
+    ) -> Iterator[dg.AssetCheckResult]:
+        from squid_dagster.plugin.projections.journaling import journal_for_spark
+        from squid_dagster.spark.checks import checked
+        from squid_dagster.spark.known import KnownAnomalies
+
+        asked = [check for check in Check if _key(check) in context.selected_asset_check_keys]
+        with explained():
+            house = squid_warehouse.warehouse
+            if Check.ANOMALIES in asked:
+                house.check()  # that nothing can be remembered there is told before any work starts
+        with explained(), journal_for_spark(squid, spark) as (session, storage, location):
+            memory, grace = KnownAnomalies(house.path), timedelta(minutes=grace_minutes)
+            with checked(session, storage, location, memory=memory, checks=asked, grace=grace) as done:
+                for check in asked:
+                    yield check_result(check, done.findings[check], done.cut)
+                # Behind the results: who is stopped before tells the same anomalies again, and not never.
+                done.remember()
+
+    return checks
+
+
+def check_result(check: Check, found: Finding, cut: int) -> dg.AssetCheckResult:
+    """Show what a check found: counts, and the runs in a table. Pure."""
+    metadata: dict[str, Any] = {"squid/cut": cut}
+    metadata |= {f"squid/{name}": count for name, count in found.counts.items()}
+    if found.runs:
+        shown = table(("run", "what is wrong"), [(one.run_id or "", one.what) for one in found.runs])
+        more = f"\n\nand {found.unnamed:,} more" if found.unnamed else ""
+        metadata["squid/runs"] = dg.MetadataValue.md(shown + more)
+    return dg.AssetCheckResult(
+        passed=found.passed,
+        asset_key=key_of(_ASSETS[check]),
+        check_name=check.value,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=_sentence(found),
+        metadata=metadata,
+    )
+
+
+def _sentence(found: Finding) -> str | None:
+    if found.passed:
+        return None
+    named = ", ".join(one.run_id or one.what for one in found.runs)
+    more = f" and {found.unnamed:,} more" if found.unnamed else ""
+    return f"{named}{more}. Remedy: {found.remedy}."
+
+
+def _key(check: Check) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(key_of(_ASSETS[check]), check.value)

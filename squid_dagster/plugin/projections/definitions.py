@@ -1,0 +1,34 @@
+"""`projection_definitions`: the warehouse's assets with their job, schedule and resources, in one call."""
+
+from datetime import date
+
+import dagster as dg
+
+from squid_dagster.plugin.names import SPARK_RESOURCE, WAREHOUSE_RESOURCE
+from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_projection_assets
+from squid_dagster.plugin.projections.journal import build_journal_asset
+from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
+from squid_dagster.plugin.projections.schedule import build_projections_job, build_projections_schedule
+
+
+def projection_definitions(
+    *,
+    spark: SparkResource | None = None,
+    warehouse: WarehouseResource | None = None,
+    history_start: date | str = DEFAULT_HISTORY_START,
+) -> dg.Definitions:
+    """Give the assets of the warehouse, to be merged with `squid_definitions`, which brings the resource `squid`.
+
+    Example:
+        `defs = dg.Definitions.merge(squid_definitions(workflows=[orders]), projection_definitions())`
+    """
+    job = build_projections_job()
+    return dg.Definitions(
+        assets=[build_journal_asset(), *build_projection_assets(history_start=history_start)],
+        jobs=[job],
+        schedules=[build_projections_schedule(job=job)],
+        resources={
+            SPARK_RESOURCE: spark or SparkResource(),
+            WAREHOUSE_RESOURCE: warehouse or WarehouseResource(),
+        },
+    )

@@ -1,0 +1,169 @@
+"""What a materialization of a table tells: how much there is, up to where, what was done, and a summary to look at.
+
+Bounded, because Dagster keeps it for ever.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from squid_dagster.inspection.shown import when
+from squid_dagster.plugin.markdown import picture, table
+from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
+
+if TYPE_CHECKING:
+    # For their names alone: a location is loaded without Spark.
+    from squid_dagster.spark.refresh import TableRefreshed
+    from squid_dagster.spark.warehouse_figures import AttemptFigures, RunFigures, StepFigures
+
+MAX_PARTS = 31
+MAX_ROWS = 20
+
+
+def table_metadata(done: "TableRefreshed", location: str, seconds: float) -> dict[str, dg.MetadataValue]:
+    """Show what a refresh did to a table, and what the table is now. Pure."""
+    manifest = done.manifest
+    return {
+        "dagster/row_count": dg.MetadataValue.int(manifest.rows),
+        "dagster/uri": dg.MetadataValue.text(location),
+        "dagster/column_schema": dg.MetadataValue.table_schema(_columns(manifest.columns)),
+        "squid/covered_position": dg.MetadataValue.int(manifest.covered),
+        "squid/covered_before": dg.MetadataValue.int(done.covered_before),
+        "squid/as_of": dg.MetadataValue.text(when(manifest.as_of) if manifest.as_of else "no fact yet"),
+        "squid/kind": dg.MetadataValue.text(kind_of(done)),
+        "squid/days_written": dg.MetadataValue.int(len(done.days)),
+        "squid/days_open": dg.MetadataValue.int(len(manifest.open_days)),
+        "squid/days_sealed": dg.MetadataValue.int(len(manifest.sealed_days)),
+        "squid/seconds": dg.MetadataValue.float(round(seconds, 3)),
+        "squid/parts": dg.MetadataValue.md(parts_markdown(done)),
+    }
+
+
+def part_metadata(done: "TableRefreshed", name: str) -> dict[str, dg.MetadataValue]:
+    """Show one day of a table. Pure."""
+    part = done.manifest.parts.get(name)
+    return {
+        "dagster/row_count": dg.MetadataValue.int(part.rows if part else 0),
+        "squid/covered_position": dg.MetadataValue.int(part.covered if part else done.manifest.covered),
+        "squid/open_runs": dg.MetadataValue.int(part.open_runs if part else 0),
+        "squid/state": dg.MetadataValue.text("sealed" if part and part.sealed else "open"),
+        "squid/kind": dg.MetadataValue.text(kind_of(done)),
+    }
+
+
+def kind_of(done: "TableRefreshed") -> str:
+    """Say how a table was refreshed."""
+    if done.full:
+        return "full"
+    return "incremental" if done.written else "unchanged"
+
+
+def parts_markdown(done: "TableRefreshed") -> str:
+    """Show the latest days, and the parts that are none. Pure."""
+    manifest, written = done.manifest, set(done.written)
+    told = sorted(manifest.parts)[-MAX_PARTS:]
+    rows = [
+        (
+            name,
+            f"{part.rows:,}",
+            part.open_runs or "",
+            "sealed" if part.sealed else "",
+            part.covered,
+            "yes" if name in written else "",
+        )
+        for name in reversed(told)
+        for part in (manifest.parts[name],)
+    ]
+    shown = table(("day of start", "rows", "open runs", "sealed", "covered position", "written now"), rows)
+    left = len(manifest.parts) - len(told)
+    return shown if not left else f"{shown}\n\n{left} earlier days are left out."
+
+
+def rows_markdown(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
+    """Show rows of a small table. Pure."""
+    names = list(columns)
+    return table(names, [[row[name] for name in names] for row in rows[:MAX_ROWS]])
+
+
+def run_plots(figures: Sequence["RunFigures"]) -> dict[str, dg.MetadataValue]:
+    """Draw throughput and durations of runs. Pure."""
+    labels = _labels([each.start for each in figures])
+    throughput = bars(
+        f"Runs started {_window(figures)}",
+        labels,
+        [
+            Series("completed", [each.completed for each in figures]),
+            Series("ended otherwise", [each.ended - each.completed for each in figures]),
+            Series("open", [each.runs - each.ended for each in figures]),
+        ],
+    )
+    latency = lines(
+        f"From start to end {_window(figures)}",
+        labels,
+        [Series("p50", [each.seconds_p50 for each in figures]), Series("p95", [each.seconds_p95 for each in figures])],
+        " s",
+    )
+    return {
+        "squid/throughput": _drawn("runs by time of start", throughput),
+        "squid/latency": _drawn("duration of runs", latency),
+    }
+
+
+def attempt_plots(figures: Sequence["AttemptFigures"], steps: Sequence["StepFigures"]) -> dict[str, dg.MetadataValue]:
+    """Draw how long attempts waited and worked, and which steps were retried. Pure."""
+    labels = _labels([each.start for each in figures])
+    throughput = bars(
+        f"Attempts scheduled {_window(figures)}", labels, [Series("attempts", [each.attempts for each in figures])]
+    )
+    latency = lines(
+        f"Scheduled to claimed, claimed to settled {_window(figures)}",
+        labels,
+        [
+            Series("waiting p50", [each.waiting_p50 for each in figures]),
+            Series("waiting p95", [each.waiting_p95 for each in figures]),
+            Series("working p50", [each.working_p50 for each in figures]),
+            Series("working p95", [each.working_p95 for each in figures]),
+        ],
+        " s",
+    )
+    retries = ranks(
+        "Retries and takeovers by step",
+        [f"{each.workflow}: {each.step}" for each in steps],
+        [
+            Series("retries", [each.retries for each in steps]),
+            Series("taken over after a lost lease", [each.expiries for each in steps]),
+        ],
+    )
+    return {
+        "squid/throughput": _drawn("attempts by time of scheduling", throughput),
+        "squid/latency": _drawn("waiting and working times", latency),
+        "squid/retries_by_step": _drawn("retries by step", retries),
+    }
+
+
+def _drawn(alt: str, svg: str) -> dg.MetadataValue:
+    return dg.MetadataValue.md(picture(alt, svg))
+
+
+def _window(figures: Sequence[Any]) -> str:
+    if not figures:
+        return ""
+    return f"{figures[0].start:%Y-%m-%d} to {figures[-1].start:%Y-%m-%d}"
+
+
+def _labels(starts: Sequence[Any]) -> list[str]:
+    by_day = all(start.hour == 0 for start in starts)
+    return [start.strftime("%m-%d" if by_day else "%d. %H:00") for start in starts]
+
+
+def _columns(schema: str) -> dg.TableSchema:
+    fields = json.loads(schema)["fields"]
+    return dg.TableSchema(
+        [dg.TableColumn(field["name"], _type(field["type"])) for field in fields]  # types as Spark names them
+    )
+
+
+def _type(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind["type"])

@@ -1,0 +1,73 @@
+"""The job `squid_rebuild_views`: the live views made anew from the journal by Spark, while work goes on."""
+
+import dagster as dg
+from pydantic import Field
+
+from squid_dagster.journal.postgres.rebuild import Rebuilt
+from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.markdown import table
+from squid_dagster.plugin.names import AGENT_PROJECTIONS, job_tags
+from squid_dagster.plugin.projections.resources import SparkResource
+from squid_dagster.plugin.resource import SquidResource
+
+REBUILD_VIEWS_JOB = "squid_rebuild_views"
+REBUILD_VIEWS_OP = "squid_restore_views"
+
+
+class RebuildViewsConfig(dg.Config):
+    """How the views are made anew."""
+
+    partitions: int | None = Field(
+        default=None, ge=1, description="By how many tasks the runs are folded. None: by as many as the journal needs."
+    )
+
+
+def build_rebuild_views_job() -> dg.JobDefinition:
+    """Build the job `squid_rebuild_views`. Its one op needs the resources `squid` and `spark`.
+
+    It restores views that were dropped, emptied or changed. Who writes meanwhile waits for the swap at most; where a
+    view is missing, until it is back.
+    """
+
+    @dg.op(name=REBUILD_VIEWS_OP, out=dg.Out(dg.Nothing), description="Make the live views anew from the journal.")
+    def restore(
+        context: dg.OpExecutionContext, config: RebuildViewsConfig, squid: SquidResource, spark: SparkResource
+    ) -> None:
+        from squid_dagster.plugin.projections.journaling import journal_for_spark
+        from squid_dagster.spark.views import restore_views
+
+        with explained(), journal_for_spark(squid, spark) as (session, storage, location):
+            done = restore_views(session, storage, location, partitions=config.partitions)
+        context.log.info(
+            f"made the live views anew: {done.runs:,} runs from {done.entries:,} entries folded by Spark, "
+            f"{done.tail_runs:,} runs folded again before the swap at position {done.cut:,}"
+        )
+        context.add_output_metadata(rebuilt_metadata(done))
+
+    @dg.job(
+        name=REBUILD_VIEWS_JOB,
+        tags=job_tags(AGENT_PROJECTIONS),
+        description="Makes the live views anew from the journal with Spark, and swaps them in while work goes on.",
+        executor_def=dg.in_process_executor,  # one op: a process of its own for it would be waste
+    )
+    def job() -> None:
+        restore()
+
+    return job
+
+
+def rebuilt_metadata(done: Rebuilt) -> dict[str, dg.MetadataValue]:
+    """Show what a rebuild did. Pure."""
+    rows = [
+        ("runs folded by Spark", f"{done.runs:,}"),
+        ("their entries", f"{done.entries:,}"),
+        ("runs that got facts meanwhile, folded again", f"{done.tail_runs:,}"),
+        ("the views cover the journal up to position", f"{done.cut:,}"),
+    ]
+    return {
+        "squid/runs": dg.MetadataValue.int(done.runs),
+        "squid/entries": dg.MetadataValue.int(done.entries),
+        "squid/cut": dg.MetadataValue.int(done.cut),
+        "squid/tail_runs": dg.MetadataValue.int(done.tail_runs),
+        "squid/report": dg.MetadataValue.md(table(("what", "how many"), rows)),
+    }

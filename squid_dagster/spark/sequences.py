@@ -1,0 +1,152 @@
+"""Threads whose sequence is not 1..n. Postgres finds them: each task asks about a share, and no entry travels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.protocol.threads import run_thread
+from squid_dagster.spark import ranges
+from squid_dagster.spark.credentials import Location, locate
+from squid_dagster.spark.database import connected
+from squid_dagster.spark.findings import NAMED
+from squid_dagster.spark.workers import explained, journal_of
+
+_RUN_PREFIX = run_thread("")
+_ENDLESS = 2**63 - 1
+_NO_REVISION = -1
+_SCHEMA = StructType(
+    [StructField("thread", StringType()), StructField("what", StringType()), StructField("problems", LongType())]
+)
+
+# journal_entries_thread, journal_threads_pkey. One statement and so one instant: an append moves the entries and the
+# revision together. Only the ends of a thread within the share, and what is odd, is looked at more closely.
+_PROBLEMS = sql.SQL("""
+    WITH share AS (
+        SELECT thread, seq, position, lag(seq) OVER near AS before_seq, lag(position) OVER near AS before_position,
+               lead(seq) OVER near AS next_seq
+          FROM {schema}.journal_entries WHERE {share}
+        WINDOW near AS (PARTITION BY thread ORDER BY seq, position)),
+    odd AS (
+        SELECT * FROM share WHERE before_seq IS NULL OR next_seq IS NULL OR seq <> before_seq + 1
+            OR position <= before_position)
+    SELECT o.thread, o.seq, coalesce(o.before_seq, b.seq, 0), o.position <= coalesce(o.before_position, b.position, 0),
+           r.rev
+      FROM odd o
+      LEFT JOIN LATERAL (
+        SELECT p.seq, p.position FROM {schema}.journal_entries p
+         WHERE o.before_seq IS NULL AND o.seq > 1 AND p.thread = o.thread AND p.seq < o.seq
+         ORDER BY p.seq DESC, p.position DESC LIMIT 1) b ON true
+      LEFT JOIN LATERAL (
+        SELECT coalesce((SELECT t.rev FROM {schema}.journal_threads t WHERE t.id = o.thread), {no_revision}) AS rev
+         WHERE o.next_seq IS NULL AND NOT EXISTS (
+           SELECT FROM {schema}.journal_entries n WHERE n.thread = o.thread AND n.seq > o.seq)) r ON true
+     WHERE o.seq <> coalesce(o.before_seq, b.seq, 0) + 1 OR r.rev <> o.seq
+        OR o.position <= coalesce(o.before_position, b.position, 0)
+     ORDER BY o.thread, o.seq""")
+# journal_threads_pkey, journal_entries_thread: a look for each thread, or else all of the journal is read.
+_EMPTY = sql.SQL("""
+    SELECT t.id, t.rev FROM {schema}.journal_threads t
+     WHERE t.rev > 0 AND {threads}
+       AND (SELECT e.seq FROM {schema}.journal_entries e WHERE e.thread = t.id LIMIT 1) IS NULL ORDER BY t.id""")
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with a thread's sequence."""
+
+    thread: str
+    what: str
+
+
+def problems_within(connection: PgConnection, schema: str, share: sql.Composable) -> Iterator[Problem]:
+    """Name what is wrong with the entries of a share, a condition on them, and with where their threads end."""
+    names = {"schema": sql.Identifier(schema), "no_revision": sql.Literal(_NO_REVISION)}
+    for thread, seq, before, misplaced, revision in connection.execute(_PROBLEMS.format(**names, share=share)):
+        if seq == before:
+            yield Problem(thread, f"sequence number {seq} is there twice")
+        elif seq != before + 1:
+            missing = f"{before + 1}" if seq == before + 2 else f"{before + 1} to {seq - 1}"
+            yield Problem(thread, f"sequence {missing} is missing")
+        elif misplaced:
+            yield Problem(thread, f"the positions fall at sequence {seq}")
+        if revision == _NO_REVISION:
+            yield Problem(thread, "the thread has entries, but no revision")
+        elif revision is not None and revision != seq:
+            yield Problem(thread, f"the thread says revision {revision}, its last entry is {seq}")
+
+
+def problems_of_threads(connection: PgConnection, schema: str, threads: Sequence[str]) -> Iterator[Problem]:
+    """Name what is wrong with these threads."""
+    named = sql.Literal(list(threads))
+    yield from problems_within(connection, schema, sql.SQL("thread = ANY ({})").format(named))
+    yield from _empty_threads(connection, schema, sql.SQL("t.id = ANY ({})").format(named))
+
+
+def _empty_threads(connection: PgConnection, schema: str, threads: sql.Composable) -> Iterator[Problem]:
+    text = _EMPTY.format(schema=sql.Identifier(schema), threads=threads)
+    for thread, revision in connection.execute(text):
+        yield Problem(thread, f"the thread says revision {revision}, and has no entry")
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """The threads that are damaged: all that runs share, and of the runs' own some that are named."""
+
+    shared: dict[str, str] = field(default_factory=dict)  # by thread: what is wrong first
+    own: dict[str, str] = field(default_factory=dict)
+    unnamed: int = 0  # of the runs' own, beyond those named
+
+
+def find_damaged(spark: SparkSession, location: Mapping[str, str], schema: str, partitions: int) -> Damaged:
+    """Look at all threads, by one job of that many tasks.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+        WorkFailed: a task failed for good.
+    """
+    where = locate(location)
+    with connected(where, schema) as cursor:
+        shares = ranges.by_thread(cursor, schema, 0, _ENDLESS, partitions)
+    look = _Look(where, schema, shares)
+    with explained("the threads could not be looked at"):
+        rows = spark.range(0, len(shares) + 1, 1, len(shares)).mapInArrow(look.run, _SCHEMA).collect()
+    found = Damaged(unnamed=sum(row.problems for row in rows if row.thread is None))
+    for row in sorted((row for row in rows if row.thread is not None), key=lambda row: (row.thread, row.what)):
+        kind = found.own if row.thread.startswith(_RUN_PREFIX) else found.shared
+        kind.setdefault(row.thread, row.what)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One task's part. Holds no secret: it travels with the plan."""
+
+    location: Location
+    schema: str
+    shares: list[sql.Composable]
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
+        with journal_of(self.location, self.schema) as storage, storage.connection() as connection:
+            rows = [row for number in numbers for row in self._rows(connection, number)]
+        yield pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(_SCHEMA))
+
+    def _rows(self, connection: PgConnection, number: int) -> Iterator[dict[str, Any]]:
+        if number < len(self.shares):
+            found = problems_within(connection, self.schema, self.shares[number])
+        else:
+            found = _empty_threads(connection, self.schema, sql.SQL("true"))
+        threads: dict[str, str] = {}
+        for problem in found:
+            threads.setdefault(problem.thread, problem.what)
+        own = [thread for thread in threads if thread.startswith(_RUN_PREFIX)]
+        for thread in own[NAMED:]:
+            del threads[thread]
+        yield from ({"thread": thread, "what": what, "problems": 1} for thread, what in threads.items())
+        yield {"thread": None, "what": None, "problems": len(own[NAMED:])}

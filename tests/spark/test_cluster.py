@@ -1,0 +1,86 @@
+"""Spark on clusters: executors in processes of their own, one of them killed, and a driver with little memory."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.spark.generate import Plan, generate
+from tests.spark.clusters import (
+    assert_as_in_this_process,
+    assert_hidden,
+    command_line,
+    driver,
+    events,
+    kill,
+    page,
+    standalone,
+    web_pages,
+)
+
+FACTS = 100_000
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+EXECUTOR, DAEMON = "CoarseGrainedExecutorBackend", "pyspark.daemon"
+
+
+def fill(storage: PostgresStorage) -> None:
+    """Write many facts, by two writers."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda seed: generate(storage, Plan(FACTS // 2, seed=seed)), (1, 2)))
+
+
+@pytest.mark.timeout(900)  # three JVMs and their workers, where others may be busy too
+def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver(
+    postgres: PostgresStorage, tmp_path: Path
+) -> None:
+    log, trap = tmp_path / "events", tmp_path / "trap"
+    log.mkdir()
+    with driver(LOCAL_CLUSTER, postgres, log) as program:
+        fill(postgres)
+        program.tell(f"rebuild {tmp_path / 'calm'}")
+        calm = program.told("rebuilt")
+        commands = {pid: command_line(pid) for pid in program.processes()}
+
+        program.tell(f"rebuild {tmp_path / 'hit'} {trap}")
+        killed = int(program.wait_for_file(trap))
+        assert EXECUTOR in command_line(killed)
+        kill(killed)
+        hit = program.told("rebuilt", 2)
+
+    assert hit["tables"] == calm["tables"]
+    assert calm["rows"]["run_history"] > FACTS / 20
+    found = events(log)
+    removed = [event for event in found if event["Event"] == "SparkListenerExecutorRemoved"]
+    started = [event["Task Info"] for event in found if event["Event"] == "SparkListenerTaskStart"]
+    assert removed
+    assert [task for task in started if task["Attempt"] > 0 and task["Executor ID"] != removed[0]["Executor ID"]]
+
+    (jvm,) = [pid for pid, command in commands.items() if "org.apache.spark.deploy.SparkSubmit" in command]
+    assert "-Xmx512m" in commands[jvm].split("\0")
+    assert calm["folded_in"]
+    for pid, above in calm["folded_in"].items():
+        (_, parent), (executor, grandparent), *_ = above
+        assert int(pid) not in (calm["pid"], jvm)
+        assert DAEMON in parent
+        assert EXECUTOR in grandparent
+        assert executor in commands
+
+
+def test_a_standalone_cluster_folds_as_one_process_does_and_shows_no_password(
+    spark: SparkSession, postgres: PostgresStorage, tmp_path: Path
+) -> None:
+    generate(postgres, Plan(300, runs_per_commit=10))
+    with standalone(tmp_path / "work") as cluster, driver(cluster.master, postgres, tmp_path) as program:
+        program.tell("look")
+        looked = program.told("looked")
+        shown = [
+            looked["plans"],
+            *web_pages(looked["web"]),
+            page(f"{cluster.web}/json/"),
+            *(command_line(pid) for each in [program, *cluster.programs] for pid in each.processes()),
+        ]
+
+    assert_as_in_this_process(spark, postgres, looked)
+    assert_hidden(shown, tmp_path)
