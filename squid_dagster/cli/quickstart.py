@@ -1,0 +1,126 @@
+"""`squid quickstart`: a small workflow, Dagster's UI and two workers, to kill one and see the other take over.
+
+It works on the embedded Postgres only, whatever else is configured, and ends by Ctrl-C with all that it has started.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from squid_dagster.cli.frame import Refused
+from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.quickstart_files import Files
+from squid_dagster.cli.quickstart_session import Session
+
+USUAL_PORT = 3000
+INSTALL = "pip install 'squid-dagster[dagster]' dagster-webserver"
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command()
+@click.argument(
+    "directory", type=click.Path(file_okay=False, path_type=Path), default=Path("squid_quickstart"), required=False
+)
+@click.option("--no-ui", is_flag=True, help="Start workers only, without Dagster's UI.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Of the UI.  [default: 3000, or any that is free]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600),
+    default=20.0,
+    show_default=True,
+    help="How long the slow step takes: the time that you have to kill its worker.",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(1, 3600),
+    default=5.0,
+    show_default=True,
+    help="Seconds without a sign of life after which another worker takes over.",
+)
+@click.option("--until-done", is_flag=True, help="Stop everything when the run has ended, without Ctrl-C.")
+@on_journal
+def quickstart(
+    directory: Path,
+    no_ui: bool,
+    port: int | None,
+    seconds: float,
+    lease: float,
+    until_done: bool,
+    place: Place,
+    as_json: bool,
+) -> None:
+    """Write a small workflow into DIRECTORY, start a UI and workers, and run it: kill a worker, and see it finish.
+
+    An existing file is never overwritten. Everything stops with Ctrl-C; the data stay.
+    """
+    from squid_dagster.journal.embedded.locks import try_lock
+
+    def note(text: str) -> None:  # where JSON is wanted, stderr is for the one error
+        if not as_json:
+            click.echo(f"==> {text}", err=True)
+
+    files = Files(directory)
+    address = None if no_ui else _address(port, note)
+    try:
+        is_new = files.write()
+        lock = try_lock(files.lock)
+    except OSError as error:
+        raise click.BadParameter(f"{files.directory} cannot be used: {error}") from None
+    if lock is None:
+        raise Refused(f"a quickstart runs already in {files.directory}: stop it, or name another directory")
+    note(f"{files.flow} {'is written' if is_new else 'is there already, and is used as it is'}")
+    for each in _STOPS:
+        signal.signal(each, _interrupt)
+    session = Session(files, place, lease_seconds=lease, address=address, note=note)
+    try:
+        session.open(seconds)
+        session.tell(as_json, is_new)
+        session.follow(until_done)
+    except KeyboardInterrupt:
+        note("stopping")
+    finally:
+        session.close()
+        os.close(lock)
+
+
+def _address(port: int | None, note: Callable[[str], None]) -> str | None:
+    """Say where the UI will be; None when it is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("dagster") is None or find_spec("dagster_webserver") is None:
+        note(f"Dagster's UI is not installed, so there will be workers only: {INSTALL}")
+        return None
+    if port is not None and not _is_free(port):
+        raise Refused(f"port {port} is in use: name another one, or none to take any that is free")
+    return f"http://127.0.0.1:{port or (USUAL_PORT if _is_free(USUAL_PORT) else _any_port())}"
+
+
+def _is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _any_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for each in _STOPS:  # once: a second Ctrl-C would leave processes behind
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -1,0 +1,216 @@
+"""One `squid quickstart` while it runs: the embedded server, the processes and the run."""
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from squid_dagster.cli.frame import Refused
+from squid_dagster.cli.output import emit
+from squid_dagster.cli.place import Place
+from squid_dagster.cli.quickstart_files import MODULE, SLOW_STEP, WORKFLOW, Files
+from squid_dagster.cli.quickstart_processes import Processes
+
+if TYPE_CHECKING:
+    from squid_dagster.api import Squid
+    from squid_dagster.inspection import RunSnapshot
+    from squid_dagster.journal.embedded import EmbeddedPostgres
+
+_COMMAND = "from squid_dagster.cli import main; main(prog_name='squid')"
+_URLS = ("SQUID_DATABASE_URL", "DATABASE_URL")
+_LOOK_SECONDS = 0.2
+_PATIENCE_SECONDS = 90.0
+_GRACE_SECONDS = 1.0  # whoever presses Ctrl-C does not want to wait for the slow step: it is given back
+
+
+class Session:
+    """One quickstart while it runs: the server, the processes and the run."""
+
+    def __init__(
+        self, files: Files, place: Place, *, lease_seconds: float, address: str | None, note: Callable[[str], None]
+    ) -> None:
+        """Take where everything is, and what is told about it; nothing is started."""
+        self._files, self._place, self._lease, self._address = files, place, lease_seconds, address
+        self._note = note
+        self._processes = Processes(files.logs)
+        self._server: EmbeddedPostgres | None = None
+        self._was_running = True
+        self._squid: Squid | None = None
+        self._environment: dict[str, str] = {}
+        self._workers: set[int] = set()
+        self._holder = 0
+        self._run_id = ""
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    def open(self, seconds: float) -> None:
+        """Start everything, and a run; return when a worker is in the middle of the slow step."""
+        from squid_dagster.api import Squid
+
+        self._open_server()
+        sys.path.insert(0, str(self._files.directory))
+        assert self._server is not None  # noqa: S101  opened above
+        self._squid = Squid.connect(self._server.url, MODULE, schema=self._place.schema)
+        if self._address is not None:
+            self._start_ui(self._address)
+        first = self._start_worker()
+        self._run_id = self._squid.start(WORKFLOW, {"seconds": seconds}, actor="quickstart").run_id
+        self._holder = self._wait_for_claim(first)
+        self._start_worker()  # takes over when the first one is killed
+
+    def _open_server(self) -> None:
+        from squid_dagster.journal import open_journal
+        from squid_dagster.journal.embedded import EmbeddedPostgres
+        from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
+
+        environ = {name: value for name, value in os.environ.items() if name not in _URLS}
+        if self._place.data_dir is not None:
+            environ["SQUID_DATA_DIR"] = str(self._place.data_dir.absolute())
+        tier = resolve_tier(environ=environ)
+        assert isinstance(tier, EmbeddedTier)  # noqa: S101  no URL is left
+        self._server = EmbeddedPostgres(tier.data_dir)
+        self._was_running = self._server.status().running
+        self._note(f"embedded Postgres in {self._server.data_dir}")
+        environ["SQUID_DATA_DIR"] = str(self._server.data_dir)
+        open_journal(schema=self._place.schema, environ=environ).close()  # migrates
+        self._environment = {
+            **environ,
+            "SQUID_DATABASE_URL": self._server.url,
+            "DAGSTER_HOME": str(self._files.dagster_home),
+            "SQUID_QUICKSTART_LEASE_SECONDS": str(self._lease),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(self._files.directory), environ.get("PYTHONPATH")])),
+            **({"SQUID_SCHEMA": self._place.schema} if self._place.schema else {}),
+        }
+
+    def _start_ui(self, address: str) -> None:
+        self._note("starting Dagster's UI, which takes some seconds")
+        host, _, port = address.removeprefix("http://").partition(":")
+        command = ["-m", "dagster", "dev", "-f", str(self._files.location), "-h", host, "-p", port]
+        pid = self._start("dagster", command)
+        ends = time.monotonic() + _PATIENCE_SECONDS
+        while not _answers(address):
+            if pid in self._processes.ended() or time.monotonic() > ends:
+                log = self._processes.log("dagster")
+                raise Refused(f"Dagster's UI did not start ({self._processes.last_line('dagster')}): see {log}")
+            time.sleep(_LOOK_SECONDS)
+
+    def _start_worker(self) -> int:
+        how = ("--lease", f"{self._lease:g}", "--grace", f"{_GRACE_SECONDS:g}")
+        pid = self._start("worker", ["-c", _COMMAND, "worker", "-m", MODULE, *how])
+        self._workers.add(pid)
+        return pid
+
+    def _start(self, name: str, arguments: list[str]) -> int:
+        return self._processes.start(name, [sys.executable, *arguments], self._environment, self._files.directory)
+
+    def _wait_for_claim(self, first: int) -> int:
+        """Wait until the slow step is being worked on; give the id of the process that does."""
+        ends = time.monotonic() + _PATIENCE_SECONDS
+        while (owner := self._owner(self._run())) is None:
+            if first in self._processes.ended() or time.monotonic() > ends:
+                log = self._processes.log("worker")
+                raise Refused(f"the worker did not begin ({self._processes.last_line('worker')}): see {log}")
+            if self._run().terminal:
+                return first
+            time.sleep(_LOOK_SECONDS)
+        return self._pids().get(owner, first)
+
+    # --- going on ---------------------------------------------------------------------------------------------------
+
+    def tell(self, as_json: bool, is_new: bool) -> None:
+        """Print what to do: three lines, or one JSON document."""
+        kill, watch = f"kill -9 {self._holder}", f"squid run watch {self._run_id}{self._options()}"
+        facts = {
+            "directory": str(self._files.directory),
+            "workflow_file": str(self._files.flow),
+            "written": is_new,
+            "logs": str(self._files.logs),
+            "data_dir": str(self._server.data_dir) if self._server is not None else None,
+            "url": self._address,
+            "run_id": self._run_id,
+            "worker_pid": self._holder,
+            "worker_pids": sorted(self._workers),
+            "kill": kill,
+            "watch": watch,
+        }
+        shown = self._address or "another terminal (there is no UI)"
+        emit(as_json, facts, f"open this:          {shown}\nkill this process:  {kill}\nwatch it finish:    {watch}")
+        self._note("Ctrl-C stops everything; the data stay")
+
+    def _options(self) -> str:
+        """Give what a command in another terminal has to add to find this journal."""
+        from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
+        from squid_dagster.protocol.errors import SquidError
+
+        assert self._server is not None  # noqa: S101  opened before
+        try:
+            usual = resolve_tier()
+        except SquidError:
+            usual = None
+        there = isinstance(usual, EmbeddedTier) and usual.data_dir.resolve() == self._server.data_dir
+        data_dir = "" if there else f" --data-dir {shlex.quote(str(self._server.data_dir))}"
+        named = self._place.schema
+        schema = "" if named in (None, os.environ.get("SQUID_SCHEMA")) else f" --schema {shlex.quote(str(named))}"
+        return data_dir + schema
+
+    def follow(self, until_done: bool) -> None:
+        """Keep two workers alive and say what happens, until interrupted; or `until_done`, until the run has ended."""
+        owner, done = self._owner(self._run()), False
+        while True:
+            for pid, code in self._processes.ended().items():
+                if pid in self._workers:
+                    self._workers.discard(pid)
+                    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                    self._note(f"worker {pid} {how}; another one is started")
+                    self._start_worker()
+            if not done:
+                run = self._run()
+                now = self._owner(run)
+                if now is not None and now != owner:
+                    self._note(f"worker {self._pids().get(now, now)} has taken over step {SLOW_STEP!r}")
+                    owner = now
+                if done := run.terminal:
+                    self._note(f"the run is over: {run.status}")
+            if done and until_done:
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Stop all that was started here, by id; the embedded server only if it did not run before."""
+        if self._squid is not None:
+            self._squid.close()
+        self._processes.stop()
+        if self._server is not None and not self._was_running:
+            self._server.stop()
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> "RunSnapshot":
+        assert self._squid is not None  # noqa: S101  opened before
+        return self._squid.inspect_run(self._run_id)
+
+    @staticmethod
+    def _owner(run: "RunSnapshot") -> str | None:
+        return next(
+            (each.owner_id for each in run.attempts if each.step == SLOW_STEP and each.status == "claimed"), None
+        )
+
+    def _pids(self) -> dict[str, int]:
+        from squid_dagster.api import ALIVE_WITHIN
+
+        assert self._squid is not None  # noqa: S101  opened before
+        return {row.worker_id: row.pid for row in self._squid.runtime.presence.workers(ALIVE_WITHIN)}
+
+
+def _answers(address: str) -> bool:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"{address}/server_info", timeout=5) as answer:  # noqa: S310  our own address
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

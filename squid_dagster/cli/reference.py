@@ -1,0 +1,115 @@
+"""The reference of the `squid` command, from the code: `python -m squid_dagster.cli.reference > docs/cli.md`."""
+
+import re
+import sys
+from collections.abc import Iterator
+
+import click
+
+from squid_dagster.cli import main
+
+_HEAD = """\
+# The `squid` command
+
+<!-- Written by `python -m squid_dagster.cli.reference > docs/cli.md`; do not edit. -->
+
+Every command takes `--help`. With `--json` a command prints one JSON document (commands that follow something: one per
+line) and nothing else on stdout; its keys are stable, times are ISO 8601 with a zone, and secrets are redacted.
+
+Which journal a command works on: [`SQUID_DATABASE_URL`, else `DATABASE_URL`, else an embedded
+Postgres](../README.md#where-the-journal-is), unless `--data-dir` names one. Workflows come from modules, named by `-m`
+or by `SQUID_MODULES`; a module of the current directory is found, as `python -m` finds it.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | done |
+| 1 | refused because of how things stand, or something was found that is not well |
+| 2 | bad input: nothing was changed |
+| 3 | not found |
+| 4 | no database that can be used |
+| 130 | interrupted |
+| 141 | whoever read the output went away |
+
+An error is one line on stderr; with `--json` it is `{"error": ..., "message": ..., "exit_code": ...}`.
+
+## Completion
+
+The shell completes commands and options once it is told how; `zsh_source` and `fish_source` are for the other shells:
+
+```sh
+eval "$(_SQUID_COMPLETE=bash_source squid)"
+```
+"""
+
+
+def reference() -> str:
+    """Give the whole reference as Markdown. Loads every command."""
+    with click.Context(main, info_name="squid") as context:
+        commands = list(_walk(main, context))
+    index = ["## Commands", "", "| command | |", "|---|---|"]
+    index += [f"| [`{path}`](#{_anchor(path)}) | {_first(command)} |" for path, command, _ in commands]
+    parts = [_HEAD, "\n".join(index), *(_section(path, command, context) for path, command, context in commands)]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _walk(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Give all commands below a group, by their full names, in the order of `--help`."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        below = click.Context(command, info_name=name, parent=context)
+        if isinstance(command, click.Group):
+            yield from _walk(command, below)
+        else:
+            yield below.command_path, command, below
+
+
+def _section(path: str, command: click.Command, context: click.Context) -> str:
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    lines = [f"### {path}", "", *_text(command), "", "```text", usage, "```"]
+    rows = [row for each in command.get_params(context) if (row := _row(each, context)) is not None]
+    if rows:
+        lines += ["", "| option | |", "|---|---|", *rows]
+    return "\n".join(lines)
+
+
+def _text(command: click.Command) -> list[str]:
+    """Give a command's help as paragraphs; what click is told to leave as it is stays a block."""
+    lines: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", (command.help or "").partition("\f")[0].strip()):
+        if paragraph.startswith("\b"):
+            kept = [line.rstrip() for line in paragraph.split("\n")[1:]]
+            lines += ["```text", *kept, "```", ""]
+        else:
+            lines += [" ".join(paragraph.split()), ""]
+    return lines[:-1]
+
+
+def _first(command: click.Command) -> str:
+    """Give the first sentence of a command's help."""
+    text = " ".join((command.help or "").strip().split("\n\n")[0].split())
+    return _cell(text.partition(". ")[0].rstrip("."))
+
+
+def _row(parameter: click.Parameter, context: click.Context) -> str | None:
+    """Give the line of the table for one option; arguments are in the usage line, and told of by the text."""
+    record = parameter.get_help_record(context)
+    if record is None or isinstance(parameter, click.Argument) or "--help" in parameter.opts:
+        return None
+    option, told = record
+    return f"| `{_cell(option)}` | {_cell(told)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _anchor(path: str) -> str:
+    return path.replace(" ", "-")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

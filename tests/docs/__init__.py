@@ -1,0 +1,1 @@
+"""The documents as they are executed: README, and everything in `docs/`."""

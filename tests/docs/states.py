@@ -1,0 +1,83 @@
+"""A journal on Postgres in which `run-1` stands where a page of the runbook begins: one state for every reason.
+
+The histories are those that the tests of inspection explain; here they are moved to the present, and written down.
+"""
+
+import os
+import re
+import socket
+from datetime import datetime, timedelta
+from typing import Any
+
+from squid_dagster.inspection.reasons import RunReason
+from squid_dagster.journal import quarantine
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.protocol.facts.base import FactBase
+from squid_dagster.runtime.wiring import adapters
+from tests.inspection.reasons import STORIES
+from tests.inspection.scenes import changed_order, order, scene
+from tests.journal.contract import EVERYTHING
+from tests.recovery.damage import spoil
+
+SHOP = """\
+from tests.inspection.scenes import order, saga
+
+orders, trips = order(), saga()
+"""
+CHANGED_SHOP = """\
+from tests.inspection.scenes import changed_order
+
+orders = changed_order()
+"""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
+_WORKER = "w-1"
+
+
+def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
+    """Write the history of `run-1` that leads to this reason, as if it had just happened, and announce workers."""
+    damaged = reason in (RunReason.UNREADABLE_ENTRY, RunReason.QUARANTINED)
+    if damaged:
+        told, known = scene(order()), dict[str, Any]()
+    else:
+        told, known = STORIES[reason]()
+    shift = storage.now() - told.now
+    for entry in told.storage.read_between(0, EVERYTHING):
+        assert isinstance(entry.fact, FactBase)
+        moved = _moved(entry.fact.model_dump(), shift)
+        storage.append(entry.thread, [type(entry.fact).model_validate(moved)])
+    if damaged:
+        spoil(storage, told.run_id)
+    if reason is RunReason.QUARANTINED:
+        quarantine(storage, storage.read_run(told.run_id))
+    definitions = (changed_order().freeze().key,) if reason is RunReason.HELD else None
+    presence = adapters(storage).presence
+    for worker in known.get("workers") or [_Anybody()]:
+        presence.announce(
+            WorkerRow(
+                worker_id=worker.worker_id,
+                queues=worker.queues,
+                definitions=worker.definitions if definitions is None else definitions,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+            )
+        )
+
+
+class _Anybody:
+    worker_id, queues, definitions = _WORKER, ("default",), None
+
+
+def _moved(value: Any, shift: timedelta) -> Any:
+    """Give a value with all of its times that much later."""
+    match value:
+        case datetime():
+            return value + shift
+        case str() if _TIME.fullmatch(value):
+            return (datetime.fromisoformat(value) + shift).isoformat()
+        case dict():
+            return {name: _moved(each, shift) for name, each in value.items()}
+        case list() | tuple():
+            return [_moved(each, shift) for each in value]
+        case _:
+            return value
