@@ -23,7 +23,13 @@ ALONE: dict[str, Callable[[], list[Measure]]] = {
     "read": read.measure,
     "dagster": dagster.measure,
 }
-ALL = ["peers", *ALONE]
+ALL = ["peers", *ALONE, "spark"]
+
+
+def _spark(facts: int | None) -> list[Measure]:
+    from bench import spark  # only then: it takes Java and pyspark
+
+    return spark.measure(facts or spark.FACTS)
 
 
 def main() -> int:
@@ -32,6 +38,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join([*ALL, 'tune'])}; default: {ALL}")
     parser.add_argument("--quick", action="store_true", help="peers: one small round, judges nothing, writes no file")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"peers: how many rounds ({ROUNDS})")
+    parser.add_argument("--facts", type=int, default=None, help="spark: facts in the end; bounds are for 5,000,000")
     parser.add_argument("--beside", nargs="*", default=None, help="peers, tune: only these peers")
     options = parser.parse_args()
     names = options.names or ALL
@@ -51,6 +58,11 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     measures = [measure for name in names if name in ALONE for measure in ALONE[name]()]
+    try:
+        measures += _spark(options.facts) if "spark" in names else []
+    except BenchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     return 0 if (not measures or show(measures)) and kept else 1
 
 

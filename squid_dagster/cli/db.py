@@ -1,11 +1,13 @@
 """`squid db`: the database behind the journal. Starts, stops and shows the embedded server; leaves any other alone."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from squid_dagster.cli.frame import Refused, json_option
+from squid_dagster.cli.output import emit
 
 if TYPE_CHECKING:
     from squid_dagster.journal.embedded import EmbeddedPostgres
@@ -22,15 +24,16 @@ def db() -> None:
 def _options(command: _Command) -> _Command:
     """The options that all commands of this group share."""
     directory = click.Path(file_okay=False, path_type=Path)
-    command = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
-    return click.option("--data-dir", type=directory, help="The embedded server of this directory.")(command)
+    return click.option("--data-dir", type=directory, help="The embedded server of this directory.")(
+        json_option(command)
+    )
 
 
 @db.command()
 @_options
 def start(data_dir: Path | None, as_json: bool) -> None:
     """Start the embedded Postgres, unless it runs already."""
-    server = _embedded(_tier(data_dir), "start")
+    server = _embedded(tier_of(data_dir), "start")
     server.ensure_running()
     _show_embedded(server, as_json)
 
@@ -39,14 +42,11 @@ def start(data_dir: Path | None, as_json: bool) -> None:
 @_options
 def stop(data_dir: Path | None, as_json: bool) -> None:
     """Stop the embedded Postgres. The data stay where they are."""
-    server = _embedded(_tier(data_dir), "stop")
+    server = _embedded(tier_of(data_dir), "stop")
     stopped = server.stop()
     text = "stopped" if stopped else "was not running"
-    _show(
-        {"stopped": stopped, "data_dir": str(server.data_dir)},
-        f"embedded Postgres in {server.data_dir}: {text}",
-        as_json,
-    )
+    facts = {"stopped": stopped, "data_dir": str(server.data_dir)}
+    emit(as_json, facts, f"embedded Postgres in {server.data_dir}: {text}")
 
 
 @db.command()
@@ -55,7 +55,7 @@ def status(data_dir: Path | None, as_json: bool) -> None:
     """Show which database is in use and whether it answers."""
     from squid_dagster.journal.tiers import ServerTier
 
-    tier = _tier(data_dir)
+    tier = tier_of(data_dir)
     if isinstance(tier, ServerTier):
         _show_server(tier, as_json)
     else:
@@ -64,23 +64,33 @@ def status(data_dir: Path | None, as_json: bool) -> None:
 
 @db.command()
 @_options
-@click.option("--schema", envvar="SQUID_SCHEMA", default="squid", show_default=True, help="The schema of the journal.")
+@click.option(
+    "--schema",
+    envvar="SQUID_SCHEMA",
+    show_envvar=True,
+    default="squid",
+    show_default=True,
+    help="The schema of the journal.",
+)
 def upgrade(data_dir: Path | None, as_json: bool, schema: str) -> None:
     """Create the journal's schema, or bring it to the version that this code needs."""
+    from squid_dagster.journal.postgres.schema import check_schema_name
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.tiers import describe, open_tier
 
-    tier = _tier(data_dir)
+    check_schema_name(schema)  # before a server is started for it
+    tier = tier_of(data_dir)
     storage = PostgresStorage(open_tier(tier), schema)
     try:
         version = storage.upgrade()
     finally:
         storage.close()
     facts = {"schema": schema, "version": version, "database": describe(tier)}
-    _show(facts, f"{describe(tier)}: schema {schema} is at version {version}", as_json)
+    emit(as_json, facts, f"{describe(tier)}: schema {schema} is at version {version}")
 
 
-def _tier(data_dir: Path | None) -> "Tier":
+def tier_of(data_dir: Path | None) -> "Tier":
+    """Give the tier that the command line or the environment names. Raises as `resolve_tier`."""
     from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
 
     return resolve_tier() if data_dir is None else EmbeddedTier(data_dir.absolute(), "--data-dir")
@@ -90,14 +100,12 @@ def _embedded(tier: "Tier", verb: str) -> "EmbeddedPostgres":
     from squid_dagster.journal.tiers import ServerTier, describe
 
     if isinstance(tier, ServerTier):
-        _refuse(f"{describe(tier)} is not ours to {verb}: only the embedded Postgres is (name it with --data-dir)")
+        raise Refused(
+            f"{describe(tier)} is not ours to {verb}: only the embedded Postgres is (name it with --data-dir)"
+        )
     from squid_dagster.journal.embedded import EmbeddedPostgres
 
     return EmbeddedPostgres(tier.data_dir)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise click.ClickException(message)
 
 
 def _show_embedded(server: "EmbeddedPostgres", as_json: bool) -> None:
@@ -114,7 +122,7 @@ def _show_embedded(server: "EmbeddedPostgres", as_json: bool) -> None:
     text = f"embedded Postgres in {found.data_dir}: not running"
     if found.running:
         text = f"embedded Postgres {found.major} in {found.data_dir}: running, pid {found.pid}\n{server.url}"
-    _show(facts, text, as_json)
+    emit(as_json, facts, text)
 
 
 def _show_server(tier: "ServerTier", as_json: bool) -> None:
@@ -122,8 +130,4 @@ def _show_server(tier: "ServerTier", as_json: bool) -> None:
 
     answers = is_answering(tier)
     facts = {"tier": "server", "running": answers, "url": display_url(tier.url), "source": tier.source}
-    _show(facts, f"{describe(tier)}: {'running' if answers else 'does not answer'}", as_json)
-
-
-def _show(facts: dict[str, object], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(facts) if as_json else text)
+    emit(as_json, facts, f"{describe(tier)}: {'running' if answers else 'does not answer'}")

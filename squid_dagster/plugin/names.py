@@ -14,6 +14,8 @@ CANCEL_JOB = "squid_cancel"
 REPLAY_JOB = "squid_replay"
 RETRY_JOB = "squid_retry"
 PROJECTIONS_JOB = "squid_projections"
+CHECKS_JOB = "squid_checks"
+REBUILD_VIEWS_JOB = "squid_rebuild_views"
 
 DISPATCH_SENSOR = "squid_dispatch_sensor"
 ATTENTION_SENSOR = "squid_attention_sensor"
@@ -21,6 +23,7 @@ EXTERNAL_SENSOR = "squid_external_sensor"
 
 RECOVERY_SCHEDULE = "squid_recovery_schedule"
 PROJECTIONS_SCHEDULE = "squid_projections_schedule"
+CHECKS_SCHEDULE = "squid_checks_schedule"
 CRON_SCHEDULE = "squid_cron_{workflow}_{trigger}"
 
 RUN_ID_TAG = "squid/run_id"

@@ -31,14 +31,14 @@ def test_a_server_of_the_users_own_is_not_started_or_stopped(command: str) -> No
 def test_an_error_is_one_line_on_stderr(home: Path) -> None:
     (home / "file").write_text("in the way")
     done = squid("db", "start", "--data-dir", home / "file" / "data")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith(f"Error: the embedded Postgres cannot use {home}/file/data")
     assert done.stderr.count("\n") == 1
 
 
 def test_kubernetes_without_a_named_directory_is_an_error() -> None:
     done = squid("db", "status", KUBERNETES_SERVICE_HOST="10.0.0.1")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
     assert "SQUID_DATA_DIR" in done.stderr
 
 
@@ -70,9 +70,10 @@ def test_status_of_a_server_that_does_not_answer_hides_the_password() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'alembic', 'dagster', 'pyspark'}"
-    show = "from squid_dagster.cli import main; main(['--help'], standalone_mode=False)"
-    code = f"import sys; {show}; print({heavy} & {{*sys.modules}})"
+    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'alembic', 'dagster', 'pyspark', 'rich'}"
+    commands = ["--help", "db --help", "journal --help", "journal export --help", "views --help", "status --help"]
+    show = f"[main(each.split(), standalone_mode=False) for each in {[*commands, 'doctor --help']}]"
+    code = f"import sys; from squid_dagster.cli import main; {show}; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("set()\n")
 
@@ -86,5 +87,5 @@ def test_upgrade_creates_the_schema_that_was_named_and_may_be_repeated(postgres_
 
 def test_upgrade_of_an_unusable_schema_name_is_one_clear_line(postgres_url: str) -> None:
     done = squid("db", "upgrade", "--schema", "No Such!", SQUID_DATABASE_URL=postgres_url)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "'No Such!'" in done.stderr

@@ -9,12 +9,14 @@ from pyspark.sql import SparkSession
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.generate import Plan, generate
 from tests.spark.clusters import (
+    SECRET,
     assert_as_in_this_process,
     assert_hidden,
     command_line,
     driver,
     events,
     kill,
+    logged,
     page,
     standalone,
     web_pages,
@@ -50,6 +52,7 @@ def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver(
         hit = program.told("rebuilt", 2)
 
     assert hit["tables"] == calm["tables"]
+    assert SECRET not in "".join([*commands.values(), *logged(log)])
     assert calm["rows"]["run_history"] > FACTS / 20
     found = events(log)
     removed = [event for event in found if event["Event"] == "SparkListenerExecutorRemoved"]

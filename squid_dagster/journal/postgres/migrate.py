@@ -1,9 +1,13 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
+import threading
+
 from sqlalchemy import Connection, Engine, text
 
 from squid_dagster.journal.postgres.schema import CODE_VERSION, JOURNAL, VIEWS, lock_number
 from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew
+
+_ALEMBIC = threading.Lock()  # it keeps the migration that is under way in globals
 
 
 def upgrade(engine: Engine, schema: str) -> int:
@@ -13,7 +17,7 @@ def upgrade(engine: Engine, schema: str) -> int:
         ForeignSchema: tables of our names are there that are not ours; nothing was changed.
         SchemaTooNew: a newer version wrote this schema and says that this code cannot use it.
     """
-    with engine.begin() as connection:
+    with _ALEMBIC, engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
         found = _version(connection, schema)
         if found is not None and found >= CODE_VERSION:

@@ -13,10 +13,10 @@ LOOK_BACK = 100_000
 _FIND: LiteralString = (
     ENTRY  # noqa: S608  put together from texts of this module
     + """WHERE position = ANY (ARRAY (
-        SELECT position FROM (SELECT position, thread, type FROM {schema}.journal_entries
+        SELECT position FROM (SELECT position, seq, thread, type FROM {schema}.journal_entries
                                WHERE position <= %(cut)s {which} ORDER BY {order} DESC LIMIT %(look_back)s) n
          WHERE (%(thread)s::text IS NULL OR thread = %(thread)s) AND (%(type)s::text IS NULL OR type = %(type)s)
-         ORDER BY position DESC LIMIT %(limit)s))
+         ORDER BY {order} DESC LIMIT %(limit)s))
     ORDER BY position"""
 )
 
@@ -48,5 +48,13 @@ def newest(
     """
     check_limit(limit)
     text = _OF_RUN if run_id is not None else _OF_THREAD if thread is not None else _NEWEST
-    values = {"cut": cut, "limit": limit, "look_back": LOOK_BACK, "run_id": run_id, "thread": thread, "type": type_name}
+    picked = type_name is not None or (run_id is not None and thread is not None)
+    values = {
+        "cut": cut,
+        "limit": limit,
+        "look_back": LOOK_BACK if picked else limit,
+        "run_id": run_id,
+        "thread": thread,
+        "type": type_name,
+    }
     return read_entries(storage.rows(text, values))

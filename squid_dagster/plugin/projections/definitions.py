@@ -1,4 +1,4 @@
-"""`projection_definitions`: the warehouse's assets with their job, schedule and resources, in one call."""
+"""`projection_definitions`: the warehouse's assets with their checks, jobs, schedules and resources, in one call."""
 
 from datetime import date
 
@@ -6,9 +6,16 @@ import dagster as dg
 
 from squid_dagster.plugin.names import SPARK_RESOURCE, WAREHOUSE_RESOURCE
 from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_projection_assets
+from squid_dagster.plugin.projections.checks import build_projection_checks
 from squid_dagster.plugin.projections.journal import build_journal_asset
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
-from squid_dagster.plugin.projections.schedule import build_projections_job, build_projections_schedule
+from squid_dagster.plugin.projections.schedule import (
+    build_checks_job,
+    build_checks_schedule,
+    build_projections_job,
+    build_projections_schedule,
+)
+from squid_dagster.plugin.projections.views import build_rebuild_views_job
 
 
 def projection_definitions(
@@ -22,11 +29,13 @@ def projection_definitions(
     Example:
         `defs = dg.Definitions.merge(squid_definitions(workflows=[orders]), projection_definitions())`
     """
-    job = build_projections_job()
+    checks = build_projection_checks()
+    job, checks_job = build_projections_job(), build_checks_job(checks=checks)
     return dg.Definitions(
         assets=[build_journal_asset(), *build_projection_assets(history_start=history_start)],
-        jobs=[job],
-        schedules=[build_projections_schedule(job=job)],
+        asset_checks=[checks],
+        jobs=[job, checks_job, build_rebuild_views_job()],
+        schedules=[build_projections_schedule(job=job), build_checks_schedule(job=checks_job)],
         resources={
             SPARK_RESOURCE: spark or SparkResource(),
             WAREHOUSE_RESOURCE: warehouse or WarehouseResource(),

@@ -1,27 +1,63 @@
-"""The job that brings all tables up to date in one run, on one Spark session, and the schedule that runs it."""
+"""The jobs that bring all tables up to date, or check them, in one run on one Spark session, and their schedules."""
 
 from typing import Any
 
 import dagster as dg
 
-from squid_dagster.plugin.names import AGENT_PROJECTIONS, PROJECTIONS_JOB, PROJECTIONS_SCHEDULE, job_tags
+from squid_dagster.plugin.names import (
+    AGENT_PROJECTIONS,
+    CHECKS_JOB,
+    CHECKS_SCHEDULE,
+    PROJECTIONS_JOB,
+    PROJECTIONS_SCHEDULE,
+    job_tags,
+)
 from squid_dagster.plugin.projections.specs import HISTORY_TABLES, JOURNAL, STAGE, TABLES, key_of
 
 _WHAT = "Folds the journal's new facts with Spark and brings all tables of the warehouse up to date."
+_CHECKS = "Looks the whole journal over with Spark: views, listings, sequences, anomalies."
 
 
 def build_projections_job() -> Any:
     """Build the job `squid_projections`: all assets of the warehouse, in one process, so that one session serves all.
 
-    Without a partition it brings every day up to date that has changed; with days, it makes these anew.
+    Without a partition it brings every day up to date that has changed; with days, it makes these anew. The checks
+    have a job of their own: they look the whole journal over.
     """
     names = [JOURNAL, STAGE, *(table.name for table in (*TABLES, *HISTORY_TABLES))]
     return dg.define_asset_job(
         PROJECTIONS_JOB,
-        selection=dg.AssetSelection.assets(*(key_of(name) for name in names)),
+        selection=dg.AssetSelection.assets(*(key_of(name) for name in names)).without_checks(),
         tags=job_tags(AGENT_PROJECTIONS),
         description=_WHAT,
         executor_def=dg.in_process_executor,
+    )
+
+
+def build_checks_job(*, checks: dg.AssetChecksDefinition) -> Any:
+    """Build the job `squid_checks`: the whole journal is looked over, once for all checks."""
+    return dg.define_asset_job(
+        CHECKS_JOB,
+        selection=dg.AssetSelection.checks(checks),
+        tags=job_tags(AGENT_PROJECTIONS),
+        description=_CHECKS,
+        executor_def=dg.in_process_executor,
+    )
+
+
+def build_checks_schedule(
+    *,
+    job: Any,
+    cron_schedule: str = "30 3 * * *",
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+) -> dg.ScheduleDefinition:
+    """Build the schedule `squid_checks_schedule`, once a day. It is to be switched on: it reads the whole journal."""
+    return dg.ScheduleDefinition(
+        name=CHECKS_SCHEDULE,
+        job=job,
+        cron_schedule=cron_schedule,
+        default_status=default_status,
+        description=_CHECKS,
     )
 
 

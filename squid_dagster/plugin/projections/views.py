@@ -6,11 +6,10 @@ from pydantic import Field
 from squid_dagster.journal.postgres.rebuild import Rebuilt
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
-from squid_dagster.plugin.names import AGENT_PROJECTIONS, job_tags
+from squid_dagster.plugin.names import AGENT_PROJECTIONS, REBUILD_VIEWS_JOB, job_tags
 from squid_dagster.plugin.projections.resources import SparkResource
 from squid_dagster.plugin.resource import SquidResource
 
-REBUILD_VIEWS_JOB = "squid_rebuild_views"
 REBUILD_VIEWS_OP = "squid_restore_views"
 
 

@@ -1,0 +1,135 @@
+"""`squid doctor`: looks for what is wrong, names it, and says what to do. Reads, and changes nothing."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from squid_dagster.cli.doctor_findings import CODES, SCHEMA_DRIFT, CannotTell, Finding, Patient
+from squid_dagster.cli.frame import REFUSED
+from squid_dagster.cli.output import emit, progress
+from squid_dagster.cli.place import Place, with_workflows
+
+if TYPE_CHECKING:
+    from squid_dagster.workflow.registry import Registry
+
+Diagnosis = dict[str, Any]
+
+
+def _address(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    from squid_dagster.cli.doctor_dagster import check_address
+
+    try:
+        return check_address(text) if text is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
+
+
+@click.command()
+@click.option("--dagster", metavar="URL", callback=_address, help="A Dagster webserver, such as http://127.0.0.1:3000.")
+@click.option(
+    "--stuck-after",
+    type=click.FloatRange(0, 30 * 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds that work may be due, or a run halfway, before something is wrong.",
+)
+@click.option(
+    "--max-skew",
+    type=click.FloatRange(0, 86_400),
+    default=2.0,
+    show_default=True,
+    help="Seconds that this machine's clock may differ from the database's.",
+)
+@click.option("--skip", type=click.Choice(CODES), multiple=True, help="Leave this check out; may be repeated.")
+@with_workflows
+def doctor(
+    dagster: str | None, stuck_after: float, max_skew: float, skip: Sequence[str], place: Place, as_json: bool
+) -> int:
+    """Look for what is wrong, and name it. Exit code 1 if anything is.
+
+    Looks for: schema_drift, views_differ, clock_skew, stuck_runs, queue_without_worker, workflow_not_loadable (with -m,
+    or by what live workers say), dagster_elsewhere (with --dagster).
+    """
+    from squid_dagster.protocol.errors import SchemaOutdated, SchemaTooNew
+
+    registry, not_loaded = _registry(place)
+    try:
+        with place.storage() as storage, progress("looking") as tell:
+            from squid_dagster.api import ALIVE_WITHIN
+            from squid_dagster.runtime.wiring import adapters
+
+            sides = adapters(storage)
+            patient = Patient(
+                storage=storage,
+                sides=sides,
+                workers=[row for row in sides.presence.workers(ALIVE_WITHIN) if row.queues],
+                registry=registry,
+                not_loaded=not_loaded,
+                now=storage.now(),
+                stuck_after=timedelta(seconds=stuck_after),
+                max_skew=timedelta(seconds=max_skew),
+                dagster=dagster,
+                seconds=time.time,
+                progress=tell,
+            )
+            found = examine(patient, skip)
+    except (SchemaOutdated, SchemaTooNew) as error:
+        finding = Finding(SCHEMA_DRIFT, str(error), "squid db upgrade, or upgrade squid-dagster")
+        reasons = dict.fromkeys((code for code in CODES if code != SCHEMA_DRIFT), "the schema cannot be used")
+        found = _diagnosis([finding], reasons)
+    emit(as_json, found, *_shown(found))
+    return 0 if found["healthy"] else REFUSED
+
+
+def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
+    """Make all checks but those to be left out; one that cannot be made is told as skipped, with its reason."""
+    from squid_dagster.cli.doctor_checks import CHECKS
+    from squid_dagster.protocol.errors import SquidError
+
+    findings: list[Finding] = []
+    skipped: dict[str, str] = {}
+    for code, check in CHECKS.items():
+        if code in skip:
+            skipped[code] = "left out (--skip)"
+            continue
+        try:
+            findings += check(patient)
+        except (CannotTell, SquidError) as reason:
+            skipped[code] = " ".join(str(reason).split())
+    return _diagnosis(findings, skipped)
+
+
+def _diagnosis(findings: list[Finding], skipped: dict[str, str]) -> Diagnosis:
+    wrong = {finding.code for finding in findings}
+    return {
+        "healthy": not findings,
+        "findings": [finding._asdict() for finding in findings],
+        "skipped": [{"code": code, "reason": reason} for code, reason in skipped.items()],
+        "passed": [code for code in CODES if code not in wrong and code not in skipped],
+    }
+
+
+def _shown(found: Diagnosis) -> list[str]:
+    lines = [f"ok       {code}" for code in found["passed"]]
+    lines += [f"skipped  {each['code']}: {each['reason']}" for each in found["skipped"]]
+    for each in found["findings"]:
+        lines += [f"WRONG    {each['code']}: {each['detail']}", f"         -> {each['remedy']}"]
+    told = "Nothing is wrong." if found["healthy"] else f"{len(found['findings'])} found."
+    return [*lines, "", told]
+
+
+def _registry(place: Place) -> "tuple[Registry | None, str | None]":
+    """Load the modules that were named; or say why they cannot be."""
+    if not place.modules:
+        return None, None
+    from squid_dagster.runtime.wiring import definitions
+    from squid_dagster.workflow.errors import InvalidWorkflow, WorkflowsNotLoaded
+    from squid_dagster.workflow.registry import Registry
+
+    try:
+        return Registry(definitions(place.workflows())), None
+    except (WorkflowsNotLoaded, InvalidWorkflow) as error:
+        return None, " ".join(str(error).split())

@@ -1,0 +1,173 @@
+"""`squid journal`: the facts themselves. Follow them, verify them, and carry them to another database."""
+
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from squid_dagster.cli.frame import REFUSED
+from squid_dagster.cli.output import emit, progress, table
+from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.transfer import export, import_
+
+if TYPE_CHECKING:
+    from squid_dagster.journal import PostgresStorage
+    from squid_dagster.protocol.entries import Entry
+
+_PAGE = 1_000
+
+
+@click.group()
+def journal() -> None:
+    """Follow, verify, export and import the facts."""
+
+
+journal.add_command(export)
+journal.add_command(import_)
+
+
+@journal.command()
+@click.option(
+    "-n", "--lines", type=click.IntRange(0, 10_000), default=20, show_default=True, help="How many facts to show."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes in, until interrupted.")
+@click.option("--run", "run_id", metavar="RUN_ID", help="Facts of this run alone, from all threads.")
+@click.option("--thread", metavar="THREAD", help="Facts of this thread alone, such as squid:dispatch:default.")
+@click.option("--type", "type_name", metavar="TYPE", help="Facts of this type alone, among the last 100,000.")
+@click.option(
+    "--poll", type=click.FloatRange(0.05, 60), default=0.5, show_default=True, help="Seconds between two looks."
+)
+@on_journal
+def tail(
+    lines: int,
+    follow: bool,
+    run_id: str | None,
+    thread: str | None,
+    type_name: str | None,
+    poll: float,
+    place: Place,
+    as_json: bool,
+) -> None:
+    """Show the newest facts, oldest first; with --follow also those that come in, each once.
+
+    With --json, one line for each fact.
+    """
+    from squid_dagster.journal.postgres.tailing import newest
+    from squid_dagster.protocol.threads import check_part, parse_thread
+
+    if run_id is not None:
+        check_part(run_id, "run id")
+    if thread is not None:
+        parse_thread(thread)
+    with place.storage() as storage:
+        cut = storage.cut()
+        wanted = {"run_id": run_id, "thread": thread, "type_name": type_name}
+        found = newest(storage, cut, max(1, lines), **wanted)
+        if not found and not follow:
+            _refuse_unknown(storage, **wanted)
+        for entry in found[-lines:] if lines else ():
+            _show(entry, as_json)
+        if follow:
+            for entry in _following(storage, cut, lambda: Event().wait(poll)):
+                if _fits(entry, **wanted):
+                    _show(entry, as_json)
+
+
+def _following(storage: "PostgresStorage", cut: int, wait: Callable[[], object]) -> "Iterator[Entry]":
+    """Give every entry after a cut, once, as they come in."""
+    while True:
+        upto = storage.cut(cut)
+        while page := storage.read_between(cut, upto, _PAGE):
+            yield from page
+            cut = page[-1].position
+        cut = upto
+        wait()
+
+
+def _fits(entry: "Entry", *, run_id: str | None, thread: str | None, type_name: str | None) -> bool:
+    from squid_dagster.protocol.entries import run_of
+
+    return (
+        run_id in (None, run_of(entry.fact)) and thread in (None, entry.thread) and type_name in (None, entry.fact.type)
+    )
+
+
+def _refuse_unknown(
+    storage: "PostgresStorage", *, run_id: str | None, thread: str | None, type_name: str | None
+) -> None:
+    """Tell a name that nobody has from one of which there is nothing to show."""
+    from squid_dagster.protocol.errors import NotFound
+    from squid_dagster.protocol.facts import FACT_TYPES
+
+    if type_name is not None and type_name not in FACT_TYPES:
+        known = ", ".join(sorted(FACT_TYPES))
+        raise click.BadParameter(f"{type_name!r} is no type of facts: take one of {known}", param_hint="--type")
+    if run_id is not None and not storage.read_run(run_id):
+        raise NotFound(f"there is no run {run_id!r}: find it with `squid run list`")
+    if thread is not None and not storage.revision(thread):
+        raise NotFound(f"thread {thread!r} has no facts")
+
+
+def _show(entry: "Entry", as_json: bool) -> None:
+    from squid_dagster.inspection.shown import when
+    from squid_dagster.protocol.entries import run_of
+
+    if as_json:
+        emit(True, facts_of(entry))
+        return
+    place = f"{entry.thread}#{entry.seq}"
+    run = f"  {run_of(entry.fact)}" if run_of(entry.fact) is not None and "run:" not in entry.thread else ""
+    emit(False, None, f"{entry.position:>8}  {when(entry.fact.occurred_at)}  {entry.fact.type:<24}  {place}{run}")
+
+
+def facts_of(entry: "Entry") -> dict[str, Any]:
+    """Give an entry as JSON, redacted; of one that cannot be read, why, and nothing of what it holds."""
+    from squid_dagster.inspection.record import make_record
+    from squid_dagster.inspection.views import view_entry
+    from squid_dagster.protocol.entries import run_of
+
+    view = view_entry(entry, make_record("", ()))
+    return {
+        "position": entry.position,
+        "thread": entry.thread,
+        "seq": entry.seq,
+        "type": entry.fact.type,
+        "run_id": run_of(entry.fact),
+        "occurred_at": view["occurred_at"],
+        "unreadable": view["unreadable"],
+        "data": view["data"],
+    }
+
+
+@journal.command()
+@on_journal
+def verify(place: Place, as_json: bool) -> int:
+    """Look over every entry, thread and row of the views. Exit code 1 if anything is wrong."""
+    from squid_dagster.backlog.postgres_rebuild import differences
+    from squid_dagster.inspection.shown import without_values
+    from squid_dagster.journal import verify as look_over
+
+    with place.storage() as storage, progress("verifying") as tell:
+        found = [
+            {
+                "kind": each.kind.value,
+                "thread": each.thread,
+                "seq": each.seq,
+                "run_id": each.run_id,
+                "detail": without_values(each.detail),
+            }
+            for each in look_over(storage, tell)
+        ]
+        found += [
+            {"kind": "view_differs", "thread": None, "seq": None, "run_id": None, "detail": f"backlog: {each}"}
+            for each in differences(storage)
+        ]
+    facts = {"healthy": not found, "findings": found}
+    if not found:
+        emit(as_json, facts, "The journal is healthy.")
+        return 0
+    headings = ("kind", "thread", "seq", "run_id", "detail")
+    rows = table(headings, ([each[name] for name in headings] for each in found))
+    emit(as_json, facts, rows, f"{len(found)} things are wrong. `squid views rebuild` mends views; facts are for ever.")
+    return REFUSED

@@ -1,0 +1,138 @@
+"""`squid status`: one screen that says where the journal is, what there is to do, who does it, and who is needed."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from squid_dagster.cli.db import tier_of
+from squid_dagster.cli.output import emit, table
+from squid_dagster.cli.place import Place, on_journal
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from squid_dagster.inspection.health import Attention
+    from squid_dagster.journal import PostgresStorage, QueueRow, WorkerRow
+
+_MOST_RUNS = 10_000  # of each status so many are counted
+
+
+@click.command()
+@on_journal
+def status(place: Place, as_json: bool) -> None:
+    """One screen: database, queues, workers, what needs attention.
+
+    Reads live views alone, and of runs that have ended only how many they are, up to 10,000 of each kind.
+    """
+    from squid_dagster.api import ALIVE_WITHIN
+    from squid_dagster.inspection.health import attention
+    from squid_dagster.journal.postgres.counting import count_runs
+    from squid_dagster.runtime.wiring import adapters
+
+    with place.storage() as storage:
+        sides, now = adapters(storage), storage.now()
+        queues, workers = sides.queries.queues(), sides.presence.workers(ALIVE_WITHIN)
+        needed = attention(storage, sides.queries, queues, workers, now)
+        facts = {
+            "database": _database(storage, place),
+            "now": now,
+            "queues": [_queue(row, workers) for row in queues],
+            "workers": [_worker(row) for row in workers if row.queues],
+            "runs": _runs(count_runs(storage, _MOST_RUNS)),
+            "attention": [_attention(each) for each in needed],
+        }
+    emit(as_json, facts, *_screen(facts, now))
+
+
+def _database(storage: "PostgresStorage", place: Place) -> dict[str, Any]:
+    from squid_dagster.journal.tiers import EmbeddedTier, describe
+
+    tier = tier_of(place.data_dir)
+    return {
+        "tier": "embedded" if isinstance(tier, EmbeddedTier) else "server",
+        "description": describe(tier),
+        "schema": storage.schema,
+        "version": storage.check(),
+    }
+
+
+def _queue(row: "QueueRow", workers: "list[WorkerRow]") -> dict[str, Any]:
+    return {
+        "queue": row.queue,
+        "paused": row.paused,
+        "due": row.visible,
+        "later": row.scheduled,
+        "claimed": row.claimed,
+        "expired": row.expired,
+        "oldest_due_at": row.oldest_due_at,
+        "workers": sum(row.queue in worker.queues for worker in workers),
+    }
+
+
+def _worker(row: "WorkerRow") -> dict[str, Any]:
+    return {
+        "worker_id": row.worker_id,
+        "kind": row.kind,
+        "queues": list(row.queues),
+        "host": row.host,
+        "pid": row.pid,
+        "started_at": row.started_at,
+        "seen_at": row.seen_at,
+        "capacity": row.capacity,
+        "running": row.running,
+    }
+
+
+def _runs(counts: dict[str, int]) -> dict[str, Any]:
+    return {status: {"count": count, "more": count >= _MOST_RUNS} for status, count in counts.items()}
+
+
+def _attention(each: "Attention") -> dict[str, Any]:
+    return {
+        "kind": each.kind,
+        "count": each.count,
+        "more": each.more,
+        "queue": each.queue,
+        "summary": each.summary,
+        "commands": list(each.commands),
+        "run_ids": list(each.run_ids),
+    }
+
+
+def _screen(facts: dict[str, Any], now: "datetime") -> list[Any]:
+    database = facts["database"]
+    counted = [
+        f"{figures['count']}{'+' if figures['more'] else ''} {name}"
+        for name, figures in facts["runs"].items()
+        if figures["count"]
+    ]
+    shown: list[Any] = [
+        f"{database['description']}, schema {database['schema']} at version {database['version']}",
+        f"runs: {', '.join(counted) or 'none'}",
+    ]
+    if facts["queues"]:
+        names = ("queue", "due", "later", "claimed", "expired", "paused", "oldest_due_at", "workers")
+        headings = ("queue", "due", "later", "claimed", "expired", "paused", "oldest due", "workers")
+        shown += ["", table(headings, ([row[name] for name in names] for row in facts["queues"]))]
+    if facts["workers"]:
+        rows = (
+            (
+                row["worker_id"],
+                row["kind"],
+                ", ".join(row["queues"]),
+                f"{row['running']}/{row['capacity']}",
+                f"{row['host']}:{row['pid']}",
+                now - row["started_at"],
+            )
+            for row in facts["workers"]
+        )
+        shown += ["", table(("worker", "kind", "queues", "running", "where", "up"), rows)]
+    else:
+        shown += ["", "no worker is alive"]
+    if not facts["attention"]:
+        return [*shown, "", "Nothing needs attention."]
+    shown += ["", "needs attention:"]
+    for each in facts["attention"]:
+        shown.append(f"  {each['summary']}")
+        shown += [f"      $ {command}" for command in each["commands"]]
+    return shown

@@ -1,0 +1,140 @@
+"""`squid journal export` and `import`: a whole journal as a file, or through a pipe."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from squid_dagster.cli.frame import Refused
+from squid_dagster.cli.output import emit, progress
+from squid_dagster.cli.place import Place, on_journal
+
+if TYPE_CHECKING:
+    from squid_dagster.journal.transfer import Transferred
+    from squid_dagster.journal.transfer_format import Header
+
+_PIPE = "-"
+
+
+@click.command("export")
+@click.argument("file", type=click.Path(dir_okay=False))
+@on_journal
+def export(file: str, place: Place, as_json: bool) -> None:
+    """Write the whole journal to FILE, or to stdout with `-`. A name that ends in .gz is compressed.
+
+    Facts go as they are, so keep it as safe as the database: payloads are not redacted. A file that exists is not
+    touched. With `-`, what was done is told on stderr.
+    """
+    from squid_dagster.journal.transfer import export_journal
+
+    with place.storage() as storage, _written(file) as write, _bar("exporting") as (tell, begin):
+        done = export_journal(storage, write, tell, begin)
+    _report(file, done, "exported", as_json, to_stderr=file == _PIPE)
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(dir_okay=False))
+@on_journal
+def import_(file: str, place: Place, as_json: bool) -> None:
+    """Read an exported journal from FILE, or from stdin with `-`, into an empty journal.
+
+    Everything is written or nothing. The views are made, and the result is compared with the file.
+    """
+    from squid_dagster.backlog.postgres_rebuild import rebuild_within
+    from squid_dagster.journal.transfer import import_journal
+
+    with _read(file) as lines, place.storage() as storage, _bar("importing") as (tell, begin):
+        done = import_journal(storage, lines, tell, begin=begin, also=rebuild_within)
+    _report(file, done, "imported", as_json, to_stderr=False)
+
+
+def _report(file: str, done: "Transferred", verb: str, as_json: bool, *, to_stderr: bool) -> None:
+    facts = {"file": file, **done._asdict()}
+    text = f"{verb} {done.entries} facts on {done.threads} threads, up to position {done.cut}; digest {done.digest}"
+    if not to_stderr:
+        emit(as_json, facts, text)
+    elif not as_json:
+        click.echo(text, err=True)
+
+
+@contextmanager
+def _bar(label: str) -> "Iterator[tuple[Callable[[int], None], Callable[[Header], None]]]":
+    """Give what is told the number of entries so far, and, before that, the header, which says how many there are."""
+    with ExitStack() as stack:
+        tell: list[Callable[[int], None]] = []
+
+        def begin(header: "Header") -> None:
+            tell.append(stack.enter_context(progress(label, header.entries)))
+
+        yield lambda done: tell[-1](done), begin
+
+
+@contextmanager
+def _written(file: str) -> Iterator[Callable[[bytes], object]]:
+    """Give what takes the lines. A file appears under its name when it is whole, and never otherwise."""
+    if file == _PIPE:
+        yield sys.stdout.buffer.write
+        sys.stdout.buffer.flush()
+        return
+    path = Path(file)
+    _refuse_to_replace(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        # For its owner alone: payloads are in it as they are, secrets too.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            with _packed(made, path.name, "wb") as packed:
+                yield packed.write
+            made.flush()
+            os.fsync(made.fileno())
+        _refuse_to_replace(path)  # again: it may have appeared meanwhile
+        part.rename(path)
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be written: {error.strerror or error}", param_hint="FILE") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _refuse_to_replace(path: Path) -> None:
+    if path.exists():
+        raise Refused(f"{path} is there already: remove it, or choose another name")
+
+
+@contextmanager
+def _read(file: str) -> Iterator[Iterator[bytes]]:
+    if file == _PIPE:
+        yield _lines(sys.stdin.buffer)
+        return
+    try:
+        opened = Path(file).open("rb")  # noqa: SIM115  closed by the next line
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="FILE") from None
+    with opened, _packed(opened, file, "rb") as unpacked:
+        yield _lines(unpacked)
+
+
+@contextmanager
+def _packed(file: IO[bytes], name: str, mode: str) -> Iterator[IO[bytes]]:
+    if not name.endswith(".gz"):
+        yield file
+        return
+    import gzip
+
+    with gzip.GzipFile(filename="", mode=mode, fileobj=cast("Any", file), compresslevel=6, mtime=0) as packed:
+        yield cast("IO[bytes]", packed)
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Give the lines of a file, none of them longer than a line of an export may be."""
+    import zlib
+
+    from squid_dagster.journal.transfer_format import MAX_LINE_BYTES, InvalidExport
+
+    try:
+        while line := file.readline(MAX_LINE_BYTES):
+            yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidExport(f"the export cannot be read to its end: {error}") from None

@@ -1,0 +1,306 @@
+"""`squid doctor`: seven faults, seven names, and nothing to say about a healthy system."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import sql
+
+from examples import ledger
+from examples.stack import LOCATION, Stack
+from squid_dagster.api import Squid
+from squid_dagster.cli import doctor_dagster
+from squid_dagster.cli.doctor_findings import CODES
+from squid_dagster.journal import PostgresPresence, PostgresStorage
+from squid_dagster.journal.postgres.drift import differences
+from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow
+from squid_dagster.plugin import names, versions
+from tests.cli.flows import hello, nap, orders
+from tests.cli.typed import FLOWS, Typed
+from tests.facts import planned, queued, started
+from tests.journal.contract import put, raw
+from tests.plugin import tides
+from tests.plugin.daemon import wait_for
+
+
+def announce(storage: PostgresStorage, *queues: str, definitions: tuple[str, ...] | None = None) -> None:
+    """Say that a worker is alive, as workers do."""
+    row = WorkerRow(worker_id="w-1", queues=queues, definitions=definitions, host="here", pid=7)
+    PostgresPresence(storage).announce(row)
+
+
+def examined(typed: Typed, *args: object) -> dict[str, Any]:
+    """What the doctor says; it leaves no fact and no schema behind, and its exit code fits."""
+    facts = typed.facts()
+    answer = typed("doctor", "--json", *args)
+    told: dict[str, Any] = json.loads(answer.out)
+    assert [*told] == ["healthy", "findings", "skipped", "passed"]
+    assert (answer.code, answer.err) == (0 if told["healthy"] else 1, "")
+    assert all([*each] == ["code", "detail", "remedy"] and all(each.values()) for each in told["findings"])
+    assert {each["code"] for part in ("findings", "skipped") for each in told[part]} | {*told["passed"]} == {*CODES}
+    assert typed.facts() == facts
+    assert not typed.storage.rows("SELECT FROM pg_namespace WHERE nspname LIKE 'squid_doctor%%'")
+    return told
+
+
+def codes(told: dict[str, Any]) -> list[str]:
+    return [each["code"] for each in told["findings"]]
+
+
+def alive(storage: PostgresStorage) -> Squid:
+    """Leave a system as it should be: work done, waiting for people and for later, and a worker."""
+    squid = Squid(storage, [hello, orders, nap])
+    squid.start_many("hello", [{}] * 3)
+    squid.start("orders", {"item": "tea"})
+    squid.start("nap")
+    squid.worker(until_idle=True)
+    squid.backlog.create("a", "card")
+    announce(storage, "default")
+    return squid
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "word"),
+    [
+        (["--dagster", "workspace.yaml"], 2, "no address of a Dagster webserver"),
+        (["--dagster", "http://"], 2, "no address"),
+        (["--max-skew", "-1"], 2, "--max-skew"),
+        (["--stuck-after", "soon"], 2, "--stuck-after"),
+        (["--skip", "everything"], 2, "everything"),
+        (["--schema", "No Such!"], 2, "No Such!"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_one_line(untouched: Typed, args: list[str], code: int, word: str) -> None:
+    untouched("doctor", *args).refused(code, word)
+
+
+# --- seven faults ---------------------------------------------------------------------------------------------------
+
+
+def test_schema_drift(typed: Typed) -> None:
+    alive(typed.storage)
+    with raw(typed.storage) as connection:
+        for plant in (
+            "DROP INDEX runs_parent",
+            "ALTER TABLE journal_entries DISABLE TRIGGER journal_entries_append_only",
+            "ALTER TABLE journal_checkpoints ADD COLUMN note text",
+            "CREATE TABLE somebody (id int)",
+            "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        ):
+            connection.execute(plant)
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["schema_drift"]
+    detail = told["findings"][0]["detail"]
+    for named in (
+        "function refuse_change() differs",
+        "index runs.runs_parent is missing",
+        "table journal_checkpoints differs",
+        "table somebody is not ours",
+        "trigger journal_entries.journal_entries_append_only differs",
+    ):
+        assert named in detail
+
+
+def test_an_outdated_schema_is_drift_too(typed: Typed) -> None:
+    with raw(typed.storage) as connection:
+        connection.execute("UPDATE squid_schema SET version = 1")
+    told = examined(typed)
+    assert codes(told) == ["schema_drift"]
+    assert "squid db upgrade" in told["findings"][0]["remedy"]
+
+
+def test_views_differ(typed: Typed) -> None:
+    alive(typed.storage)
+    with raw(typed.storage) as connection:
+        connection.execute("UPDATE runs SET trigger = 'other' WHERE workflow = 'nap'")
+        connection.execute("UPDATE backlog SET title = 'other'")
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["views_differ"]
+    assert "other values in trigger" in told["findings"][0]["detail"]
+    assert "card a: other values in title" in told["findings"][0]["detail"]
+    assert told["findings"][0]["remedy"] == "squid views rebuild"
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(-3600, "behind"), (3600, "ahead of")])
+def test_clock_skew(typed: Typed, monkeypatch: pytest.MonkeyPatch, seconds: int, side: str) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + seconds)
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["clock_skew"]
+    assert f"s {side} the database's" in told["findings"][0]["detail"]
+    assert codes(examined(typed, *FLOWS, "--max-skew", "4000")) == []
+
+
+def test_stuck_runs_that_a_crash_left_halfway(typed: Typed) -> None:
+    alive(typed.storage)
+    put(typed.storage, started("unplanned"), queued("unplanned"), planned(run="unplanned"))
+    put(typed.storage, started("unqueued"))
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["stuck_runs"]
+    assert "2 runs were left halfway" in told["findings"][0]["detail"]
+    assert "unplanned, unqueued" in told["findings"][0]["detail"]
+    assert "squid recover" in told["findings"][0]["remedy"]
+
+
+def test_stuck_runs_that_a_live_worker_does_not_take(typed: Typed) -> None:
+    squid = alive(typed.storage)
+    squid.start("hello")
+    assert codes(examined(typed, *FLOWS)) == []  # it is due for a moment only
+    told = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(told) == ["stuck_runs"]
+    assert "although w-1 could take them" in told["findings"][0]["detail"]
+    # and one whose workers have other workflows, although the workflow can be loaded
+    announce(typed.storage, "default", definitions=("other/1",))
+    told = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(told) == ["stuck_runs"]
+    assert "none of which has that workflow" in told["findings"][0]["detail"]
+
+
+def test_queue_without_worker(typed: Typed) -> None:
+    squid = alive(typed.storage)
+    squid.start_many("hello", [{}] * 2, queue="lonely")
+    squid.start("hello", queue="shut")
+    squid.pause_queue("shut")
+    assert codes(examined(typed, *FLOWS)) == []  # somebody may be about to come
+    told = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(told) == ["queue_without_worker"]
+    assert "queue 'lonely' has 2 attempts due" in told["findings"][0]["detail"]
+    assert "--queue lonely" in told["findings"][0]["remedy"]
+
+
+def test_workflow_not_loadable_because_of_its_module(typed: Typed) -> None:
+    alive(typed.storage)
+    told = examined(typed, "-m", "tests.cli.no_such_module")
+    assert codes(told) == ["workflow_not_loadable"]
+    assert "tests.cli.no_such_module" in told["findings"][0]["detail"]
+
+
+def test_workflow_not_loadable_because_nobody_has_it(typed: Typed) -> None:
+    squid = alive(typed.storage)
+    squid.start("hello")
+    announce(typed.storage, "default", definitions=("other/1",))
+    for modules in ((), ("-m", "tests.cli.needy")):
+        told = examined(typed, *modules, "--stuck-after", "0")
+        assert codes(told) == ["workflow_not_loadable"] * 3
+        for name, each in zip(("hello", "nap", "orders"), told["findings"], strict=True):
+            assert f"workflow '{name}'" in each["detail"]
+    # a worker that has them all is enough
+    announce(typed.storage, "default")
+    assert codes(examined(typed, "-m", "tests.cli.needy")) == []
+
+
+# --- with a real Dagster --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(postgres_url: str, schema_names: Iterator[str]) -> Iterator[tuple[Typed, Stack]]:
+    """A journal with a healthy system on it, and a Dagster whose location works on it, and has ticked."""
+    storage = PostgresStorage(postgres_url, next(schema_names))
+    storage.upgrade()
+    alive(storage)
+    with tempfile.TemporaryDirectory(prefix="squid-doctor-", dir="/tmp") as made:
+        folder = Path(made)
+        environment = {
+            "SQUID_DATABASE_URL": postgres_url,
+            "SQUID_SCHEMA": storage.schema,
+            tides.GATE: str(folder / "gate"),
+            ledger.LEDGER: str(folder / "ledger.db"),
+        }
+        with Stack(folder / "dagster", "tests.plugin.tides", environment) as stack:
+            wait_for(lambda: PostgresPresence(storage).workers(FORGOTTEN_AFTER)[1:], stack)
+            wait_for(lambda: _ticks(stack), stack)
+            yield Typed(storage), stack
+    storage.close()
+
+
+def _ticks(stack: Stack) -> list[Any]:
+    workspace = doctor_dagster._ask(stack.address)
+    return [tick for _, state in doctor_dagster._sensors(workspace, []) for tick in state["ticks"]]
+
+
+def test_nothing_is_wrong_with_a_healthy_system(served: tuple[Typed, Stack]) -> None:
+    typed, stack = served
+    announce(typed.storage, "default")
+    told = examined(typed, *FLOWS, "--dagster", stack.address)
+    assert told == {"healthy": True, "findings": [], "skipped": [], "passed": [*CODES]}
+    announce(typed.storage, "default")
+    assert typed("doctor", *FLOWS).out.endswith("Nothing is wrong.\n")
+
+
+def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
+    _, stack = served
+    told = examined(typed, *FLOWS, "--dagster", f"{stack.address}/")
+    assert codes(told) == ["dagster_elsewhere"]
+    assert f"location {LOCATION!r}" in told["findings"][0]["detail"]
+    assert "SQUID_DATABASE_URL" in told["findings"][0]["remedy"]
+    # a location that was here long ago, and ticks now, has gone elsewhere
+    PostgresPresence(typed.storage).announce(
+        WorkerRow(
+            worker_id="d", kind=versions.LOCATION_KIND, queues=(), host="h", pid=1, details={"location": LOCATION}
+        )
+    )
+    assert codes(examined(typed, *FLOWS, "--dagster", stack.address)) == []
+    with raw(typed.storage) as connection:
+        connection.execute("UPDATE presence SET seen_at = seen_at - interval '2 hours'")
+    assert codes(examined(typed, *FLOWS, "--dagster", stack.address)) == ["dagster_elsewhere"]
+
+
+def test_the_names_are_those_of_the_plugin() -> None:
+    assert doctor_dagster.LOCATION_KIND == versions.LOCATION_KIND
+    assert (doctor_dagster.DISPATCH_SENSOR, doctor_dagster.DISPATCH_JOB) == (names.DISPATCH_SENSOR, names.DISPATCH_JOB)
+
+
+# --- what cannot be told --------------------------------------------------------------------------------------------
+
+
+def test_a_check_that_cannot_be_made_says_why(typed: Typed) -> None:
+    told = examined(typed, "--dagster", "http://127.0.0.1:1", "--skip", "clock_skew")
+    assert told["healthy"]
+    skipped = {each["code"]: each["reason"] for each in told["skipped"]}
+    assert [*skipped] == ["clock_skew", "workflow_not_loadable", "dagster_elsewhere"]
+    assert "--skip" in skipped["clock_skew"]
+    assert "-m" in skipped["workflow_not_loadable"]
+    assert "http://127.0.0.1:1 does not answer" in skipped["dagster_elsewhere"]
+    shown = typed("doctor").out
+    assert "skipped  dagster_elsewhere: no webserver was named" in shown
+    assert "ok       schema_drift" in shown
+
+
+def test_missing_views_are_drift_and_keep_nothing_else_from_being_checked(typed: Typed) -> None:
+    with raw(typed.storage) as connection:
+        connection.execute("DROP TABLE attempts")
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["schema_drift"]
+    assert "table attempts is missing" in told["findings"][0]["detail"]
+    assert "clock_skew" in told["passed"]
+    assert {"views_differ", "stuck_runs", "queue_without_worker"} <= {each["code"] for each in told["skipped"]}
+
+
+def test_a_role_that_may_not_make_a_schema_is_told_so(typed: Typed) -> None:
+    role = f"{typed.storage.schema}_reader"
+    url = typed.storage.engine.url.set(username=role).render_as_string(hide_password=False)
+    with raw(typed.storage) as connection:
+        name, place = sql.Identifier(role), sql.Identifier(typed.storage.schema)
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+        connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, name))
+        connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(place, name))
+        connection.execute(sql.SQL("GRANT SELECT ON ALL SEQUENCES IN SCHEMA {} TO {}").format(place, name))
+    reader = Typed(typed.storage)
+    reader.environ["SQUID_DATABASE_URL"] = url
+    told = examined(reader, *FLOWS)
+    assert told["healthy"]
+    skipped = {each["code"]: each["reason"] for each in told["skipped"]}
+    assert "permission denied" in skipped["schema_drift"]
+
+
+def test_objects_are_compared_by_kind_and_name() -> None:
+    meant: Any = {("index", "t.a"): ("1",), ("index", "t.b"): ("1",), ("table", "s"): ("1",), ("index", "s.a"): ("1",)}
+    there: Any = {("index", "t.a"): ("1",), ("index", "t.b"): ("2",), ("function", "f()"): ("1",)}
+    assert list(differences(meant, there)) == ["table s is missing", "function f() is not ours", "index t.b differs"]

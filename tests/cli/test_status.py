@@ -1,0 +1,151 @@
+"""`squid status`: one screen that says what there is, and names everything that needs a person, with what helps."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresDispatchStore, PostgresPresence, PostgresStorage, WorkerRow
+from squid_dagster.journal.postgres.schema import CODE_VERSION
+from tests.cli.flows import gated, hello, nap, orders
+from tests.cli.typed import Typed
+from tests.facts import quarantined, started, step_paused
+from tests.journal.contract import put, raw
+from tests.processes import REPOSITORY
+
+KEYS = ["database", "now", "queues", "workers", "runs", "attention"]
+NEEDED = ["kind", "count", "more", "queue", "summary", "commands", "run_ids"]
+
+
+def announce(storage: PostgresStorage, *queues: str, worker_id: str = "w-1", **more: Any) -> None:
+    """Say that a worker is alive, as workers do."""
+    row = WorkerRow(worker_id=worker_id, queues=queues, host="here", pid=7, capacity=4, running=1, **more)
+    PostgresPresence(storage).announce(row)
+
+
+def kinds(told: dict[str, Any]) -> list[tuple[str, str | None, int]]:
+    assert all([*each] == NEEDED for each in told["attention"])
+    return [(each["kind"], each["queue"], each["count"]) for each in told["attention"]]
+
+
+def test_an_empty_journal_needs_nobody(untouched: Typed) -> None:
+    told = untouched("status", "--json").json
+    assert [*told] == KEYS
+    assert told["database"]["tier"] == "server"
+    assert told["database"]["description"].endswith("(SQUID_DATABASE_URL)")
+    assert (told["database"]["schema"], told["database"]["version"]) == (untouched.storage.schema, CODE_VERSION)
+    assert (told["queues"], told["workers"], told["attention"]) == ([], [], [])
+    assert {figures["count"] for figures in told["runs"].values()} == {0}
+    assert datetime.fromisoformat(told["now"]).tzinfo is not None
+    shown = untouched("status").out
+    assert "runs: none" in shown
+    assert "Nothing needs attention." in shown
+
+
+def test_without_a_database_there_is_one_line(untouched: Typed) -> None:
+    untouched("status", "--schema", "no_such_schema").refused(4, "squid db upgrade")
+    untouched.environ["SQUID_DATABASE_URL"], before = (
+        "postgres://u:hunter2@127.0.0.1:1/x",
+        untouched.environ["SQUID_DATABASE_URL"],
+    )
+    try:
+        said = untouched("status", "--json").refused(4, "cannot reach Postgres")
+    finally:
+        untouched.environ["SQUID_DATABASE_URL"] = before
+    assert "hunter2" not in said
+    assert json.loads(said)["error"] == "StorageUnavailable"
+
+
+def test_work_and_workers_are_counted(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello, orders, nap])
+    squid.start_many("hello", [{}] * 3)
+    squid.worker(until_idle=True)
+    squid.start("nap")
+    squid.start_many("hello", [{}] * 2)
+    squid.pause_queue("slow")
+    PostgresDispatchStore(typed.storage).claim("default", "w-1")
+    announce(typed.storage, "default", "mail")
+    told = typed("status", "--json").json
+    assert {name: figures["count"] for name, figures in told["runs"].items() if figures["count"]} == {
+        "running": 3,
+        "completed": 3,
+    }
+    queue, slow = told["queues"]
+    assert datetime.fromisoformat(queue.pop("oldest_due_at")) <= datetime.now(UTC)
+    assert queue == {
+        "queue": "default",
+        "paused": False,
+        "due": 1,
+        "later": 1,
+        "claimed": 1,
+        "expired": 0,
+        "workers": 1,
+    }
+    assert (slow["queue"], slow["paused"], slow["oldest_due_at"]) == ("slow", True, None)
+    (worker,) = told["workers"]
+    assert (worker["worker_id"], worker["queues"], worker["running"], worker["capacity"]) == (
+        "w-1",
+        ["default", "mail"],
+        1,
+        4,
+    )
+    assert told["attention"] == []
+    shown = typed("status").out
+    assert "runs: 3 running, 3 completed" in shown
+    assert "w-1" in shown
+
+
+def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typed: Typed) -> None:
+    storage = typed.storage
+    squid = Squid(storage, [hello, orders, gated])
+    # given a run that waits for a person, and one whose deadline is over
+    squid.start("orders", {"item": "tea"}, run_id="waits")
+    squid.worker(until_idle=True)
+    due = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
+    put(storage, started("late"), step_paused("late", metadata={"deadline": {"due_at": due}}))
+    # a dead letter, a quarantined run
+    squid.start("gated", {"begun": "x", "gate": "y"}, run_id="dead", queue="mail")
+    dispatch = PostgresDispatchStore(storage)
+    dispatch.claim("mail", "w-1", lease=timedelta(milliseconds=1))
+    while not dispatch.dead_letter_expired("mail"):
+        pass
+    squid.start("hello", run_id="broken", queue="mail")
+    with raw(storage) as connection:
+        connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")
+        connection.execute("UPDATE journal_entries SET data = '{}' WHERE run_id = 'broken' AND type = 'run_started'")
+        connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
+    put(storage, quarantined("broken"))
+    # work on a queue without a worker, on a paused one, and a lease that ran out
+    squid.start("hello", queue="lonely")
+    squid.start("hello", queue="shut")
+    squid.pause_queue("shut")
+    announce(storage, "busy")
+    squid.start("hello", queue="busy")
+    dispatch.claim("busy", "w-1", lease=timedelta(milliseconds=1))
+    told = typed("status", "--json").json
+    assert kinds(told) == [
+        ("quarantined", None, 1),
+        ("dead_letters", None, 1),
+        ("deadlines", None, 1),
+        ("waiting", None, 2),
+        ("expired_leases", "busy", 1),
+        ("no_worker", "lonely", 1),
+        ("queue_paused", "shut", 1),
+    ]
+    needed = {each["kind"]: each for each in told["attention"]}
+    assert needed["quarantined"]["run_ids"] == ["broken"]
+    assert "squid run explain broken" in needed["quarantined"]["commands"]
+    assert "squid queue retry dead" in needed["dead_letters"]["commands"]
+    assert "over for 2 h" in needed["deadlines"]["summary"]
+    assert needed["deadlines"]["run_ids"] == ["late"]
+    assert sorted(needed["waiting"]["run_ids"]) == ["late", "waits"]
+    assert needed["no_worker"]["commands"] == ["squid worker -m MODULE --queue lonely"]
+    assert needed["queue_paused"]["commands"] == ["squid queue resume shut"]
+    shown = typed("status").out
+    assert all(each["summary"] in shown for each in told["attention"])
+    assert f"$ {needed['no_worker']['commands'][0]}" in shown
+
+
+def test_the_figures_are_read_from_views_and_never_from_the_facts() -> None:
+    for name in ("cli/status.py", "journal/postgres/counting.py"):
+        assert "journal_entries" not in (REPOSITORY / "squid_dagster" / name).read_text()
