@@ -50,6 +50,7 @@ dev: setup ## Set up, then show the example workflows in Dagster's UI, on the em
 
 pictures: setup ## Make the pictures of the README again, in docs/images (needs `make browser`)
 	$(BIN)/python -m examples.pictures
+	$(BIN)/python -m examples.cli_pictures
 
 bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks
 	$(BIN)/python -m bench

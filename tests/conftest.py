@@ -34,6 +34,24 @@ settings.register_profile(
 settings.load_profile("squid")
 
 
+# Longest first: of two processes, neither is to wait in the end for a file that the other has just begun.
+_LONG = (
+    "tests/spark/test_checks.py",
+    "tests/spark/test_cluster.py",
+    "tests/plugin/test_amnesia.py",
+    "tests/recovery/test_windows.py",
+    "tests/spark/",
+    "tests/plugin/",
+    "tests/backlog/",
+    "tests/cli/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files."""
+    items.sort(key=lambda item: next((i for i, name in enumerate(_LONG) if item.nodeid.startswith(name)), len(_LONG)))
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The URL of a server of our own, in a directory that any user can traverse and that is gone afterwards."""

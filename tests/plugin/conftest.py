@@ -20,6 +20,17 @@ def _nothing_stays_open() -> Iterator[None]:
     close_all()
 
 
+@pytest.fixture(scope="module")
+def spark_while_needed() -> Iterator[None]:
+    """Ends the Spark session that a module has begun; one of other tests stays, since a process has only one."""
+    from pyspark.sql import SparkSession
+
+    before = SparkSession.getActiveSession()
+    yield
+    if before is None and (session := SparkSession.getActiveSession()) is not None:
+        session.stop()
+
+
 @pytest.fixture
 def resource(postgres: PostgresStorage, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> SquidResource:
     """The resource of a migrated, empty journal, whose URL is in the environment."""

@@ -71,7 +71,7 @@ def test_it_holds_all_example_workflows() -> None:
     assert {names.DISPATCH_JOB, names.START_JOB, names.RECOVERY_JOB} <= jobs_of(defs)
     assert sensors_of(defs) == {names.DISPATCH_SENSOR, names.ATTENTION_SENSOR}
     crons = {"squid_cron_nightly_report_nightly"}
-    assert schedules_of(defs) == {names.RECOVERY_SCHEDULE, names.PROJECTIONS_SCHEDULE, *crons}
+    assert schedules_of(defs) == {names.RECOVERY_SCHEDULE, names.PROJECTIONS_SCHEDULE, names.CHECKS_SCHEDULE, *crons}
     stems = {
         f"examples.{path.stem}" for path in (REPOSITORY / "examples").glob("*.py") if "Workflow(" in path.read_text()
     }

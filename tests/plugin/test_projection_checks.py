@@ -1,6 +1,5 @@
 """The asset checks of the journal and the job that restores its views, in Dagster. One Spark session for all."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -38,13 +37,7 @@ def postgres_url(postgres_url: str) -> str:
     return make_url(postgres_url).set(database="projection_checks").render_as_string(hide_password=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_session_stays() -> Iterator[None]:
-    yield
-    from pyspark.sql import SparkSession
-
-    if (session := SparkSession.getActiveSession()) is not None:
-        session.stop()
+pytestmark = pytest.mark.usefixtures("spark_while_needed")
 
 
 def definitions(resource: SquidResource, house: Path, spark_master: str = "local[2]") -> dg.Definitions:

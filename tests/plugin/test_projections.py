@@ -5,7 +5,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from base64 import b64decode
-from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,7 @@ def postgres_url(postgres_url: str) -> str:
     return make_url(postgres_url).set(database="projections").render_as_string(hide_password=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_session_stays() -> Iterator[None]:
-    yield
-    from pyspark.sql import SparkSession
-
-    if (session := SparkSession.getActiveSession()) is not None:
-        session.stop()
+pytestmark = pytest.mark.usefixtures("spark_while_needed")
 
 
 @pytest.fixture

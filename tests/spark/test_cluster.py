@@ -22,7 +22,7 @@ from tests.spark.clusters import (
     web_pages,
 )
 
-FACTS = 100_000
+FACTS = 40_000
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 EXECUTOR, DAEMON = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 

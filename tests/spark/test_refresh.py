@@ -49,6 +49,8 @@ from tests.spark.test_folds import damage
 RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.2, unfinished=0.2)
 START = datetime(2026, 1, 1, 6, tzinfo=UTC)
 
+_RUNS_AT_A_TIME = 6
+
 Moments = list[list[Fact]]
 
 
@@ -77,9 +79,9 @@ def late(life: Life) -> Moments:
 
 
 def mixed(random: Random, all_moments: list[Moments]) -> Moments:
-    """All moments, in a random order that keeps that of each run."""
+    """All moments, in a random order that keeps that of each run; runs begin one after another, and soon end."""
     turns = [index for index, moments in enumerate(all_moments) for _ in moments]
-    random.shuffle(turns)
+    turns.sort(key=lambda index: index + random.random() * _RUNS_AT_A_TIME)
     iterators = [iter(moments) for moments in all_moments]
     return [next(iterators[index]) for index in turns]
 
@@ -227,6 +229,7 @@ def test_only_days_that_were_touched_are_written_and_others_stay_readable(
         (STAGE, *TABLES[:-1]), ("2026-01-02",)
     )
     assert marks(warehouse, STAGE)["2026-01-02"][1] == open_before - 1
+    assert done.rows["run_history"] == len(before["run_history"])  # runs of that day that nobody touched are there too
     assert not (Path(warehouse.path) / STAGE / "0-crashed").exists()
     assert held.count() == len(before["attempt_history"])  # whoever read before still can
 
