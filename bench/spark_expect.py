@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from squid_dagster.spark.ranges import usual_partitions
+from squid_dagster.spark.ranges import usual_fold_partitions
 
 SIZES = (10_000_000, 1_000_000_000, 100_000_000_000)
 CORES = {10_000_000: 2, 1_000_000_000: 32, 100_000_000_000: 256}  # of Spark's executors, for each size
@@ -41,7 +41,7 @@ def markdown(slopes: Slopes) -> str:
             f"{facts:,}",
             _bytes(facts * slopes.journal_bytes_per_fact),
             _bytes(facts * slopes.table_bytes_per_fact),
-            f"{usual_partitions(0, facts):,}",
+            f"{usual_fold_partitions(0, facts):,}",
             f"{cores} (database: {DATABASE_CORES[facts]})",
             f"{hours:,.1f}",
             _time(seconds),

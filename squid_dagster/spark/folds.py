@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from squid_dagster.journal.postgres.reading import read_entries
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.spark.heap import set_heap_aside
 from squid_dagster.spark.rows import Row, fold_run, loose_row, unit_row
 from squid_dagster.spark.tables import UNIT_SCHEMA
 
@@ -73,6 +74,7 @@ def map_runs(
             (run_id, (entry for _, entry in group))
             for run_id, group in groupby(_entries(batches), key=lambda pair: pair[0])
         )
+        set_heap_aside()
         with _collected_seldom():
             yield from _batches(work(groups), target)
 

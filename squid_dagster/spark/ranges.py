@@ -8,8 +8,10 @@ from psycopg import sql
 
 from squid_dagster.spark.database import first_row
 
-# So many positions are worth a task of their own; the number of tasks stays in bounds.
-_POSITIONS_PER_TASK = 50_000
+# So many positions are worth a task of their own; the number of tasks stays in bounds. A read is a stream, and each one
+# begins with a connection; a fold sorts what it is given.
+_READ_PER_TASK, _READ_BY_TWO = 500_000, 50_000
+_FOLDED_PER_TASK = 50_000
 MAX_PARTITIONS = 10_000
 _TOUCHED_PER_TASK = 5_000  # each of them brings its run's whole history with it
 _MOST_BY_ITSELF = 1_000
@@ -51,7 +53,13 @@ def read_bounds(cursor: Any, schema: str) -> Bounds:
 
 def usual_partitions(after: int, upto: int) -> int:
     """Say into how many parts a range of positions is divided when nobody says."""
-    return max(1, min(_MOST_BY_ITSELF, -(-(upto - after) // _POSITIONS_PER_TASK)))
+    few = 2 if upto - after > _READ_BY_TWO else 1
+    return max(few, min(_MOST_BY_ITSELF, round((upto - after) / _READ_PER_TASK)))
+
+
+def usual_fold_partitions(after: int, upto: int) -> int:
+    """Say by how many tasks a range of positions is folded when nobody says."""
+    return max(1, min(_MOST_BY_ITSELF, -(-(upto - after) // _FOLDED_PER_TASK)))
 
 
 def usual_run_partitions(after: int, upto: int) -> int:

@@ -27,6 +27,7 @@ from squid_dagster.spark.warehouse_tables import columns_of, cut_queues, cut_tab
 Progress = Callable[[str], None]
 _OURS = re.compile(r"squid_dagster(\.\w+)+: ")
 _LONGEST_REASON = 600
+_LONGEST_FIRST = (QUEUE_HEALTH, "attempt_history")
 _TABLES_AT_ONCE = 3  # most of a small job is waiting for the scheduler
 
 
@@ -84,7 +85,8 @@ def refresh(
     with Refresher(spark, storage, location, warehouse, progress).begun(wait) as work:
         stage = work.stage(full=full, upto=upto)
         with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
-            done = dict(zip(TABLES, pool.map(lambda table: work.table(table, full=full), TABLES), strict=True))
+            tables = sorted(TABLES, key=lambda table: table not in _LONGEST_FIRST)
+            done = dict(zip(tables, pool.map(lambda table: work.table(table, full=full), tables), strict=True))
     return Refreshed(
         cut=stage.manifest.covered,
         covered_before=stage.covered_before,

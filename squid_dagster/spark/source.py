@@ -29,6 +29,7 @@ from squid_dagster.spark import filters, ranges
 from squid_dagster.spark.columns import SCHEMA, arrow_schema, check_declared, columns
 from squid_dagster.spark.credentials import Location, locate
 from squid_dagster.spark.database import connected
+from squid_dagster.spark.heap import set_heap_aside
 
 NAME = "squid_journal"
 _OPTIONS = frozenset({"url", "url_file", "url_env", "schema", "after", "upto", "partitions", "by", "pushdown"})
@@ -134,6 +135,7 @@ class JournalReader(DataSourceReader):
         """
         if not isinstance(partition, Part):
             raise TypeError(f"not a partition of {NAME}: {partition!r}")
+        set_heap_aside()
         target = arrow_schema(self._declared)
         with connected(self._asked.location, self._asked.schema) as cursor:
             cursor.execute(partition.statement)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.folds import COLUMNS, fold_runs
 from squid_dagster.spark.manifest import LOOSE, UNKNOWN, Manifest, Part
-from squid_dagster.spark.ranges import usual_partitions, usual_run_partitions
+from squid_dagster.spark.ranges import usual_fold_partitions, usual_run_partitions
 from squid_dagster.spark.source import read_journal
 from squid_dagster.spark.tables import staged
 from squid_dagster.spark.warehouse import PART, STAGE, Warehouse, directory_of
@@ -56,7 +56,7 @@ class Journal:
 
     def everything(self, upto: int) -> DataFrame:
         """Fold all runs up to a cut."""
-        parts = usual_partitions(0, upto)
+        parts = usual_fold_partitions(0, upto)
         return self._folded(self._entries(upto, by="position"), parts)
 
     def touched(self, after: int, upto: int) -> DataFrame:
@@ -72,7 +72,7 @@ class Journal:
         day = f.date_from_unix_date(f.floor(micros / 86_400_000_000).cast("int"))
         chosen = starts.where((f.col("type") == "run_started") & day.isin(list(days))).select("run_id").distinct()
         entries = self._entries(upto, by="position").join(chosen, "run_id", "left_semi")
-        return self._folded(entries, usual_partitions(0, upto)).where(f.col("day").isin(list(days)))
+        return self._folded(entries, usual_fold_partitions(0, upto)).where(f.col("day").isin(list(days)))
 
     def _entries(self, upto: int, *, by: str, after: int = 0, only: Sequence[str] = COLUMNS) -> DataFrame:
         schema = self.storage.schema
