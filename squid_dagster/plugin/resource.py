@@ -13,6 +13,7 @@ from pydantic import Field
 
 from squid_dagster.agents import DispatchAgent
 from squid_dagster.api import Squid
+from squid_dagster.backlog import Backlog
 from squid_dagster.journal import Storage
 from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
@@ -108,6 +109,11 @@ class SquidResource(dg.ConfigurableResource[Any]):
     def journal(self) -> Storage:
         """The storage that holds all facts. Raises as `squid`."""
         return self._given.journal if self._given is not None else storage_of(self._place())
+
+    @property
+    def backlog(self) -> Backlog:
+        """The cards of this journal. Raises as `squid`."""
+        return self.squid.backlog
 
     def dispatch_agent(self, queue: str | None = None) -> DispatchAgent:
         """Give the agent of a queue, or of the default queue. Raises as `squid`."""

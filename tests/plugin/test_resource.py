@@ -243,3 +243,8 @@ def test_for_testing_gives_that_very_object_in_ops_and_sensors_and_nested(
     other = make_squid()
     assert SquidResource.for_testing(other).squid is other
     assert resource.squid is squid
+
+
+def test_the_backlog_is_that_of_the_same_journal(resource: SquidResource) -> None:
+    resource.backlog.create("card-1", "look at it")
+    assert [card.id for card in resource.squid.backlog.list()] == ["card-1"]
