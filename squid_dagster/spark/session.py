@@ -79,8 +79,8 @@ def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
         InvalidArgument, SparkUnavailable, JavaMissing: as `prepare`.
         SparkUnavailable: this process has a session on another master: stop it first; or the master refuses us.
     """
+    there = _refuse_other_master(parse_master(spark_master))
     master = prepare(spark_master)
-    there = _refuse_other_master(master)
     builder = SparkSession.builder
     for name, value in spark_config(spark_master, settings).items():
         builder = builder.config(name, value)

@@ -125,13 +125,13 @@ def test_an_approval_from_the_launchpad_lets_the_run_go_on(
     assert approval.metadata["actor_source"] == "dagster_launchpad"
     assert approval.metadata["dagster_run_id"] == dagster_run_id
     # what is not paused cannot be approved: our words stand in the run, and the journal holds nothing from it
-    before = len(squid.journal.read_run(started.run_id))
+    before = facts(squid, started.run_id, "run_signal_received")
     ui.fill_launchpad("squid_approve", APPROVE.format(run_id=started.run_id))
     ui.launch()
     assert ui.wait_for_end() == "RUN_FAILURE"
     refusal = f"run '{started.run_id}' is completed: there is nothing that could be approved"
     expect(ui.page.get_by_text(refusal).first).to_be_visible()
-    assert len(squid.journal.read_run(started.run_id)) == before
+    assert facts(squid, started.run_id, "run_signal_received") == before
 
 
 def test_the_recovery_schedule_ticks(ui: Ui) -> None:

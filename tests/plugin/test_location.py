@@ -121,7 +121,7 @@ def test_the_snippets_of_the_guide_work_as_they_are_written(
 ) -> None:
     monkeypatch.setenv("SQUID_DATABASE_URL", postgres_url)
     monkeypatch.setenv("SQUID_SCHEMA", str(resource.schema_name))
-    (snippet,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    snippet = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[0]  # the next adds Spark: tests/test_docs.py
     namespace: dict[str, Any] = {"__name__": "guide"}
     exec(compile(snippet, "dagster.md", "exec"), namespace)  # noqa: S102
     defs: dg.Definitions = namespace["defs"]
