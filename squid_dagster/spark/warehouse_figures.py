@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import Column, DataFrame, GroupedData, Row
 from pyspark.sql import functions as f
 
-from squid_dagster.spark.warehouse_queues import three_digits
+from squid_dagster.spark.warehouse_queues import milliseconds, three_digits
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 _MOST_BUCKETS, _MOST_STEPS = 62, 12
@@ -108,7 +108,7 @@ def _latest(counted: DataFrame, bucket: timedelta) -> list[tuple[datetime, Row]]
 
 
 def _seconds(since: str, until: str) -> Column:
-    return three_digits((f.unix_micros(until) - f.unix_micros(since)) / 1000.0) / 1000.0
+    return f.expr(f"{three_digits(milliseconds(since, until))} / 1000D")
 
 
 def _percentiles(seconds: Column, name: str) -> list[Column]:

@@ -1,15 +1,46 @@
 """The health of queues, from folded runs as they stood at a time: what is open, and what the day before it was like."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from squid_dagster.spark.tables import queues
 
 WINDOW = timedelta(days=1)
-_OPEN = ("available", "retry_scheduled", "claimed", "dead_lettered")
-_DELAYED = ("available", "retry_scheduled")
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Expressions as text: one call to the JVM each, where columns put together in Python would take a dozen.
+_OPEN = (
+    "live AND status IN ('available', 'retry_scheduled', 'claimed', 'dead_lettered') AND NOT applied AS is_open",
+    "claimed_at > since AS claimed_lately",
+    "settled_at > since AS settled_lately",
+)
+_DUE = (
+    "is_open AND status IN ('available', 'retry_scheduled') AND visible_at > now AS later",
+    "is_open AND status IN ('available', 'retry_scheduled') AND visible_at <= now AS is_due",
+    "is_open AND status = 'claimed' AND lease_until <= now AS over",
+    # From when an attempt could be claimed to its first claim; a deferral moves the former again.
+    "if(visible_at > scheduled_at AND visible_at <= first_claimed_at, visible_at, scheduled_at) AS claimable_at",
+)
+_FIGURES = (
+    "coalesce(max(paused), false) AS paused",
+    "count_if(later) AS scheduled",
+    "count_if(is_due) AS due",
+    "count_if(is_open AND status = 'claimed' AND lease_until > now) AS claimed",
+    "count_if(over) AS lease_over",
+    "count_if(is_open AND status = 'dead_lettered') AS dead_letters",
+    "min(CASE WHEN is_due THEN visible_at WHEN over THEN lease_until END) AS oldest_due_at",
+    "coalesce(sum(CASE WHEN claimed_lately THEN deliveries END), 0) AS deliveries",
+    "coalesce(sum(CASE WHEN claimed_lately THEN expiries END), 0) AS expiries",
+    "count_if(settled_lately AND status = 'completed') AS completed",
+    "count_if(settled_lately AND status = 'failed') AS failed",
+    "count_if(settled_lately AND status = 'dead_lettered') AS dead_lettered",
+    "percentile(waited, 0.5) AS waiting_p50_ms",
+    "percentile(waited, 0.95) AS waiting_p95_ms",
+    "max(now) AS as_of",
+)
 
 
 def queue_health(units: DataFrame, as_of: datetime) -> DataFrame:
@@ -19,50 +50,30 @@ def queue_health(units: DataFrame, as_of: datetime) -> DataFrame:
     Counts of deliveries, expiries and outcomes, and waiting times, are of that day: of attempts that were last claimed,
     settled or first claimed in it.
     """
-    now, since = f.lit(as_of), f.lit(as_of - WINDOW)
-    live = units.where("run_id IS NOT NULL").select(
-        f.expr("run.ended_at IS NULL AND NOT run.fenced AND NOT run.quarantined").alias("live"),
-        f.explode("attempts").alias("one"),
+    live = units.where("run_id IS NOT NULL").selectExpr(
+        "run.ended_at IS NULL AND NOT run.fenced AND NOT run.quarantined AS live", "explode(attempts) AS one"
     )
     attempts = live.select("live", "one.*").where("status IS NOT NULL")
     rows = attempts.unionByName(queues(units), allowMissingColumns=True)
-    status, visible, lease = f.col("status"), f.col("visible_at"), f.col("lease_until")
-    is_open = f.col("live") & status.isin(*_OPEN) & ~f.col("applied")
-    delayed, claimed = is_open & status.isin(*_DELAYED), is_open & (status == "claimed")
-    due, over = delayed & (visible <= now), claimed & (lease <= now)
-    recent = {name: f.col(name) > since for name in ("claimed_at", "settled_at", "first_claimed_at")}
-    waited = f.when(recent["first_claimed_at"], three_digits(_waited()))
-    told = rows.where(is_open | recent["claimed_at"] | recent["settled_at"] | f.col("paused").isNotNull())
-    return told.groupBy("queue").agg(
-        f.coalesce(f.max("paused"), f.lit(False)).alias("paused"),
-        f.count_if(delayed & (visible > now)).alias("scheduled"),
-        f.count_if(due).alias("due"),
-        f.count_if(claimed & (lease > now)).alias("claimed"),
-        f.count_if(over).alias("lease_over"),
-        f.count_if(is_open & (status == "dead_lettered")).alias("dead_letters"),
-        f.min(f.when(due, visible).when(over, lease)).alias("oldest_due_at"),
-        _sum_if(recent["claimed_at"], "deliveries"),
-        _sum_if(recent["claimed_at"], "expiries"),
-        *(f.count_if(recent["settled_at"] & (status == each)).alias(each) for each in ("completed", "failed")),
-        f.count_if(recent["settled_at"] & (status == "dead_lettered")).alias("dead_lettered"),
-        f.percentile(waited, f.lit(0.5)).alias("waiting_p50_ms"),
-        f.percentile(waited, f.lit(0.95)).alias("waiting_p95_ms"),
-        f.max(now).alias("as_of"),
+    timed = rows.selectExpr("*", f"{_time(as_of)} AS now", f"{_time(as_of - WINDOW)} AS since").selectExpr("*", *_OPEN)
+    told = timed.where("is_open OR claimed_lately OR settled_lately OR paused IS NOT NULL").selectExpr("*", *_DUE)
+    waited = (
+        f"CASE WHEN first_claimed_at > since THEN {three_digits(milliseconds('claimable_at', 'first_claimed_at'))} END"
     )
+    figures = [f.expr(each) for each in _FIGURES]
+    return told.selectExpr("*", f"{waited} AS waited").groupBy("queue").agg(*figures)
 
 
-def three_digits(milliseconds: Column) -> Column:
-    """Round to three digits, so that a percentile of any number of times takes bounded memory, and is exact in them."""
-    scale = f.pow(f.lit(10.0), f.greatest(f.floor(f.log10(f.greatest(milliseconds, f.lit(1.0)))) - 2, f.lit(0)))
-    return f.round(milliseconds / scale) * scale
+def milliseconds(since: str, until: str) -> str:
+    """Say in SQL how long it is from one time to another."""
+    return f"((unix_micros({until}) - unix_micros({since})) / 1000D)"
 
 
-def _waited() -> Column:
-    """Milliseconds from when an attempt could be claimed to its first claim; a deferral moves the former again."""
-    scheduled, visible, claimed = f.col("scheduled_at"), f.col("visible_at"), f.col("first_claimed_at")
-    since = f.when((visible > scheduled) & (visible <= claimed), visible).otherwise(scheduled)
-    return (f.unix_micros(claimed) - f.unix_micros(since)) / 1000.0
+def three_digits(number: str) -> str:
+    """Round a number, given in SQL, to three digits: a percentile of any number of times then takes bounded memory."""
+    scale = f"pow(10D, greatest(floor(log10(greatest({number}, 1D))) - 2, 0))"
+    return f"(round({number} / {scale}) * {scale})"
 
 
-def _sum_if(condition: Column, name: str) -> Column:
-    return f.coalesce(f.sum(f.when(condition, f.col(name))), f.lit(0)).alias(name)
+def _time(time: datetime) -> str:
+    return f"timestamp_micros({(time - _EPOCH) // _MICROSECOND})"
