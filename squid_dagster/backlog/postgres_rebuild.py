@@ -9,24 +9,25 @@ from squid_dagster.backlog.contract import Rebuilt
 from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
-from squid_dagster.journal.postgres.schema import lock_number, render
+from squid_dagster.journal.postgres.schema import lock_number, render, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.protocol.backlog import BacklogProjection
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
-SHADOW: LiteralString = "_shadow"
 _PAGE = 5_000
 _SWAPS = 6  # each lets others wait for two seconds at most
 
 # journal_entries_thread
-_READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
-_INSERT: LiteralString = """INSERT INTO {schema}.backlog_shadow
-    SELECT c.* FROM json_populate_recordset(NULL::{schema}.backlog_shadow, %s) c"""
-_FORGET: LiteralString = "DELETE FROM {schema}.backlog_shadow WHERE id = ANY (%s)"
+_READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
+_INSERT: LiteralString = """INSERT INTO {schema}.backlog{suffix}
+    SELECT c.* FROM json_populate_recordset(NULL::{schema}.backlog{suffix}, %s) c"""
+_FORGET: LiteralString = "DELETE FROM {schema}.backlog{suffix} WHERE id = ANY (%s)"
+_REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
 _ROWS: LiteralString = "SELECT to_json(b) FROM {schema}.backlog b"
-_INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"
+_END = 2**63 - 1
 
 
 def rebuild(storage: PostgresStorage) -> Rebuilt:
@@ -67,7 +68,7 @@ class _Rebuild:
         schema = self._storage.schema
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
         self._connection.execute(render("0004_cards", schema, SHADOW))
-        self._catch_up()
+        self._catch_up(SHADOW)
         for tries_left in reversed(range(_SWAPS)):
             try:
                 with self._connection.transaction():
@@ -80,51 +81,55 @@ class _Rebuild:
                     ) from error
         return Rebuilt(self._revision, len(self._projection.cards), len(self._projection.anomalies))
 
-    def _catch_up(self) -> None:
-        while page := self._read():
+    def _catch_up(self, suffix: LiteralString) -> None:
+        schema = self._storage.schema
+        while page := _read(self._storage, self._connection, self._revision):
             self._projection.changed.clear()
             for entry in page:
                 self._projection.apply(entry)
             self._revision = page[-1].seq
             changed = sorted(self._projection.changed)
-            self._connection.execute(self._storage.sql(_FORGET), (changed,))
+            self._connection.execute(statement(_FORGET, schema, suffix), (changed,))
             rows = to_text(self._projection.cards[card_id] for card_id in changed)
             if rows is not None:
-                self._connection.execute(self._storage.sql(_INSERT), (rows,))
-
-    def _read(self) -> list[Entry]:
-        values = (BACKLOG_THREAD, self._revision, _PAGE)
-        return read_entries(self._connection.execute(self._storage.sql(_READ), values).fetchall())
+                self._connection.execute(statement(_INSERT, schema, suffix), (rows,))
 
     def _swap(self, schema: str) -> None:
         self._connection.execute("SET LOCAL lock_timeout = '2s'")
         self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, "cards"),))
-        self._catch_up()
-        live, shadow = sql.Identifier(schema, "backlog"), sql.Identifier(schema, "backlog" + SHADOW)
-        indexes = self._connection.execute(_INDEXES, (schema, "backlog" + SHADOW)).fetchall()
-        self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(live))
-        self._connection.execute(sql.SQL("ALTER TABLE {} RENAME TO backlog").format(shadow))
-        for (name,) in indexes:
-            self._connection.execute(
-                sql.SQL("ALTER INDEX {} RENAME TO {}").format(
-                    sql.Identifier(schema, name), sql.Identifier(name.replace(SHADOW, "", 1))
-                )
-            )
+        # What was folded is not unfolded when the lock of a table cannot be had in time: that comes first.
+        swap_in(self._connection, schema, "backlog")
+        self._catch_up("")
 
 
 def differences(storage: PostgresStorage) -> list[str]:
-    """Name each card that is there and should not be, should be and is not, or differs, and in which columns."""
-    with storage.connection() as connection, connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        values = (BACKLOG_THREAD, 0, None)
-        entries = read_entries(connection.execute(storage.sql(_READ), values).fetchall())
-        kept = {row["id"]: normalised(row) for (row,) in connection.execute(storage.sql(_ROWS))}
-    told = {card.id: card_row(card) for card in BacklogProjection.fold(entries).cards.values()}
+    """Name each card that is there and should not be, should be and is not, or differs, and in which columns.
+
+    Raises:
+        ViewsMissing: there is no table to compare.
+    """
+    with storage.connection() as connection:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = connection.execute(storage.sql(_REVISION), (BACKLOG_THREAD,)).fetchone()
+            kept = {row["id"]: normalised(row) for (row,) in connection.execute(storage.sql(_ROWS))}
+        # Facts stay as they are: up to there they can be read without a transaction that keeps others from cleaning up.
+        last, projection, revision = row[0] if row else 0, BacklogProjection(), 0
+        while page := _read(storage, connection, revision, last):
+            for entry in page:
+                projection.apply(entry)
+            revision = page[-1].seq
+    told = {card.id: card_row(card) for card in projection.cards.values()}
     return [
         f"card {card_id}: {_difference(told.get(card_id), kept.get(card_id))}"
         for card_id in sorted({*told, *kept})
         if told.get(card_id) != kept.get(card_id)
     ]
+
+
+def _read(storage: PostgresStorage, connection: PgConnection, after: int, upto: int = _END) -> list[Entry]:
+    values = (BACKLOG_THREAD, after, upto, _PAGE)
+    return read_entries(connection.execute(storage.sql(_READ), values).fetchall())
 
 
 def _difference(told: Row | None, kept: Row | None) -> str:

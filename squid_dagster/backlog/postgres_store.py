@@ -20,7 +20,6 @@ from squid_dagster.protocol.backlog import BacklogProjection
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
 from squid_dagster.protocol.backlog_rules import CardFactType
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.errors import ViewsMissing
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 _BEGIN_AND_LOCK: LiteralString = """BEGIN;
@@ -77,7 +76,7 @@ class PostgresCardStore:
         self, wanted: Wanted, decision: Decision, commit_id: UUID, tried: list[BacklogProjection]
     ) -> BacklogProjection:
         storage = self._storage
-        with storage.connection() as connection, _explained():
+        with storage.connection() as connection:
             answer = self._lock(connection, wanted)
             transaction = storage.join_transaction(connection)
             if tried and transaction.committed(commit_id):
@@ -168,7 +167,7 @@ class PostgresCardStore:
         given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
 
         def read() -> list[tuple[Any, ...]]:
-            with self._storage.connection() as connection, _explained():
+            with self._storage.connection() as connection:
                 return connection.execute(self._storage.sql(text), given).fetchall()
 
         return persistently(read)
@@ -177,7 +176,7 @@ class PostgresCardStore:
         """Call a function that is safe to repeat, and give its answer."""
 
         def call() -> Any:
-            with self._storage.connection() as connection, _explained():
+            with self._storage.connection() as connection:
                 row = connection.execute(self._storage.sql(text), values()).fetchone()
                 assert row is not None  # noqa: S101  a function call always answers
                 return row[0]
@@ -191,17 +190,3 @@ def _changes(at_hand: BacklogProjection, known: set[str], facts: Iterable[CardFa
     done = [fact.card_id for fact in facts if fact.type == "card_completed"]
     new = to_text(at_hand.cards[card_id] for card_id in changed if card_id not in known)
     return new, to_text(at_hand.cards[card_id] for card_id in changed if card_id in known), done or None
-
-
-class _explained:  # noqa: N801  used as a function
-    """Say what to do when the table is gone; the facts are safe."""
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Turn a missing table into the error that names the remedy."""
-        if isinstance(error, psycopg.errors.UndefinedTable) and ".backlog" in (error.diag.message_primary or ""):
-            raise ViewsMissing(
-                f"the cards are missing ({error.diag.message_primary}): run `squid backlog rebuild`"
-            ) from None

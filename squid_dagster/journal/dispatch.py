@@ -196,11 +196,15 @@ class DispatchStore(Protocol):
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
         """Give attempts back at once; counts neither as failure nor as delivery."""
 
-    def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
-        """Show unclaimed attempts whose time has come, in claim order."""
+    def visible(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
+        """Show unclaimed attempts whose time has come, in claim order; of these `definitions`, unless that is None."""
 
-    def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
-        """Show claimed attempts whose lease has run out, longest ago first."""
+    def expired(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
+        """Show claimed attempts whose lease has run out, longest ago first; of these `definitions`, as `visible`."""
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming; return their keys."""
@@ -230,11 +234,15 @@ def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definit
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_CLAIMS:
         raise InvalidArgument(f"limit must be a whole number from 1 to {MAX_CLAIMS}, not {limit!r}")
     check_lease(lease)
-    if definitions is not None:
-        if isinstance(definitions, str):
-            raise InvalidArgument(f"definitions must be a collection of texts, not the text {definitions!r}")
-        for definition in definitions:
-            check_text(definition, "a definition", 2000)
+    check_definitions(definitions)
+
+
+def check_definitions(definitions: Collection[str] | None) -> None:
+    """Raise `InvalidArgument` unless these are None, or texts that may be keys of definitions."""
+    if isinstance(definitions, str):
+        raise InvalidArgument(f"definitions must be a collection of texts, not the text {definitions!r}")
+    for definition in definitions or ():
+        check_text(definition, "a definition", 2000)
 
 
 def check_reason(reason: str | None) -> None:

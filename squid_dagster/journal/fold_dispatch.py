@@ -14,6 +14,7 @@ from squid_dagster.journal.dispatch import (
     PlanRequest,
     Settlement,
     check_claim,
+    check_definitions,
     check_lease,
     check_reason,
     check_refs,
@@ -94,10 +95,7 @@ class FoldDispatchStore:
         for attempt in projection.claimable(now):
             if not unused:
                 break
-            if (
-                definitions is not None
-                and definition_key(attempt.workflow, attempt.definition_fingerprint) not in definitions
-            ):
+            if not _of(attempt, definitions):
                 continue
             run = self._run(projection, attempt.run_id)
             if run.stopped:
@@ -144,15 +142,21 @@ class FoldDispatchStore:
                 continue
             return facts
 
-    def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+    def visible(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
+        check_definitions(definitions)
         _, projection = self._fold(check_part(queue, "queue"))
-        found = projection.visible(self._storage.now())
+        found = (a for a in projection.visible(self._storage.now()) if _of(a, definitions))
         return [a for a in found if not self._run(projection, a.run_id).stopped][:limit]
 
-    def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+    def expired(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
-        return self._expired(check_part(queue, "queue"))[:limit]
+        check_definitions(definitions)
+        return [a for a in self._expired(check_part(queue, "queue")) if _of(a, definitions)][:limit]
 
     def _expired(self, queue: str) -> list[Attempt]:
         _, projection = self._fold(queue)
@@ -297,6 +301,11 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
     queues_last = sorted(by_thread, key=lambda thread: parse_thread(thread).kind is not ThreadKind.RUN)
     for thread in queues_last:
         storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
+
+
+def _of(attempt: Attempt, definitions: Collection[str] | None) -> bool:
+    """Tell whether the attempt is of one of these definitions; None: of any."""
+    return definitions is None or definition_key(attempt.workflow, attempt.definition_fingerprint) in definitions
 
 
 def _at_places(fact_of: FactOf, places: list[int]) -> FactOf:

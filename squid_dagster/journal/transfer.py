@@ -146,6 +146,8 @@ def import_journal(
     except (psycopg.DataError, psycopg.IntegrityError) as error:
         said = error.diag.message_primary or str(error)
         raise InvalidExport(f"the export cannot be used: {said}") from None
+    except UnicodeEncodeError:
+        raise InvalidExport("the export cannot be used: it holds half a character, which no text has") from None
     except psycopg.errors.LockNotAvailable:
         raise _busy() from None
     except psycopg.errors.InsufficientPrivilege as error:

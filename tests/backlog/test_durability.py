@@ -1,6 +1,7 @@
 """Crashes, lost answers and lost tables: a change is whole or it never was, and facts bring cards back."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -10,11 +11,11 @@ from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import MemoryStorage, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
-from squid_dagster.protocol.errors import StaleClaim, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
 from squid_dagster.testing.injection import Crashed, InjectedStorage, Plan
-from tests.backlog.contract import MINUTE, Board
+from tests.backlog.contract import MINUTE, Board, plant
 from tests.facts import T0, token_hash
-from tests.journal.contract import Wire, all_entries, at_once, raw
+from tests.journal.contract import Wire, all_entries, at_once, raw, wait_for_a_lock
 
 Step = Callable[[Backlog, dict[str, Card]], object]
 
@@ -162,6 +163,7 @@ def test_a_table_that_is_gone_stops_everything_until_it_is_rebuilt(postgres_boar
         lambda: postgres_board.backlog.complete("C"),
         postgres_board.backlog.list,
         postgres_board.backlog.stats,
+        postgres_board.backlog.differences,
         postgres_board.backlog.reclaim,
     ]
     for command in commands:
@@ -203,11 +205,66 @@ def test_only_one_rebuild_is_under_way_at_a_time(postgres_board: Board) -> None:
             postgres_board.backlog.rebuild()
 
 
-def test_facts_that_somebody_appended_by_himself_are_taken_in_by_a_rebuild(postgres_board: Board) -> None:
-    postgres_board.storage.append(BACKLOG_THREAD, [CardCreated(card_id="A", title="a", occurred_at=T0)])
+def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhile(postgres_board: Board) -> None:
+    storage, backlog = postgres_board.storage, postgres_board.backlog
+    assert isinstance(storage, PostgresStorage)
+    backlog.create("A", "a")
+    with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as reader:
+        # given somebody who reads for so long that the table cannot be swapped in at the first tries
+        reader.execute("SELECT FROM backlog")
+        rebuilt = pool.submit(Backlog(storage).rebuild)
+        for card_id in ("B", "C"):
+            wait_for_a_lock(storage)
+            # when cards come between two tries
+            backlog.create(card_id, card_id.lower())
+        wait_for_a_lock(storage)
+        reader.rollback()
+        # then the new table has them all
+        assert rebuilt.result(60).cards == 3
+    assert {card.id for card in backlog.list()} == {"A", "B", "C"}
+    postgres_board.check()
+
+
+def test_facts_that_somebody_appends_past_the_backlog_are_refused(postgres_board: Board) -> None:
+    with pytest.raises(InvalidArgument, match="by a Backlog"):
+        postgres_board.storage.append(BACKLOG_THREAD, [CardCreated(card_id="A", title="a", occurred_at=T0)])
+    assert postgres_board.revision() == 0
+
+
+def test_facts_that_got_in_past_the_backlog_are_taken_in_by_a_rebuild(postgres_board: Board) -> None:
+    assert isinstance(postgres_board.storage, PostgresStorage)
+    plant(postgres_board.storage, [CardCreated(card_id="A", title="a", occurred_at=T0)])
     assert postgres_board.backlog.differences() == ["card A: a row is missing"]
     postgres_board.backlog.rebuild()
     assert postgres_board.claim().id == "A"
+
+
+def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
+    postgres_board: Board, postgres_url: str
+) -> None:
+    # given a claim that waits in the server for somebody else
+    storage, wire = postgres_board.storage, Wire(postgres_url)
+    assert isinstance(storage, PostgresStorage)
+    postgres_board.cards("A")
+    far = PostgresStorage(wire.url, storage.schema, clock=postgres_board.clock)
+    try:
+        with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as other:
+            other.execute("SELECT FROM journal_threads WHERE id = %s FOR UPDATE", (BACKLOG_THREAD,))
+            claimed = pool.submit(Backlog(far).claim, "w")
+            wait_for_a_lock(storage)
+            # when the connection breaks, and the claim is made again before the first is through
+            wire.cut()
+            wait_for_a_lock(storage, 2)
+            other.rollback()
+            found = claimed.result(60)
+        # then the caller has the card of the first one, and its token is good
+        assert found is not None
+        assert (found.id, found.attempts) == ("A", 1)
+        postgres_board.backlog.complete("A", token=found.claim_token)
+        postgres_board.check()
+    finally:
+        far.close()
+        wire.close()
 
 
 def test_facts_that_break_a_rule_are_noted_and_not_followed(board: Board) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from squid_dagster.backlog import Backlog
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD, CardCreated
+from tests.backlog.contract import plant
 from tests.processes import Child, children
 
 CARDS, CLAIMERS, SEED = 2000, 16, 20261116
@@ -31,7 +32,7 @@ def test_killed_claimers_lose_no_card_hold_none_twice_and_break_no_dependency(
 ) -> None:
     # given many cards with random dependencies
     backlog = Backlog(postgres)
-    postgres.append(BACKLOG_THREAD, _cards(random.Random(SEED), postgres.now()))
+    plant(postgres, _cards(random.Random(SEED), postgres.now()))
     backlog.rebuild()
     # when many processes work on them, and are killed in the middle of what they do
     with children() as started:

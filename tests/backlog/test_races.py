@@ -1,6 +1,7 @@
 """Many at once on Postgres: rivals get the next card, no two links close a cycle, one creation counts."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, LiteralString
@@ -42,6 +43,24 @@ def test_eight_claimers_get_eight_cards(postgres_board: Board) -> None:
 
     found = at_once([claim] * 8)
     assert sorted(card.id for card in found if card is not None) == [f"c{number}" for number in range(8)]
+    postgres_board.check()
+
+
+def test_claimers_of_expired_cards_get_one_each(postgres_board: Board) -> None:
+    # given cards whose holders are all gone, and somebody who holds up the first who takes them back
+    names = [f"c{number}" for number in range(8)]
+    postgres_board.cards(*names)
+    postgres_board.claimed_in_order()
+    postgres_board.later(hours=1)
+    storage = postgres_board.storage
+    assert isinstance(storage, PostgresStorage)
+    with ThreadPoolExecutor(4) as pool:
+        with holding(storage, "SELECT FROM journal_threads WHERE id = 'squid:backlog:cards' FOR UPDATE"):
+            claims = [pool.submit(Backlog(storage).claim, "w") for _ in range(4)]
+            wait_for_a_lock(storage, 4)
+        # then the others wait for the first one, and find what it has left
+        found = [claim.result(60) for claim in claims]
+    assert sorted(card.id for card in found if card is not None) == names[:4]
     postgres_board.check()
 
 

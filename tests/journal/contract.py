@@ -187,6 +187,12 @@ class Wire:
         """Break the wire once the server has answered the next request that holds this text."""
         self._marker = marker.encode()
 
+    def cut(self) -> None:
+        """Break the connections that there are: the server goes on with what it does, and others can come."""
+        for one in self._sockets[1::2]:  # the clients' ends
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Cut everything."""
         for one in list(self._sockets):

@@ -96,8 +96,9 @@ class World:
             case "dead letter":
                 return self.desk.store.dead_letter_expired(self.name)
             case "look":
-                visible, expired = self.desk.store.visible(self.name), self.desk.store.expired(self.name)
-                return [x.runnable_key for x in visible], [x.runnable_key for x in expired]
+                known = [None, [definition_key("billing", "f1")]][b % 2]
+                looks = (self.desk.store.visible, self.desk.store.expired)
+                return [[x.runnable_key for x in look(self.name, 1 + a, definitions=known)] for look in looks]
             case _ if held is not None:
                 return self._act(kind, held, a, b)
         return None

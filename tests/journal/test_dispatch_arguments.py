@@ -26,6 +26,8 @@ _OUT_OF_RANGE: dict[str, Callable[[Any, ClaimRef], object]] = {
     "owner None": lambda store, _: store.claim(QUEUE, None),
     "owner with a NUL": lambda store, _: store.claim(QUEUE, "w\0"),
     "definitions as one text": lambda store, _: store.claim(QUEUE, "w", definitions="billing/f1"),
+    "visible definitions as one text": lambda store, _: store.visible(QUEUE, definitions="billing/f1"),
+    "expired definition with a NUL": lambda store, _: store.expired(QUEUE, definitions=["billing/\0"]),
     "heartbeat of no time": lambda store, ref: store.heartbeat([ref], seconds(0)),
     "heartbeat of 31 days": lambda store, ref: store.heartbeat([ref], timedelta(days=31)),
     "heartbeat twice": lambda store, ref: store.heartbeat([ref, ref]),

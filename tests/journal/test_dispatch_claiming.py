@@ -222,6 +222,22 @@ def test_a_thousand_attempts_of_another_definition_do_not_hide_one_of_mine(desk:
     assert len(desk.store.visible(QUEUE, limit=2000)) == 1050
 
 
+def test_what_is_shown_can_be_kept_to_definitions_before_it_is_limited(desk: Desk) -> None:
+    # given much of another definition, of higher priority and longer expired, and a little of mine
+    mine = [definition_key("billing", None)]
+    desk.put(*(work(f"held-{n}", workflow="refund", priority=10) for n in range(5)), work("mine-held"))
+    claim(desk, limit=5, lease=seconds(5))
+    claim(desk, lease=seconds(9))
+    desk.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(5)), work("mine"), work("mine-too"))
+    desk.wait(10)
+    # when only mine is asked for, then the rest does not count towards the limit
+    for look, found in ((desk.store.visible, ["mine", "mine-too"]), (desk.store.expired, ["mine-held"])):
+        assert [a.run_id for a in look(QUEUE, 3, definitions=mine)] == found
+        assert [a.run_id for a in look(QUEUE, 1, definitions=mine)] == found[:1]
+        assert look(QUEUE, definitions=["nothing/known"]) == look(QUEUE, definitions=[]) == []
+        assert len(look(QUEUE, 3)) == len(look(QUEUE, 3, definitions=None)) == 3
+
+
 def test_a_worker_does_not_dead_letter_what_it_has_not_registered(desk: Desk) -> None:
     desk.put(scheduled(workflow="refund", max_deliveries=1))
     one(desk)

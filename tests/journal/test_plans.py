@@ -342,8 +342,21 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
 
 def test_claims_whose_lease_ran_out_are_found_by_their_index(deep: PostgresStorage) -> None:
     with raw(deep) as connection:
-        plan = explain(
-            connection, deep.sql(dispatch_module._EXPIRED), {"queue": "deep", "now": t(60), "spent": False, "limit": 10}
-        )
+        values = {"queue": "deep", "now": t(60), "spent": False, "limit": 10, "definitions": None}
+        plan = explain(connection, deep.sql(dispatch_module._EXPIRED), values)
     assert {scan.by for scan in plan.scans} == {"attempts_leased"}
     assert sum(scan.rows + scan.removed for scan in plan.scans) == 0
+
+
+@pytest.mark.parametrize(("definitions", "most"), [(None, 37), (["flow1/"], 17), (["nothing/known"], 7)])
+def test_what_is_visible_is_found_lane_by_lane_whatever_others_have_put_there(
+    deep: PostgresStorage, definitions: list[str] | None, most: int
+) -> None:
+    values = {"queue": "deep", "now": t(60), "limit": 10, "definitions": definitions}
+    with raw(deep) as connection:
+        connection.execute("ANALYZE attempts")
+        plan = explain(connection, deep.sql(dispatch_module._VISIBLE), values)
+    read = [scan for scan in plan.scans if scan.table == "attempts"]
+    assert {scan.by for scan in read} == {"attempts_due"}
+    # one for each of the six lanes, and as many as are asked for in each lane that is wanted and due
+    assert sum(scan.rows for scan in read) <= most

@@ -18,6 +18,7 @@ from squid_dagster.journal.dispatch import (
     PlanRequest,
     Settlement,
     check_claim,
+    check_definitions,
     check_lease,
     check_reason,
     check_refs,
@@ -53,7 +54,7 @@ from squid_dagster.protocol.unit import RunUnit
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
     %b::text[], %b::text[], %b::timestamptz)"""
-# attempts_due, lane by lane, as claim_attempts goes
+# attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
           WHERE a.queue = %(queue)s AND a.due_at IS NOT NULL ORDER BY a.definition, a.rank LIMIT 1)
@@ -68,11 +69,13 @@ _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
          WHERE a.queue = %(queue)s AND a.definition = lane.definition AND a.rank = lane.rank AND a.due_at IS NOT NULL
            AND a.due_at <= (SELECT coalesce(%(now)s, clock_timestamp())) AND a.status <> 'claimed'
          ORDER BY a.due_at, a.position LIMIT %(limit)s) d
+     WHERE %(definitions)s::text[] IS NULL OR lane.definition = ANY (%(definitions)s)
      ORDER BY d.rank, d.due_at, d.position LIMIT %(limit)s"""
-# attempts_leased
+# attempts_leased; reads past those of other definitions
 _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
     WHERE queue = %(queue)s AND status = 'claimed' AND lease_until <= (SELECT coalesce(%(now)s, clock_timestamp()))
       AND due_at IS NOT NULL AND (deliveries >= max_deliveries OR NOT %(spent)s)
+      AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
 
@@ -228,17 +231,21 @@ class PostgresDispatchStore:
             verified = self._verified(written, run_ids if new else ())
             self._write(transaction, units, verified, commit_id, hints=_queues(written))
 
-    def visible(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+    def visible(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
-        return self._attempts(_VISIBLE, queue, limit)
+        return self._attempts(_VISIBLE, queue, limit, definitions)
 
-    def expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[Attempt]:
+    def expired(
+        self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
+    ) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
-        return self._attempts(_EXPIRED, queue, limit, spent=False)
+        return self._attempts(_EXPIRED, queue, limit, definitions, spent=False)
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming."""
-        spent = self._attempts(_EXPIRED, queue, limit, spent=True)
+        spent = self._attempts(_EXPIRED, queue, limit, None, spent=True)
         refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
@@ -246,10 +253,14 @@ class PostgresDispatchStore:
     def _now(self) -> object:
         return self._storage.clock.now() if self._storage.clock is not None else None
 
-    def _attempts(self, text: LiteralString, queue: str, limit: int, **more: object) -> list[Attempt]:
+    def _attempts(
+        self, text: LiteralString, queue: str, limit: int, definitions: Collection[str] | None, **more: object
+    ) -> list[Attempt]:
         check_part(queue, "queue")
         check_revision(limit, "limit")
-        values = {"queue": queue, "now": self._now(), "limit": limit, **more}
+        check_definitions(definitions)
+        known = None if definitions is None else list(definitions)
+        values = {"queue": queue, "now": self._now(), "limit": limit, "definitions": known, **more}
         return [attempt_from_row(row[0]) for row in self._storage.rows(text, values)]
 
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:

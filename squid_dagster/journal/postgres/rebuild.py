@@ -17,10 +17,10 @@ from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 
-SHADOW: LiteralString = "_shadow"
 _PAGE = 5_000  # entries in one read, and so in one short transaction
 _SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
 _ROUNDS = 8
@@ -166,16 +166,7 @@ class Rebuild:
         end = max(covered, self._cut())
         touched = self.catch_up(covered, end)
         for view in VIEWS:
-            live, shadow = sql.Identifier(self._schema, view), sql.Identifier(self._schema, view + SHADOW)
-            indexes = self._rows(_INDEXES, self._schema, view + SHADOW)
-            self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(live))
-            self._connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(shadow, sql.Identifier(view)))
-            for (name,) in indexes:
-                self._connection.execute(
-                    sql.SQL("ALTER INDEX {} RENAME TO {}").format(
-                        sql.Identifier(self._schema, name), sql.Identifier(name.replace(SHADOW, "", 1))
-                    )
-                )
+            swap_in(self._connection, self._schema, view)
         return end, touched
 
     def _cut(self) -> int:
@@ -189,9 +180,6 @@ class Rebuild:
 
     def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
         return read_entries(self._rows(text, *values))
-
-
-_INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"
 
 
 @contextmanager

@@ -34,8 +34,9 @@ from squid_dagster.journal.storage import (
 )
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry, run_of
-from squid_dagster.protocol.errors import Conflict, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import Conflict, InvalidArgument, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.threads import BACKLOG_THREAD
 from squid_dagster.protocol.unit import RunUnit
 
 logger = logging.getLogger(__name__)
@@ -179,11 +180,14 @@ class PostgresStorage:
         A lost connection is tried once more under the same commit id, so that nothing is written twice.
 
         Raises:
+            InvalidArgument: facts about cards, which have rules and a table of their own: see `Backlog`.
             StorageUnavailable: the database cannot be reached. With a `commit_id` of your own, repeat it later.
             ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
         """
         check_commit_id(commit_id)
         verified = check_appends(appends, self.max_fact_bytes)
+        if any(one.thread == BACKLOG_THREAD for one in verified):
+            raise InvalidArgument("cards are changed by a Backlog, which keeps their table in step with their facts")
         named = commit_id or uuid4()
         return persistently(lambda: self._commit(verified, named))
 
@@ -488,9 +492,16 @@ def _explained(schema: str) -> Iterator[None]:
         said = error.diag.message_primary or ""
         if any(f"{schema}.{view}" in said for view in VIEWS):
             raise ViewsMissing(f"the live views are incomplete ({said}): call rebuild_views()") from None
+        if f"{schema}.backlog" in said:
+            raise ViewsMissing(f"the cards are missing ({said}): run `squid backlog rebuild`") from None
         raise missing(schema) from None
     except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
         raise missing(schema) from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StorageUnavailable(
+            f"the database does not let this user use schema {schema!r} ({error.diag.message_primary}): grant it the "
+            "rights, or connect as the schema's owner"
+        ) from None
     except psycopg.Error as error:
         if error.sqlstate == _CONFLICT and error.diag.message_detail:
             raise Conflict(*json.loads(error.diag.message_detail)) from None

@@ -1,6 +1,6 @@
 -- What happens to cards. Lock order: the gate, then the lock of all links ({cards}: shared by whoever changes cards,
 -- exclusive for whoever changes what depends on what), card rows by id, the thread, positions. Claims lock cards with
--- SKIP LOCKED, or one by its id while they hold no other, and so wait for no card that somebody else wants of them.
+-- SKIP LOCKED, or one by its id while they hold nothing else, and so wait for no card, whatever they hold already.
 
 -- The history of a card. Only entries of the cards' thread are in here.
 CREATE INDEX journal_entries_card ON {schema}.journal_entries ((data->>'card_id'), seq)
@@ -92,13 +92,22 @@ BEGIN
     END IF;
 END $$;
 
--- Release claims that ran out: ready again, or dead when no attempt is left. Gives the facts that say so.
+-- Release claims that ran out: ready again, or dead when no attempt is left. Gives the facts that say so. Holds the
+-- thread from then on if it was to look for them, and waits for no card.
 CREATE FUNCTION {schema}.expire_cards(p_id text, p_limit integer, p_now timestamptz) RETURNS json LANGUAGE plpgsql
   VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
   SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_facts json;
 BEGIN
+    IF p_id IS NULL THEN
+        -- backlog_leases
+        IF NOT EXISTS (SELECT FROM {schema}.backlog WHERE status = 'claimed' AND claim_expires_at <= p_now) THEN
+            RETURN NULL;
+        END IF;
+        -- One at a time: a rival would pass by all that are locked here, and find nothing where there is enough.
+        PERFORM FROM {schema}.journal_threads WHERE id = 'squid:backlog:cards' FOR UPDATE;
+    END IF;
     -- backlog_leases, then backlog_pkey
     WITH over AS MATERIALIZED (
         SELECT id, claim_expires_at AS until FROM {schema}.backlog
@@ -157,6 +166,8 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
     PERFORM pg_advisory_xact_lock_shared({cards});
+    -- A repeat waits for the first one, whose caller is gone: there must be no second card under a lost token.
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_commit::text, 0));
     -- journal_commits_pkey, journal_entries_thread, backlog_pkey. The answer was lost: give it again, unless it is over.
     IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN
         SELECT to_json(b) INTO v_card FROM {schema}.journal_commits c
