@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import ExpiredClaim, NotFound, SquidError, StaleClaim, TerminalRun
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.leases import Lease, LeaseBackend, LeaseOutcome
@@ -68,20 +69,38 @@ def work_one_lease(
 def _heartbeats(backend: LeaseBackend, held: Lease, lease: timedelta, cancelled: Cancellation) -> Iterator[None]:
     """Keep a lease alive; when it is lost, tell the step so."""
     ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait((lease / 3).total_seconds()):
-            try:
-                backend.heartbeat(held, extend=lease)
-            except SquidError as error:
-                logger.warning("the lease on %s is lost: %s", held.attempt.runnable_key, error)
-                cancelled.set()
-                return
-
-    thread = threading.Thread(target=beat, name="squid-lease", daemon=True)
+    thread = threading.Thread(
+        target=_beat, args=(backend, held, lease, cancelled, ended), name="squid-lease", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+def _beat(
+    backend: LeaseBackend, held: Lease, lease: timedelta, cancelled: Cancellation, ended: threading.Event
+) -> None:
+    """Extend a lease until the work has ended, or until it is lost, which is said to the step.
+
+    It is lost when the backend says so, and when no heartbeat got through for as long as it lasts.
+    """
+    length = lease.total_seconds()
+    pause, valid_until = length / 3, time.monotonic() + length
+    while not ended.wait(pause):
+        sent = time.monotonic()
+        try:
+            backend.heartbeat(held, extend=lease)
+            pause, valid_until = length / 3, sent + length
+        except (StaleClaim, ExpiredClaim, TerminalRun, NotFound) as error:
+            logger.warning("the lease on %s is lost: %s", held.attempt.runnable_key, error)
+            cancelled.set()
+            return
+        except Exception as error:  # noqa: BLE001  whatever it is, without this loop the lease would be lost
+            name, pause = type(error).__name__, length / 30
+            logger.warning("heartbeat failed on %s: %s: %s", held.attempt.runnable_key, name, error)
+            if time.monotonic() > valid_until:
+                cancelled.set()
+                return
