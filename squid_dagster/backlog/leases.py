@@ -1,19 +1,30 @@
 """The backlog as a lease backend: a runnable intent is a card, its phase the queue."""
 
 import hashlib
-import json
+import logging
 import math
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
+
+from pydantic import TypeAdapter, ValidationError
 
 from squid_dagster.backlog.backlog import Backlog
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.errors import ExpiredClaim, InvalidTransition, StaleClaim, explain
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import LeaseOutcome
 from squid_dagster.runtime.leases_queue import Delivery, Intent, QueueLeases
 
+logger = logging.getLogger(__name__)
+
+_INTENT = TypeAdapter(Intent)  # fields that are not known here are ignored: newer workers may write some
+
 
 class BacklogQueue:
-    """`HostQueue` on a backlog. Cards that people work on may be there too: theirs have other phases."""
+    """`HostQueue` on a backlog. Cards that people work on may be there too: theirs have other phases.
+
+    A card of a queue's phase that is no intent is blocked by whoever finds it, with a reason.
+    """
 
     def __init__(self, backlog: Backlog) -> None:
         """Bind to a backlog, of the journal's own storage or of another one."""
@@ -24,13 +35,14 @@ class BacklogQueue:
         card = self._backlog.create(
             card_id(intent.item_id),
             f"{intent.step}: {intent.item_id}"[:1000],
-            body=json.dumps({**_fields(intent), "visible_at": intent.visible_at.isoformat()}),
+            body=_INTENT.dump_json(intent).decode(),
             phase=phase(intent.queue),
             priority=intent.priority,
             idempotency_key=card_id(intent.item_id),
         )
         if card.status is CardStatus.DEAD_LETTERED:
-            self._backlog.reclaim(card.id)
+            with suppress(InvalidTransition):  # somebody else freed it and has done it meanwhile
+                self._backlog.reclaim(card.id)
 
     def claim(self, queue: str, owner: str, limit: int, lease: timedelta) -> list[Delivery]:
         """Claim cards of the queue's phase."""
@@ -39,8 +51,21 @@ class BacklogQueue:
             card = self._backlog.claim(owner, ttl=_whole(lease), phase=phase(queue))
             if card is None:
                 break
-            found.append(Delivery(_intent(card), card))
+            intent = self._read(card)
+            if intent is not None:
+                found.append(Delivery(intent, card))
         return found
+
+    def _read(self, card: Card) -> Intent | None:
+        """Give the intent on a claimed card; or park the card, so that it stands in nobody's way."""
+        try:
+            return _INTENT.validate_json(card.body or "{}")
+        except ValidationError as error:
+            reason = f"no intent that may be worked on: {explain(error)}"
+        logger.warning("card %s of phase %s is blocked: %s", card.id, card.phase, reason)
+        with suppress(StaleClaim, ExpiredClaim):  # it is somebody else's by now, who does the same
+            self._backlog.block(card.id, reason=reason[:10_000], token=card.claim_token)
+        return None
 
     def heartbeat(self, delivery: Delivery, lease: timedelta) -> None:
         """Renew the claim on the card."""
@@ -76,21 +101,6 @@ def card_id(item_id: str) -> str:
 def phase(queue: str) -> str:
     """Give the phase of a queue's cards."""
     return f"queue:{queue}"
-
-
-def _fields(intent: Intent) -> dict[str, object]:
-    return {
-        "item_id": intent.item_id,
-        "run_id": intent.run_id,
-        "queue": intent.queue,
-        "step": intent.step,
-        "priority": intent.priority,
-    }
-
-
-def _intent(card: Card) -> Intent:
-    told = json.loads(card.body or "{}")
-    return Intent(**{**told, "visible_at": datetime.fromisoformat(told["visible_at"])})
 
 
 def _card(delivery: Delivery) -> Card:

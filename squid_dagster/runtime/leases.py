@@ -16,16 +16,19 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     IncompatibleDefinition,
+    InvalidFact,
     NotFound,
     SquidError,
     TerminalRun,
 )
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map, failure
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.settlement import settle, unwritable
 from squid_dagster.workflow.state import COMPENSATE
 
 logger = logging.getLogger(__name__)
+
+_UNWRITABLE = unwritable(None).error["code"]
 
 
 class LeaseOutcome(StrEnum):
@@ -78,6 +81,7 @@ class LeaseBackend(Protocol):
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: the result was dropped.
+            InvalidFact: the result cannot be written down; a failure that says so is on record in its place.
         """
 
     def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
@@ -130,9 +134,17 @@ def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
 def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
     """Write down what came of a lease, with all that follows; raise, and say so in the log, when it is dropped."""
     answer = settle(runtime, [Settlement(lease.claim.ref, outcome, lease.attempt)]).answers[0]
-    if answer.error is not None:
-        logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, answer.error)
-        raise answer.error
+    error = answer.error or _replaced(answer.unwrap(), outcome)
+    if error is not None:
+        logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, error)
+        raise error
+
+
+def _replaced(attempt: Attempt, outcome: Outcome) -> InvalidFact | None:
+    """Give the error of an outcome that could not be written down, so that a failure is on record in its place."""
+    given = outcome.error.get("code") if isinstance(outcome, Failed) else None  # a transactional step brings it itself
+    recorded = attempt.error or {}
+    return InvalidFact(recorded["message"]) if recorded.get("code") == _UNWRITABLE != given else None
 
 
 def failed(runtime: Runtime, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> Failed | Deferred:
@@ -160,5 +172,5 @@ def comes_back(outcome: Failed | Deferred) -> timedelta | None:
 
 
 def is_over(error: SquidError) -> bool:
-    """Tell whether an error means that the journal wants nothing more of this work, from anybody."""
-    return isinstance(error, ConflictingCompletion | NotFound | TerminalRun)
+    """Tell whether an error means that the journal wants nothing more of this work, unless somebody puts it back."""
+    return isinstance(error, ConflictingCompletion | InvalidFact | NotFound | TerminalRun)

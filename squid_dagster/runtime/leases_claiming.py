@@ -1,6 +1,6 @@
 """Claiming one piece of work by its key, for whoever was handed it by another queue than the journal's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -26,10 +26,14 @@ _LATER = timedelta(seconds=30)  # before work that this process has no definitio
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no claim: nothing more is wanted (`again_at` is None), or not before that time."""
+    """Why there is no claim: not before `again_at`; or, when that is None, nothing more is wanted.
+
+    Work that was not `done` may be wanted again one day, once somebody puts it back.
+    """
 
     why: str
     again_at: datetime | None = None
+    done: bool = False
 
 
 def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: timedelta) -> Claim | Refused:
@@ -94,7 +98,7 @@ def _refusal(runtime: Runtime, unit: RunUnit, item_id: str, now: datetime) -> Re
     """Say why the work may not be claimed now, or None when it may."""
     attempt = _open_attempt(unit, item_id)
     if unit.run.stopped or attempt is None:
-        return Refused(f"{item_id!r} has its outcome, or its run has ended")
+        return Refused(f"{item_id!r} has its outcome, or its run has ended", done=_is_done(unit, item_id))
     if definition_key(attempt.workflow, attempt.definition_fingerprint) not in runtime.registry.keys:
         return Refused(f"the definition of {item_id!r} is not registered here", now + _LATER)
     at = max(now, attempt.last_at)
@@ -107,9 +111,16 @@ def _refusal(runtime: Runtime, unit: RunUnit, item_id: str, now: datetime) -> Re
     return None
 
 
+def _attempts(unit: RunUnit, item_id: str) -> Iterator[Attempt]:
+    return (each for each in unit.dispatch.attempts.values() if each.idempotency_key == item_id)
+
+
 def _open_attempt(unit: RunUnit, item_id: str) -> Attempt | None:
-    found = (each for each in unit.dispatch.attempts.values() if each.idempotency_key == item_id)
-    return next((each for each in found if each.status in OPEN), None)
+    return next((each for each in _attempts(unit, item_id) if each.status in OPEN), None)
+
+
+def _is_done(unit: RunUnit, item_id: str) -> bool:
+    return any(each.status is AttemptStatus.COMPLETED for each in _attempts(unit, item_id))
 
 
 def _claimed(attempt: Attempt, fact: AttemptClaimed) -> Attempt:

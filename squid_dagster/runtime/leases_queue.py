@@ -1,18 +1,19 @@
 """A lease backend of any queue: a host brings its own, and runnable intents travel through it.
 
-The host's queue delivers, the journal fences. A delivery is claimed in the journal by its key; one that the journal
-wants nothing of any more is taken off the queue, one whose time has not come goes back to it. Between the two, a crash
-leaves at worst an item that is delivered once more.
+The host's queue delivers, the journal fences. A delivery is claimed in the journal by its key; one whose work is done
+is taken off the queue, one whose time has not come goes back to it, any other is buried there until the journal wants
+it again. Between the two, a crash leaves at worst an item that is delivered once more.
 """
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim, Completed, Deferred, Failed, Outcome, check_claim
-from squid_dagster.protocol.attempts import Attempt, definition_key
+from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
@@ -46,8 +47,8 @@ class Delivery:
 class HostQueue(Protocol):
     """What a host's queue must be able to do. Safe between those who share it.
 
-    A delivery that is neither completed nor failed comes back by itself once its time is over. An error of the queue
-    that says that a delivery is gone is a `SquidError`; it costs latency, never work.
+    A delivery that is neither completed nor failed comes back by itself once its time is over. So whatever `heartbeat`,
+    `complete` and `fail` raise costs latency, never work: it is logged. Errors of `offer` and `claim` go to the worker.
     """
 
     def offer(self, intent: Intent) -> None:
@@ -60,10 +61,10 @@ class HostQueue(Protocol):
         """Hand a delivery to nobody else until `lease` from now."""
 
     def complete(self, delivery: Delivery) -> None:
-        """Forget a delivery."""
+        """Forget a delivery: its work is done, and is never offered again."""
 
     def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:
-        """Hand a delivery out again, that much later; None: bury it."""
+        """Hand a delivery out again, that much later; None: bury it, until it is offered again."""
 
 
 class QueueLeases:
@@ -75,15 +76,12 @@ class QueueLeases:
 
     def offer(self, queue: str, limit: int = OFFERED_AT_ONCE) -> int:
         """Put attempts that could be claimed now on the host's queue; give how many it was shown. Safe to repeat."""
-        known = self._runtime.registry.keys
-        visible = [
-            each
-            for each in (*self._runtime.dispatch.visible(queue, limit), *self._runtime.dispatch.expired(queue, limit))
-            if definition_key(each.workflow, each.definition_fingerprint) in known
-        ]
-        for attempt in visible:
+        dispatch, known = self._runtime.dispatch, self._runtime.registry.keys
+        expired = dispatch.expired(queue, limit, definitions=known)
+        due = [*dispatch.visible(queue, limit, definitions=known), *(a for a in expired if not out_of_deliveries(a))]
+        for attempt in due:
             self._queue.offer(_intent(attempt))
-        return len(visible)
+        return len(due)
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
         """Take deliveries and claim them in the journal, as the contract says."""
@@ -117,9 +115,11 @@ class QueueLeases:
         return None
 
     def _let_go(self, delivery: Delivery, refused: Refused) -> None:
-        with suppress(SquidError):  # it comes back by itself, and is judged again
-            if refused.again_at is None:
+        with _tolerant(delivery):
+            if refused.done:
                 self._queue.complete(delivery)
+            elif refused.again_at is None:
+                self._queue.fail(delivery, refused.why, None)
             else:
                 wait = max(refused.again_at - self._runtime.now(), timedelta(0))
                 self._queue.fail(delivery, refused.why, wait)
@@ -127,7 +127,7 @@ class QueueLeases:
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
         """Extend both, the journal's claim first, as the contract says."""
         longer = extended(self._runtime, lease, extend)
-        with suppress(SquidError):  # delivered to somebody else: who finds it held, and puts it back
+        with _tolerant(_delivery(lease)):
             self._queue.heartbeat(_delivery(lease), extend)
         return longer
 
@@ -141,13 +141,13 @@ class QueueLeases:
         outcome = failed(self._runtime, lease, error)
         self._settle(lease, outcome)
         after = comes_back(outcome)
-        with suppress(SquidError):
+        with _tolerant(_delivery(lease)):
             self._queue.fail(_delivery(lease), _told(outcome), after)
         return LeaseOutcome.DEAD_LETTERED if after is None else LeaseOutcome.REQUEUED
 
     def settled(self, lease: Lease) -> None:
         """Take it off the queue."""
-        with suppress(SquidError):  # delivered once more, it is found to have its outcome
+        with _tolerant(_delivery(lease)):
             self._queue.complete(_delivery(lease))
 
     def _settle(self, lease: Lease, outcome: Outcome) -> None:
@@ -157,6 +157,15 @@ class QueueLeases:
             over = Refused(str(error), None if is_over(error) else self._runtime.now())
             self._let_go(_delivery(lease), over)
             raise
+
+
+@contextmanager
+def _tolerant(delivery: Delivery) -> Iterator[None]:
+    """Go on when the queue takes nothing back: the item is delivered once more then, and the journal judges it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  a host's own code; the journal has what counts
+        logger.warning("the queue failed on %s: %s: %s", delivery.intent.item_id, type(error).__name__, error)
 
 
 def _intent(attempt: Attempt) -> Intent:

@@ -1,5 +1,6 @@
 """Lease backends keep one contract: the journal's own, the backlog, and a plain list that a host brings."""
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +14,18 @@ from squid_dagster import Defer, Fail, Retry, Squid, Workflow
 from squid_dagster.backlog import BacklogLeases
 from squid_dagster.backlog.leases import card_id, phase
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Failed
-from squid_dagster.protocol.errors import ExpiredClaim, InvalidArgument, InvalidThread, StaleClaim, TerminalRun
+from squid_dagster.journal.dispatch import Deferred, Failed
+from squid_dagster.protocol.errors import (
+    ExpiredClaim,
+    InvalidArgument,
+    InvalidFact,
+    InvalidThread,
+    StaleClaim,
+    TerminalRun,
+)
+from squid_dagster.protocol.facts.backlog import CardBlocked
 from squid_dagster.runtime.leases import JournalLeases, Lease, LeaseBackend, LeaseOutcome
-from squid_dagster.runtime.leases_queue import Delivery, Intent, QueueLeases
+from squid_dagster.runtime.leases_queue import OFFERED_AT_ONCE, Delivery, Intent, QueueLeases
 from squid_dagster.runtime.leases_work import work_one_lease
 from tests.runtime.stage import MakeSquid, facts, seconds
 
@@ -104,6 +113,17 @@ def flow() -> Workflow:
     @found.step
     def second(first: int) -> int:
         return first + 1
+
+    return found
+
+
+def single(name: str, result: object, **options: Any) -> Workflow:
+    """One step that returns this."""
+    found = Workflow(name)
+
+    @found.step(**options)
+    def go() -> Any:
+        return result
 
     return found
 
@@ -293,6 +313,60 @@ def test_work_that_is_delivered_too_often_is_a_dead_letter(
     backend.complete(only(backend.claim("default", "w")), 1)
 
 
+def test_work_that_is_put_back_after_a_dead_letter_is_delivered_again(
+    make_squid: MakeSquid, make_backend: Make, clock: VirtualClock
+) -> None:
+    # given work that was delivered too often, and other work, so that somebody finds it on the queue meanwhile
+    squid = make_squid(single("once", 2, max_deliveries=1))
+    backend = make_backend(squid)
+    run_id = squid.start("once").run_id
+    lost = only(backend.claim("default", "dies", lease=LEASE))
+    clock.advance(LEASE)
+    squid.start("once")
+    other = only(backend.claim("default", "w", limit=5, lease=LEASE))
+    assert told(squid, run_id)[-1] == "dead_lettered"
+    # when it is put back
+    squid.retry_attempt(run_id)
+    # then it is delivered, under the same id
+    again = only(backend.claim("default", "w", limit=5, lease=LEASE))
+    assert (again.item_id, again.attempt.attempt_number) == (lost.item_id, 2)
+    for lease in (other, again):
+        backend.complete(lease, 2)
+    assert squid.inspect_run(run_id).status == "completed"
+
+
+def test_much_work_that_cannot_be_run_here_does_not_hide_the_rest(make_squid: MakeSquid, make_backend: Make) -> None:
+    both = make_squid([single("gone", 1), flow()])
+    for _ in range(OFFERED_AT_ONCE):
+        both.start("gone", priority=5)
+    mine = both.start("flow").run_id
+    assert only(make_backend(make_squid(flow())).claim("default", "w", limit=5)).attempt.run_id == mine
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda backend, lease: backend.complete(lease, "nul \0"),
+        lambda backend, lease: backend.fail(lease, {"message": "nul \0"}),
+        lambda backend, lease: backend.fail(lease, Deferred("nul \0", seconds(9))),
+    ],
+    ids=["result", "error", "deferral"],
+)
+def test_an_outcome_that_cannot_be_written_down_is_no_success_and_the_failure_on_record_says_so(
+    make_squid: MakeSquid, make_backend: Make, clock: VirtualClock, act: Callable[[LeaseBackend, Lease], object]
+) -> None:
+    squid = make_squid(flow())
+    run_id = squid.start("flow").run_id
+    backend = make_backend(squid)
+    held = only(backend.claim("default", "w", lease=LEASE))
+    with pytest.raises(InvalidFact, match="cannot be written down"):
+        act(backend, held)
+    assert squid.inspect_run(run_id).status == "failed"
+    assert [fact.error["code"] for fact in facts(squid, run_id, "attempt_failed")] == ["unwritable_outcome"]
+    clock.advance(LEASE)
+    assert backend.claim("default", "w") == []
+
+
 # --- working --------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +417,49 @@ def test_an_outcome_that_comes_too_late_is_reported_as_dropped(
     assert isinstance(report.dropped, ExpiredClaim)
     assert not report.completed
     assert told(squid, run_id) == ["scheduled", "claimed"]
+
+
+def test_a_result_that_cannot_be_written_down_is_not_reported_as_completed(
+    make_squid: MakeSquid, make_backend: Make
+) -> None:
+    squid = make_squid(single("odd", "nul \0"))
+    run_id = squid.start("odd").run_id
+    report = work_one_lease(squid.runtime, make_backend(squid), "default", "w", lease=LEASE)
+    assert report is not None
+    assert isinstance(report.dropped, InvalidFact)
+    assert not report.completed
+    assert squid.inspect_run(run_id).status == "failed"
+
+
+# --- a queue that fails ---------------------------------------------------------------------------------------------
+
+
+class _Broken(ListQueue):
+    """A host's queue that can be claimed from, and then takes nothing back."""
+
+    def heartbeat(self, delivery: Delivery, lease: timedelta) -> None:
+        raise ConnectionError("the queue is gone")
+
+    def complete(self, delivery: Delivery) -> None:
+        raise ConnectionError("the queue is gone")
+
+    def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:
+        raise ConnectionError("the queue is gone")
+
+
+def test_a_queue_that_takes_nothing_back_ends_neither_the_journal_s_claim_nor_its_outcome(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
+    squid = make_squid(flow())
+    backend = QueueLeases(squid.runtime, _Broken(squid.runtime.now))
+    good, bad = squid.start("flow", priority=1).run_id, squid.start("flow").run_id
+    first, second = backend.claim("default", "w", limit=2, lease=LEASE)
+    clock.advance(seconds(30))
+    assert backend.heartbeat(first, extend=LEASE).lease_until == clock.now() + LEASE
+    backend.complete(first, 1)
+    assert backend.fail(second, "no") == LeaseOutcome.REQUEUED
+    assert told(squid, good)[:4] == ["scheduled", "claimed", "heartbeat", "completed"]
+    assert told(squid, bad)[:3] == ["scheduled", "claimed", "failed"]
 
 
 # --- the backlog as a backend ---------------------------------------------------------------------------------------
@@ -399,6 +516,49 @@ def test_a_card_whose_work_is_done_is_taken_off(make_squid: MakeSquid, clock: Vi
     lease = only(backend.claim("default", "w"))
     assert lease.attempt.step == "second"
     assert squid.backlog.get(card_id(f"{run_id}:first:1")).status == "done"
+
+
+def test_a_card_whose_work_will_not_be_done_is_buried_once(make_squid: MakeSquid, clock: VirtualClock) -> None:
+    # given a card that is offered, whose run ends
+    squid = make_squid(flow())
+    backend = BacklogLeases(squid.runtime, squid.backlog)
+    run_id = squid.start("flow", priority=9).run_id
+    backend.offer("default")
+    clock.advance(seconds(1))
+    squid.cancel(run_id)
+    # when others look for work, again and again
+    for _ in range(3):
+        squid.start("flow")
+        assert only(backend.claim("default", "w", limit=3, lease=LEASE)).attempt.run_id != run_id
+    # then it was delivered once, and nobody offers it any more
+    card = squid.backlog.get(card_id(f"{run_id}:first:1"))
+    assert (card.status, card.attempts) == ("dead_lettered", 1)
+
+
+@pytest.mark.parametrize("body", [None, "my notes", "[1]", "{}", '{"item_id": 7}'])
+def test_a_card_that_is_no_intent_is_blocked_and_stands_in_nobody_s_way(
+    make_squid: MakeSquid, body: str | None
+) -> None:
+    squid = make_squid(flow())
+    squid.backlog.create("mine", "my own card", body=body, phase=phase("default"), priority=9)
+    run_id = squid.start("flow").run_id
+    backend = BacklogLeases(squid.runtime, squid.backlog)
+    assert only(backend.claim("default", "w")).attempt.run_id == run_id
+    assert squid.backlog.get("mine").status == "blocked"
+    blocked = squid.backlog.history("mine")[-1].fact
+    assert isinstance(blocked, CardBlocked)
+    assert "no intent" in (blocked.reason or "")
+
+
+def test_an_intent_of_a_newer_version_is_understood(make_squid: MakeSquid) -> None:
+    squid = make_squid(flow())
+    run_id = squid.start("flow").run_id
+    item_id = f"{run_id}:first:1"
+    intent = {"item_id": item_id, "run_id": run_id, "queue": "default", "step": "first", "priority": 0}
+    body = json.dumps({**intent, "visible_at": squid.runtime.now().isoformat(), "colour": "blue"})
+    squid.backlog.create(card_id(item_id), "newer", body=body, phase=phase("default"), idempotency_key=card_id(item_id))
+    backend = BacklogLeases(squid.runtime, squid.backlog)
+    assert only(backend.claim("default", "w")).attempt.run_id == run_id
 
 
 def test_work_without_a_definition_here_is_left_to_others(make_squid: MakeSquid) -> None:
