@@ -1,6 +1,7 @@
 """`Backlog`: the one object to create, claim, finish and look at cards with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ DEFAULT_TTL = timedelta(seconds=900)
 _Cards: TypeAlias = list[Card]
 _Entries: TypeAlias = list[Entry]
 _Texts: TypeAlias = list[str]
+_MOST = 2**63 - 1  # a limit that Postgres can read
 _SOMETIME = datetime(1970, 1, 1, tzinfo=UTC)  # a draft has no time yet
 
 
@@ -72,16 +74,16 @@ class Backlog:
             "body": body,
             "phase": phase,
             "priority": priority,
-            "depends_on": list(dict.fromkeys(_ids(depends_on))),
+            "depends_on": _ids(depends_on),
             "acceptance": acceptance,
             "idempotency_key": idempotency_key,
             "not_before": not_before,
             "max_attempts": max_attempts,
         }
-        try:
+        with _explained("not a card"):
             draft = CardCreated(**values, occurred_at=_SOMETIME)
-        except ValidationError as error:
-            raise InvalidArgument(f"not a card: {explain(error)}") from None
+        if idempotency_key is not None:
+            check_text(idempotency_key, "idempotency_key", CARD_NAME_MAX_LENGTH)
         wanted = Wanted((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
         found = decisions.known_card(self._store.decide(wanted, decisions.create(draft)), draft)
         assert found is not None  # noqa: S101  it was there, or was made
@@ -228,10 +230,12 @@ class Backlog:
         """List cards in the order of claims; with `ready_only` those that are ready and wait for no other card.
 
         Raises:
-            InvalidArgument: no such status, or a bad limit.
+            InvalidArgument: no such status, or a bad phase or limit.
         """
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise InvalidArgument(f"limit must be a whole number from 1 on, not {limit!r}")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST):
+            raise InvalidArgument(f"limit must be a whole number from 1 on, not {limit!r:.80}")
+        if phase is not None:
+            check_text(phase, "phase", CARD_NAME_MAX_LENGTH)
         try:
             wanted = None if status is None else CardStatus(status)
         except ValueError:
@@ -240,10 +244,8 @@ class Backlog:
         return self._store.select(CardFilter(wanted, phase, ready_only, limit))
 
     def _change(self, card_id: str, decision: Decision, *, frees: bool = False) -> Card:
-        try:
-            return self._store.decide(Wanted((_id(card_id),), frees=frees), decision).cards[card_id]
-        except ValidationError as error:
-            raise InvalidArgument(f"card {card_id!r}: {explain(error)}") from None
+        with _explained(f"card {_id(card_id)!r}"):
+            return self._store.decide(Wanted((card_id,), frees=frees), decision).cards[card_id]
 
     def _fence(self, token: str | None) -> str | None:
         if token is None:
@@ -260,10 +262,26 @@ def _id(card_id: str) -> str:
     return card_id
 
 
-def _ids(given: Iterable[str]) -> Iterable[str]:
-    if isinstance(given, str):
-        raise InvalidArgument(f"depends_on must be a list of ids, not the text {given!r}")
-    return given
+def _ids(given: Iterable[str]) -> _Texts:
+    """Give each id once, in order. Raises `InvalidArgument` for what is no list of texts."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"depends_on must be a list of ids, not {given!r:.80}")
+    found = list(given)
+    if not all(isinstance(each, str) for each in found):
+        raise InvalidArgument(f"depends_on must be a list of ids, which are texts, not {found!r:.80}")
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Say what a fact cannot have. Raises `InvalidArgument`."""
+    try:
+        try:
+            yield
+        except ValidationError as error:
+            raise InvalidArgument(f"{what}: {explain(error)}") from None
+    except RecursionError:  # also where the value is to be shown
+        raise InvalidArgument(f"{what}: a value is nested too deeply") from None
 
 
 def _seconds(ttl: timedelta) -> int:

@@ -14,6 +14,15 @@ from squid_dagster.protocol.errors import (
 from tests.backlog.contract import Board
 from tests.facts import T0, t
 
+
+def nested(depth: int) -> list[Any]:
+    """A list in a list, and so on."""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -40,6 +49,15 @@ from tests.facts import T0, t
         ({"idempotency_key": "k" * 401}, "idempotency_key"),
         ({"not_before": datetime(2026, 1, 1)}, "not_before"),  # noqa: DTZ001  that is the point
         ({"max_attempts": 0}, "max_attempts"),
+        ({"depends_on": None}, "depends_on"),
+        ({"depends_on": 7}, "depends_on"),
+        ({"depends_on": [{}]}, "depends_on"),
+        ({"depends_on": [["A0"], None]}, "depends_on"),
+        ({"depends_on": ["A0\0"]}, "depends_on"),
+        ({"idempotency_key": "k\0"}, "idempotency_key"),
+        ({"idempotency_key": "k\ud800"}, "idempotency_key"),
+        ({"acceptance": {"a": nested(300)}}, "acceptance"),
+        ({"acceptance": {"a": nested(5_000)}}, "nested too deeply"),
     ],
 )
 def test_what_a_card_cannot_have_is_named_and_nothing_is_made(
@@ -55,6 +73,26 @@ def test_a_text_that_postgres_cannot_hold_is_refused(board: Board) -> None:
         board.backlog.create("A1", "a\0b")
     assert type(refused.value).__module__ == "squid_dagster.protocol.errors"
     assert board.revision() == 0
+
+
+@pytest.mark.parametrize("phase", ["x\0", "x\ud800", "", 3, "p" * 401])
+def test_a_phase_that_no_card_can_have_is_refused_when_it_is_asked_for(board: Board, phase: Any) -> None:
+    with pytest.raises(InvalidArgument, match="phase"):
+        board.backlog.list(phase=phase)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 1.5, "1", 2**63, 10**30])
+def test_a_limit_that_is_no_number_of_cards_is_refused(board: Board, limit: Any) -> None:
+    with pytest.raises(InvalidArgument, match="limit"):
+        board.backlog.list(limit=limit)
+
+
+def test_an_error_that_is_nested_too_deeply_is_refused_and_the_card_stays_claimed(board: Board) -> None:
+    board.cards("A1")
+    board.claim()
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        board.backlog.fail("A1", error={"a": nested(5_000)})
+    assert board.types("A1") == ["created", "claimed"]
 
 
 def test_a_card_cannot_depend_on_one_that_does_not_exist(board: Board) -> None:
