@@ -164,6 +164,8 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a number as a text": (lambda lines: replaced(lines, 1, b'"seq":1,', b'"seq":"1",'), "seq cannot be"),
     "no digest": (lambda lines: replaced(lines, 1, b'"digest":"', b'"digest":"x'), "is no digest"),
     "no time": (lambda lines: replaced(lines, 1, b'"occurred_at":"2', b'"occurred_at":"x'), "timestamp"),
+    "half a character": (lambda lines: replaced(lines, 1, b'"thread":"', b'"thread":"\\ud800'), "half a character"),
+    "NUL": (lambda lines: replaced(lines, 1, b'"thread":"', b'"thread":"\\u0000'), "NUL"),
     "something behind": (lambda lines: [*lines, lines[-1]], "follows the end"),
     "two exports": (lambda lines: [*lines[:-1], *lines], "not in its place"),
 }
