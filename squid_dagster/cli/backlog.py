@@ -3,10 +3,9 @@
 The token of a claim is shown once, when it is claimed. What goes wrong is told as `frame` says.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,6 +13,7 @@ import click
 from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show_card, show_cards, stats_shown
 from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.run_options import LONGEST_SECONDS, json_value, time_option
 
 if TYPE_CHECKING:
     from squid_dagster.backlog import Backlog
@@ -44,27 +44,6 @@ _ttl_option = click.option(
 )
 
 
-def _json_value(_: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-    if text is None:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}", param=parameter) from None
-
-
-def _time(_: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise click.BadParameter(f"{text!r} is no time with a zone, such as 2026-11-16T18:00:00Z", param=parameter)
-    return found
-
-
 @contextmanager
 def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
     from squid_dagster.backlog import Backlog
@@ -83,9 +62,9 @@ def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
 @click.option("--phase", help="Its board or milestone.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Higher is sooner.")
 @click.option("--depends-on", multiple=True, help="Cards that must be done first; again and again, or with commas.")
-@click.option("--acceptance", callback=_json_value, help="Criteria, in JSON: a list of texts, or an object.")
+@click.option("--acceptance", metavar="JSON", callback=json_value, help="Criteria: a list of texts, or an object.")
 @click.option("--idempotency-key", help="Repeating it gives the first card.")
-@click.option("--not-before", callback=_time, help="A time before which nobody claims it.")
+@click.option("--not-before", metavar="TIME", callback=time_option, help="A time before which nobody claims it.")
 @click.option("--max-attempts", type=int, help="Claims after which it is a dead letter.")
 @on_journal
 def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: list[str], **fields: Any) -> None:
@@ -149,7 +128,9 @@ def complete(place: Place, as_json: bool, card_id: str, token: str | None, stric
 @backlog.command()
 @_id_option
 @click.option("--error", help="What went wrong.")
-@click.option("--retry-after", type=click.IntRange(0), default=0, help="Seconds until it is ready again.")
+@click.option(
+    "--retry-after", type=click.IntRange(0, LONGEST_SECONDS), default=0, help="Seconds until it is ready again."
+)
 @click.option("--give-up", is_flag=True, help="Do not try again: make it a dead letter.")
 @_holder_options
 @on_journal
@@ -206,7 +187,7 @@ def reclaim(place: Place, as_json: bool, card_id: str | None) -> None:
 @click.option("--status", type=click.Choice(_STATUSES))
 @click.option("--phase")
 @click.option("--ready-only", is_flag=True, help="Only cards that are ready and wait for no other card.")
-@click.option("--limit", type=click.IntRange(1))
+@click.option("--limit", type=click.IntRange(1, 10**9))
 @on_journal
 def list_(place: Place, as_json: bool, **wanted: Any) -> None:
     """List cards in the order of claims."""

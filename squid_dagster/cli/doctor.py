@@ -11,6 +11,7 @@ from squid_dagster.cli.doctor_findings import CODES, SCHEMA_DRIFT, CannotTell, F
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, progress
 from squid_dagster.cli.place import Place, with_workflows
+from squid_dagster.cli.run_options import Seconds
 
 if TYPE_CHECKING:
     from squid_dagster.workflow.registry import Registry
@@ -31,14 +32,14 @@ def _address(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--dagster", metavar="URL", callback=_address, help="A Dagster webserver, such as http://127.0.0.1:3000.")
 @click.option(
     "--stuck-after",
-    type=click.FloatRange(0, 30 * 86_400),
+    type=Seconds(0, 30 * 86_400),
     default=60.0,
     show_default=True,
     help="Seconds that work may be due, or a run halfway, before something is wrong.",
 )
 @click.option(
     "--max-skew",
-    type=click.FloatRange(0, 86_400),
+    type=Seconds(0, 86_400),
     default=2.0,
     show_default=True,
     help="Seconds that this machine's clock may differ from the database's.",

@@ -62,6 +62,17 @@ class LazyGroup(click.Group):
 class Root(LazyGroup):
     """The outermost group: whatever goes wrong is one line on stderr, JSON with `--json`, and an exit code."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line.
+
+        Raises:
+            click.UsageError: an argument is no text, which no command could store or print.
+        """
+        for each in args:
+            if not is_text(each):
+                raise click.UsageError(f"{each!r:.80} is not UTF-8: every argument must be")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
         try:
@@ -135,6 +146,11 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, unusable | errors.ForeignSchema | errors.ViewsMissing):
         return NO_DATABASE
     return REFUSED
+
+
+def is_text(value: str) -> bool:
+    """Tell whether a text can be stored and printed: it holds no NUL, and no byte that was not UTF-8."""
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def json_option(command: _Command) -> _Command:

@@ -9,6 +9,7 @@ import click
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, progress, table
 from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.run_options import Seconds
 from squid_dagster.cli.transfer import export, import_
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ journal.add_command(import_)
 @click.option("--run", "run_id", metavar="RUN_ID", help="Facts of this run alone, from all threads.")
 @click.option("--thread", metavar="THREAD", help="Facts of this thread alone, such as squid:dispatch:default.")
 @click.option("--type", "type_name", metavar="TYPE", help="Facts of this type alone, among the last 100,000.")
-@click.option(
-    "--poll", type=click.FloatRange(0.05, 60), default=0.5, show_default=True, help="Seconds between two looks."
-)
+@click.option("--poll", type=Seconds(0.05, 60), default=0.5, show_default=True, help="Seconds between two looks.")
 @on_journal
 def tail(
     lines: int,

@@ -15,6 +15,7 @@ from squid_dagster.cli.frame import Refused
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.quickstart_files import Files
 from squid_dagster.cli.quickstart_session import Session
+from squid_dagster.cli.run_options import Seconds
 
 USUAL_PORT = 3000
 INSTALL = "pip install 'squid-dagster[dagster]' dagster-webserver"
@@ -29,14 +30,14 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Of the UI.  [default: 3000, or any that is free]")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3600),
+    type=Seconds(0, 3600),
     default=20.0,
     show_default=True,
     help="How long the slow step takes: the time that you have to kill its worker.",
 )
 @click.option(
     "--lease",
-    type=click.FloatRange(1, 3600),
+    type=Seconds(1, 3600),
     default=5.0,
     show_default=True,
     help="Seconds without a sign of life after which another worker takes over.",

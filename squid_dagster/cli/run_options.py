@@ -3,15 +3,21 @@
 import functools
 import getpass
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 import click
 
+from squid_dagster.cli.frame import is_text
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+LONGEST_SECONDS = 10 * 365 * 86_400
+_DEEPEST = 150  # what a journal keeps is a little deeper: a payload is within a fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +77,51 @@ def _text(_: click.Context, parameter: click.Parameter, text: str | None) -> str
     return text
 
 
+class Unfit(ValueError):
+    """JSON, but none that a journal can hold."""
+
+
 def read_json(text: str) -> Any:
-    """Read JSON as it is defined: without NaN and its like. Raises `ValueError`."""
-    return json.loads(text, parse_constant=_no_constant)
+    """Read JSON as it is defined: without NaN and its like.
+
+    Raises:
+        Unfit: it is nested too deeply, or holds a character that cannot be stored.
+        ValueError: it is none, and why.
+    """
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [inner for each in level for inner in _within(each)]
+        if not level:
+            return found
+    raise _too_deep()
+
+
+def _within(value: Any) -> Iterable[Any]:
+    match value:
+        case dict():
+            return [*value, *value.values()]
+        case list():
+            return value
+        case str() if not is_text(value):
+            raise Unfit(f"{value!r:.60} holds a character that cannot be stored: remove it")
+        case _:
+            return ()
+
+
+def _too_deep() -> Unfit:
+    return Unfit(f"it is nested more than {_DEEPEST} deep")
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def json_object(_: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
-    """Read the value of an option as a JSON object.
+def json_value(_: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+    """Read the value of an option as JSON.
 
     Raises:
         click.BadParameter: it is none.
@@ -89,23 +129,54 @@ def json_object(_: click.Context, parameter: click.Parameter, text: str | None) 
     if text is None:
         return None
     try:
-        found = read_json(text)
-    except (ValueError, RecursionError) as error:
+        return read_json(text)
+    except Unfit as error:
+        raise click.BadParameter(str(error), param=parameter) from None
+    except ValueError as error:
         raise click.BadParameter(f"not JSON: {error}", param=parameter) from None
+
+
+def json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    """Read the value of an option as a JSON object.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
+    if text is None:
+        return None
+    found = json_value(context, parameter, text)
     if not isinstance(found, dict):
         raise click.BadParameter(f"a JSON object is needed, such as '{{\"a\": 1}}', not {text:.60}", param=parameter)
     return found
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds within bounds, by default from zero to ten years. Unlike click's, it is always a number."""
+
+    def __init__(self, least: float = 0, most: float = LONGEST_SECONDS, *, min_open: bool = False) -> None:
+        """Take the bounds, both included but for `min_open`."""
+        super().__init__(least, most, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it. Raises `click.BadParameter`."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):  # no comparison with a bound tells
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return found
+
+
 def a_time(text: str) -> datetime:
-    """Read a time with a zone. Raises `ValueError` with a sentence that says what is needed."""
+    """Read a time with a zone, and give it in UTC. Raises `ValueError` with a sentence that says what is needed."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
         raise ValueError(f"{text!r:.60} is no time with a zone, such as 2026-11-16T18:00:00Z")
-    return found
+    try:
+        return found.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r:.60} is a time that UTC cannot express") from None
 
 
 def time_option(_: click.Context, parameter: click.Parameter, text: str | None) -> datetime | None:

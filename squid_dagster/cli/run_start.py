@@ -8,7 +8,7 @@ import click
 from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import commanding, pass_module
-from squid_dagster.cli.run_options import Said, json_object, read_json, with_said
+from squid_dagster.cli.run_options import Said, Unfit, json_object, read_json, with_said
 from squid_dagster.cli.run_shown import receipt_facts
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def _from_file(file: Path) -> dict[str, Any]:
             found = read_json(source.read())
     except OSError as error:
         raise click.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--payload-file") from None
-    except (ValueError, RecursionError) as error:
+    except Unfit as error:
+        raise click.BadParameter(f"{file}: {error}", param_hint="--payload-file") from None
+    except ValueError as error:
         raise click.BadParameter(f"{file} is not JSON: {error}", param_hint="--payload-file") from None
     if not isinstance(found, dict):
         raise click.BadParameter(f"{file} holds no JSON object", param_hint="--payload-file")
@@ -96,6 +98,8 @@ def _from_params(params: tuple[str, ...]) -> dict[str, Any]:
             raise click.BadParameter(f"{name!r} is given twice", param_hint="-p")
         try:
             found[name] = read_json(text)
-        except (ValueError, RecursionError):
+        except Unfit as error:
+            raise click.BadParameter(f"{name!r}: {error}", param_hint="-p") from None
+        except ValueError:
             found[name] = text
     return found

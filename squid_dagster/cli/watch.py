@@ -17,6 +17,7 @@ from squid_dagster.cli.frame import REFUSED, Refused
 from squid_dagster.cli.output import STATUS_STYLES, console, emit
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import Looking, looking
+from squid_dagster.cli.run_options import Seconds
 from squid_dagster.cli.run_shown import attempts_shown
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Seen(NamedTuple):
 
 @click.command()
 @click.argument("run_id")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Give up after so long.")
+@click.option("--timeout", type=Seconds(min_open=True), metavar="SECONDS", help="Give up after so long.")
 @with_workflows
 def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> None:
     """Follow RUN_ID until it has ended: exit code 0 if it completed, 1 otherwise.

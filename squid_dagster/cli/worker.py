@@ -14,6 +14,7 @@ from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import commanding, need_modules
+from squid_dagster.cli.run_options import Seconds
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from squid_dagster.runtime.report import WorkerReport
 
 _LEVELS = ("debug", "info", "warning", "error")
-_LONGEST = 10 * 365 * 86_400  # seconds
-_seconds = click.FloatRange(0, _LONGEST, min_open=True)
+_seconds = Seconds(min_open=True)
 
 
 @click.command()
@@ -32,7 +32,7 @@ _seconds = click.FloatRange(0, _LONGEST, min_open=True)
 @click.option("--lease", type=_seconds, metavar="SECONDS", help="How long a step is safe from others without a sign.")
 @click.option(
     "--grace",
-    type=click.FloatRange(0, _LONGEST),
+    type=Seconds(),
     metavar="SECONDS",
     help="How long steps may take to finish when it is stopped.",
 )
