@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.doctor_findings import CODES, SCHEMA_DRIFT, CannotTell, Finding, Patient
+from squid_dagster.cli.doctor_findings import CODES, SCHEMA_DRIFT, VIEWS_DIFFER, CannotTell, Finding, Patient
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, progress
 from squid_dagster.cli.place import Place, with_workflows
@@ -49,7 +49,7 @@ def _address(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 def doctor(
     dagster: str | None, stuck_after: float, max_skew: float, skip: Sequence[str], place: Place, as_json: bool
 ) -> int:
-    """Look for what is wrong, and name it. Exit code 1 if anything is.
+    """Look for what is wrong, and name it. Exit code 1 if anything is; a check that cannot be made is told as skipped.
 
     Looks for: schema_drift, views_differ, clock_skew, stuck_runs, queue_without_worker, workflow_not_loadable (with -m,
     or by what live workers say), dagster_elsewhere (with --dagster).
@@ -78,17 +78,21 @@ def doctor(
             )
             found = examine(patient, skip)
     except (SchemaOutdated, SchemaTooNew) as error:
-        finding = Finding(SCHEMA_DRIFT, str(error), "squid db upgrade, or upgrade squid-dagster")
-        reasons = dict.fromkeys((code for code in CODES if code != SCHEMA_DRIFT), "the schema cannot be used")
-        found = _diagnosis([finding], reasons)
+        found = _diagnosis([_unusable(error)], dict.fromkeys(CODES, "the schema cannot be used"))
     emit(as_json, found, *_shown(found))
     return 0 if found["healthy"] else REFUSED
 
 
 def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
-    """Make all checks but those to be left out; one that cannot be made is told as skipped, with its reason."""
+    """Make all checks but those to be left out; one that cannot be made is told as skipped, with its reason.
+
+    What keeps a check from being made, and is a fault by itself, is found too, whichever check stumbles over it.
+
+    Raises:
+        StorageUnavailable: the database does not answer: there is nothing to say of how it is.
+    """
     from squid_dagster.cli.doctor_checks import CHECKS
-    from squid_dagster.protocol.errors import SquidError
+    from squid_dagster.protocol.errors import SchemaOutdated, SchemaTooNew, ViewsMissing
 
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
@@ -98,9 +102,27 @@ def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
             continue
         try:
             findings += check(patient)
-        except (CannotTell, SquidError) as reason:
-            skipped[code] = " ".join(str(reason).split())
+        except CannotTell as reason:
+            skipped[code] = _line(reason)
+        except (ViewsMissing, SchemaOutdated, SchemaTooNew) as fault:
+            skipped[code] = _line(fault)
+            finding = _unusable(fault)
+            if finding.code not in {each.code for each in findings}:
+                findings.append(finding)
     return _diagnosis(findings, skipped)
+
+
+def _unusable(fault: Exception) -> Finding:
+    """Name what a check, or all of them, could not do without."""
+    from squid_dagster.protocol.errors import ViewsMissing
+
+    if isinstance(fault, ViewsMissing):
+        return Finding(VIEWS_DIFFER, _line(fault), "squid views rebuild")
+    return Finding(SCHEMA_DRIFT, _line(fault), "squid db upgrade, or upgrade squid-dagster")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _diagnosis(findings: list[Finding], skipped: dict[str, str]) -> Diagnosis:
@@ -108,7 +130,7 @@ def _diagnosis(findings: list[Finding], skipped: dict[str, str]) -> Diagnosis:
     return {
         "healthy": not findings,
         "findings": [finding._asdict() for finding in findings],
-        "skipped": [{"code": code, "reason": reason} for code, reason in skipped.items()],
+        "skipped": [{"code": code, "reason": reason} for code, reason in skipped.items() if code not in wrong],
         "passed": [code for code in CODES if code not in wrong and code not in skipped],
     }
 
@@ -118,8 +140,15 @@ def _shown(found: Diagnosis) -> list[str]:
     lines += [f"skipped  {each['code']}: {each['reason']}" for each in found["skipped"]]
     for each in found["findings"]:
         lines += [f"WRONG    {each['code']}: {each['detail']}", f"         -> {each['remedy']}"]
-    told = "Nothing is wrong." if found["healthy"] else f"{len(found['findings'])} found."
-    return [*lines, "", told]
+    return [*lines, "", _verdict(found)]
+
+
+def _verdict(found: Diagnosis) -> str:
+    if found["findings"]:
+        return f"{len(found['findings'])} found."
+    if found["skipped"]:
+        return f"Nothing is wrong in what was checked; skipped: {', '.join(each['code'] for each in found['skipped'])}."
+    return "Nothing is wrong."
 
 
 def _registry(place: Place) -> "tuple[Registry | None, str | None]":
@@ -133,4 +162,4 @@ def _registry(place: Place) -> "tuple[Registry | None, str | None]":
     try:
         return Registry(definitions(place.workflows())), None
     except (WorkflowsNotLoaded, InvalidWorkflow) as error:
-        return None, " ".join(str(error).split())
+        return None, _line(error)

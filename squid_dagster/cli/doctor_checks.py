@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 def schema_drift(patient: Patient) -> list[Finding]:
     """Compare the schema with one that the migrations make, in a transaction that is rolled back."""
-    from squid_dagster.journal.postgres.drift import drift
+    from squid_dagster.journal.postgres.drift import NothingToCompare, drift
     from squid_dagster.journal.postgres.schema import CODE_VERSION
 
     version = patient.storage.check()
     if version != CODE_VERSION:
         raise CannotTell(f"the schema is at version {version}, this code only knows what version {CODE_VERSION} is")
-    found = drift(patient.storage)
+    try:
+        found = drift(patient.storage)
+    except NothingToCompare as error:
+        raise CannotTell(str(error)) from None
     if not found:
         return []
     remedy = "put these objects back as the migrations make them (`squid views rebuild` does, for views); or export "

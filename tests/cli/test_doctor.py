@@ -231,7 +231,7 @@ def test_nothing_is_wrong_with_a_healthy_system(served: tuple[Typed, Stack]) -> 
     told = examined(typed, *FLOWS, "--dagster", stack.address)
     assert told == {"healthy": True, "findings": [], "skipped": [], "passed": [*CODES]}
     announce(typed.storage, "default")
-    assert typed("doctor", *FLOWS).out.endswith("Nothing is wrong.\n")
+    assert typed("doctor", *FLOWS, "--dagster", stack.address).out.endswith("\n\nNothing is wrong.\n")
 
 
 def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
@@ -273,31 +273,81 @@ def test_a_check_that_cannot_be_made_says_why(typed: Typed) -> None:
     assert "ok       schema_drift" in shown
 
 
-def test_missing_views_are_drift_and_keep_nothing_else_from_being_checked(typed: Typed) -> None:
+@pytest.mark.parametrize("view", ["runs", "attempts", "children", "queues", "anomalies", "backlog"])
+def test_missing_views_are_found_and_keep_nothing_else_from_being_checked(typed: Typed, view: str) -> None:
+    with raw(typed.storage) as connection:
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(view)))
+    told = examined(typed, *FLOWS)
+    assert codes(told) == ["schema_drift", "views_differ"]
+    assert f"table {view} is missing" in told["findings"][0]["detail"]
+    assert f".{view}" in told["findings"][1]["detail"]
+    assert told["findings"][1]["remedy"] == "squid views rebuild"
+    assert "clock_skew" in told["passed"]
+    # and the remedy helps
+    typed("views", "rebuild")
+    assert codes(examined(typed, *FLOWS)) == []
+
+
+def test_what_is_left_out_is_told_when_another_check_stumbles_over_it(typed: Typed) -> None:
     with raw(typed.storage) as connection:
         connection.execute("DROP TABLE attempts")
+    told = examined(typed, *FLOWS, "--skip", "schema_drift", "--skip", "views_differ")
+    assert codes(told) == ["views_differ"]
+    assert {"stuck_runs", "queue_without_worker"} <= {each["code"] for each in told["skipped"]}
+
+
+def test_a_table_that_is_missing_is_drift(typed: Typed) -> None:
+    with raw(typed.storage) as connection:
+        connection.execute("DROP TABLE journal_threads CASCADE")
     told = examined(typed, *FLOWS)
-    assert codes(told) == ["schema_drift"]
-    assert "table attempts is missing" in told["findings"][0]["detail"]
-    assert "clock_skew" in told["passed"]
-    assert {"views_differ", "stuck_runs", "queue_without_worker"} <= {each["code"] for each in told["skipped"]}
+    assert "schema_drift" in codes(told)
+    assert "table journal_threads is missing" in told["findings"][0]["detail"]
 
 
-def test_a_role_that_may_not_make_a_schema_is_told_so(typed: Typed) -> None:
+@pytest.fixture
+def reader(typed: Typed) -> Typed:
+    """The command as a role that may read everything, and make nothing."""
     role = f"{typed.storage.schema}_reader"
-    url = typed.storage.engine.url.set(username=role).render_as_string(hide_password=False)
     with raw(typed.storage) as connection:
         name, place = sql.Identifier(role), sql.Identifier(typed.storage.schema)
         connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
         connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(place, name))
         connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(place, name))
         connection.execute(sql.SQL("GRANT SELECT ON ALL SEQUENCES IN SCHEMA {} TO {}").format(place, name))
-    reader = Typed(typed.storage)
-    reader.environ["SQUID_DATABASE_URL"] = url
+    made = Typed(typed.storage)
+    made.environ["SQUID_DATABASE_URL"] = typed.storage.engine.url.set(username=role).render_as_string(
+        hide_password=False
+    )
+    return made
+
+
+def test_a_role_that_may_not_make_a_schema_is_told_so(reader: Typed) -> None:
     told = examined(reader, *FLOWS)
     assert told["healthy"]
     skipped = {each["code"]: each["reason"] for each in told["skipped"]}
     assert "permission denied" in skipped["schema_drift"]
+    shown = reader("doctor", *FLOWS).out
+    assert "skipped  schema_drift: " in shown
+    assert shown.endswith("\n\nNothing is wrong in what was checked; skipped: schema_drift, dagster_elsewhere.\n")
+
+
+def test_a_role_that_may_not_make_a_schema_is_told_of_a_missing_view(reader: Typed) -> None:
+    with raw(reader.storage) as connection:
+        connection.execute("DROP TABLE attempts")
+    told = examined(reader, *FLOWS)
+    assert codes(told) == ["views_differ"]
+    assert "schema_drift" in {each["code"] for each in told["skipped"]}
+    shown = reader("doctor", *FLOWS)
+    assert shown.code == 1
+    assert "WRONG    views_differ: " in shown.out
+    assert "Nothing is wrong" not in shown.out
+
+
+def test_a_database_that_does_not_answer_a_check_is_no_diagnosis(reader: Typed) -> None:
+    with raw(reader.storage) as connection:
+        role = sql.Identifier(f"{reader.storage.schema}_reader")
+        connection.execute(sql.SQL("REVOKE SELECT ON attempts FROM {}").format(role))
+    reader("doctor", *FLOWS).refused(4, "attempts")
 
 
 def test_objects_are_compared_by_kind_and_name() -> None:

@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, exc, text
 
+from squid_dagster.journal.postgres.connection import unavailable
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.protocol.errors import SquidError
 
 Objects = dict[tuple[str, str], tuple[Any, ...]]
 """By kind and name, what makes an object what it is."""
@@ -50,13 +51,18 @@ _QUERIES = (
 )
 
 
+class NothingToCompare(SquidError):
+    """The database does not let us make a schema beside the one that is looked at."""
+
+
 def drift(storage: PostgresStorage) -> list[str]:
     """Say in one line each which objects of the schema are missing, differ, or are not ours; none: it is as it should.
 
     The schema must be at this code's version. Storage parameters and rights are the administrator's, and not compared.
 
     Raises:
-        StorageUnavailable: the database cannot be reached, or we may not make a schema in it.
+        NothingToCompare: we may not make a schema in this database.
+        StorageUnavailable: the database cannot be reached.
     """
     scratch = f"squid_doctor_{uuid4().hex[:12]}"
     try:
@@ -66,9 +72,11 @@ def drift(storage: PostgresStorage) -> list[str]:
                 there, meant = _objects(connection, storage.schema), _objects(connection, scratch)
             finally:
                 connection.rollback()
+    except exc.OperationalError as error:
+        raise unavailable(storage.engine, error) from None
     except exc.DBAPIError as error:
         said = str(error.orig or error).strip().splitlines()[0]
-        raise StorageUnavailable(f"a schema to compare with could not be made: {said}") from None
+        raise NothingToCompare(f"a schema to compare with could not be made: {said}") from None
     return list(differences(meant, there))
 
 
