@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import psycopg
 import pytest
 
 from squid_dagster.cli.quickstart_files import FLOW, SLOW_STEP, WORKFLOW
 from squid_dagster.journal.embedded import EmbeddedPostgres
+from tests.journal.contract import plain_url
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
 PATIENCE = 120
@@ -136,6 +138,44 @@ def test_a_worker_is_killed_and_the_run_is_finished_by_another_one(folder: Path)
     assert code == 0
     assert processes(folder) == []
     assert not EmbeddedPostgres(folder / "squid_dagster").status().running
+
+
+def test_a_server_that_others_use_is_left_running(folder: Path) -> None:
+    # given a quickstart that has started the server, and somebody else who has come to use it
+    server = EmbeddedPostgres(folder / "squid_dagster")
+    server.stop()
+    started = Quickstart(folder, "shared", "--no-ui", "--seconds", 600)
+    try:
+        assert started.out.readline().startswith("open this")
+        with psycopg.connect(plain_url(server.url)) as other:
+            # when the quickstart ends, then it says that it leaves the server alone, and the other can go on
+            assert started.interrupt() == 0
+            assert any("is left running: others use it" in line for line in started.said)
+            assert other.execute("SELECT 1").fetchone() == (1,)
+    finally:
+        started.close()
+    assert processes(folder) == []
+    assert server.stop()
+
+
+def test_workers_that_cannot_start_are_not_started_for_ever(folder: Path) -> None:
+    # given a quickstart whose workflow breaks while it runs
+    started = Quickstart(folder, "broken", "--no-ui", "--seconds", 600)
+    try:
+        kill = [started.out.readline() for _ in range(3)][1]
+        (folder / "broken" / "coffee.py").write_text("raise RuntimeError('out of beans')\n")
+        # when a worker is killed, so that others must be started
+        os.kill(int(kill.split()[-1]), signal.SIGKILL)
+        # then it gives up after a few, and says what they said
+        started.wait_until(lambda said: any(line.startswith("Error: ") for line in said))
+        assert started.process.wait(PATIENCE) == 1
+    finally:
+        started.close()
+    said = started.said[-1]
+    assert "out of beans" in said
+    assert str(folder / "broken" / ".squid" / "logs" / "worker.log") in said
+    assert sum("another one is started" in line for line in started.said) == 3
+    assert processes(folder) == []
 
 
 def test_what_it_started_ends_with_it_even_if_it_is_killed(folder: Path) -> None:
