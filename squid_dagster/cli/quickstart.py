@@ -56,7 +56,7 @@ def quickstart(
 ) -> None:
     """Write a small workflow into DIRECTORY, start a UI and workers, and run it: kill a worker, and see it finish.
 
-    An existing file is never overwritten. Everything stops with Ctrl-C; the data stay.
+    An existing file is never overwritten. Everything stops with Ctrl-C, but a server that others use; the data stay.
     """
     from squid_dagster.journal.embedded.locks import try_lock
 

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 from squid_dagster.cli.frame import Refused
 from squid_dagster.cli.output import emit
@@ -23,7 +23,13 @@ _COMMAND = "from squid_dagster.cli import main; main(prog_name='squid')"
 _URLS = ("SQUID_DATABASE_URL", "DATABASE_URL")
 _LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 90.0
+_SHORT_LIFE_SECONDS = 10.0  # a worker that ends by itself sooner has not begun
+_MOST_SHORT_LIVES = 3  # in a row: one more would end as they did
+_LEAVING_SECONDS = 5.0  # until the server has noticed that those whom we ended are gone
 _GRACE_SECONDS = 1.0  # whoever presses Ctrl-C does not want to wait for the slow step: it is given back
+
+_OTHERS: LiteralString = """SELECT FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1"""
 
 
 class Session:
@@ -40,7 +46,8 @@ class Session:
         self._was_running = True
         self._squid: Squid | None = None
         self._environment: dict[str, str] = {}
-        self._workers: set[int] = set()
+        self._workers: dict[int, float] = {}  # when each was started
+        self._short_lives = 0
         self._holder = 0
         self._run_id = ""
 
@@ -100,7 +107,7 @@ class Session:
     def _start_worker(self) -> int:
         how = ("--lease", f"{self._lease:g}", "--grace", f"{_GRACE_SECONDS:g}")
         pid = self._start("worker", ["-c", _COMMAND, "worker", "-m", MODULE, *how])
-        self._workers.add(pid)
+        self._workers[pid] = time.monotonic()
         return pid
 
     def _start(self, name: str, arguments: list[str]) -> int:
@@ -157,15 +164,16 @@ class Session:
         return data_dir + schema
 
     def follow(self, until_done: bool) -> None:
-        """Keep two workers alive and say what happens, until interrupted; or `until_done`, until the run has ended."""
+        """Keep two workers alive and say what happens, until interrupted; or `until_done`, until the run has ended.
+
+        Raises:
+            Refused: workers end by themselves as soon as they are started; it says what they said.
+        """
         owner, done = self._owner(self._run()), False
         while True:
             for pid, code in self._processes.ended().items():
                 if pid in self._workers:
-                    self._workers.discard(pid)
-                    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                    self._note(f"worker {pid} {how}; another one is started")
-                    self._start_worker()
+                    self._replace_worker(pid, code)
             if not done:
                 run = self._run()
                 now = self._owner(run)
@@ -178,13 +186,51 @@ class Session:
                 return
             time.sleep(_LOOK_SECONDS)
 
+    def _replace_worker(self, pid: int, code: int) -> None:
+        lived = time.monotonic() - self._workers.pop(pid)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        self._short_lives = self._short_lives + 1 if code >= 0 and lived < _SHORT_LIFE_SECONDS else 0
+        if self._short_lives == _MOST_SHORT_LIVES:
+            log, said = self._processes.log("worker"), self._processes.last_line("worker")
+            raise Refused(f"{_MOST_SHORT_LIVES} workers in a row {how} when they were started ({said}): see {log}")
+        self._note(f"worker {pid} {how}; another one is started")
+        self._start_worker()
+
     def close(self) -> None:
-        """Stop all that was started here, by id; the embedded server only if it did not run before."""
+        """Stop all that was started here, by id; the embedded server only if it did not run before, and nobody uses it.
+
+        What it leaves running, it says.
+        """
         if self._squid is not None:
             self._squid.close()
         self._processes.stop()
-        if self._server is not None and not self._was_running:
+        if self._server is None or self._was_running:
+            return
+        if self._is_used(self._server):
+            where = shlex.quote(str(self._server.data_dir))
+            self._note(f"the server is left running: others use it (squid db stop --data-dir {where} ends it)")
+        else:
             self._server.stop()
+
+    @staticmethod
+    def _is_used(server: "EmbeddedPostgres") -> bool:
+        """Tell whether anybody but us is connected; those whom we have ended are given time to leave."""
+        from squid_dagster.journal.postgres.connection import borrow, make_engine
+        from squid_dagster.protocol.errors import StorageUnavailable
+
+        engine = make_engine(server.url)
+        ends = time.monotonic() + _LEAVING_SECONDS
+        try:
+            with borrow(engine) as connection:
+                while connection.execute(_OTHERS).fetchone() is not None:
+                    if time.monotonic() > ends:
+                        return True
+                    time.sleep(_LOOK_SECONDS)
+        except StorageUnavailable:  # it does not run, or runs no more: there is nobody to disturb
+            return False
+        finally:
+            engine.dispose()
+        return False
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
