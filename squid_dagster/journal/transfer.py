@@ -33,6 +33,7 @@ Within = Callable[[PostgresStorage, PgConnection], object]
 
 _PAGE = 2_000
 _PAGE_BYTES = 8 * 1024 * 1024
+_LAST_CUT = 2**62  # half of all positions: nobody has used them up, and as many are left
 _TRIES = 6  # each lets writers wait for two seconds at most
 
 _COUNT: LiteralString = """SELECT count(*), count(DISTINCT thread) FROM {schema}.journal_entries
@@ -138,6 +139,8 @@ def import_journal(
             f"the export is of schema version {reader.header.schema_version}, this code knows {CODE_VERSION}: "
             "upgrade squid-dagster"
         )
+    if reader.header.cut > _LAST_CUT:
+        raise InvalidExport(f"the export cannot be used: after position {reader.header.cut} no fact could follow")
     if begin is not None:
         begin(reader.header)
     try:

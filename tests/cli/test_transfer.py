@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -153,6 +154,10 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "no header": (lambda lines: lines[1:], "first line is no header"),
     "another format": (lambda lines: replaced(lines, 0, b'"squid_journal":1', b'"squid_journal":2'), "format 2"),
     "a newer schema": (lambda lines: replaced(lines, 0, b'"schema_version":', b'"schema_version":9'), "upgrade"),
+    "no position left": (
+        lambda lines: [re.sub(rb'"cut":\d+', b'"cut":%d' % (2**63 - 1), lines[0]), *lines[1:]],
+        "follow",
+    ),
     "other threads": (lambda lines: replaced(lines, 0, b'"threads":', b'"threads":9'), "do not fit the digest"),
     "no footer": (lambda lines: lines[:-1], "without a footer"),
     "cut in a line": (lambda lines: [*lines[:9], lines[9][:20]], "cut off"),
