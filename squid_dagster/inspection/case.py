@@ -74,13 +74,13 @@ class Case:
     def status(self) -> str:
         """One word for the run, as people are shown it.
 
-        An end, a quarantine and a pause are facts, and come first. Then `held`, by the registered definitions, then
-        `dead_letter`; all else is as the run's own thread says: new, started, running or idle.
+        An end, a quarantine and a pause are facts, and come first. Then `held`, by the registered definitions; all else
+        is as the run's own thread says: new, started, running or idle. The same word as in a listing.
         """
         status = self.run.status
         if self.run.stopped or status == "paused":
             return status
-        return "held" if self.hold is not None else "dead_letter" if self.dead_letters else status
+        return status if self.hold is None else "held"
 
     def deferral_of(self, attempt: Attempt) -> AttemptReleased | None:
         """Give the fact by which a step has put an attempt off, if that is why it is visible when it is."""

@@ -48,9 +48,10 @@ _BY_KEY = (
 class RunSnapshot:
     """A run at one moment (`as_of`). Inputs, outputs, errors and metadata are redacted.
 
-    `status` is one of completed, failed, cancelled, quarantined, paused, held, dead_letter, running, idle, started and
-    new; `reason` says more, in the words of `explain_run`. `context` is what the run was started with beside its input,
-    `outputs` what its steps gave so far. `thread_revisions` holds the last revision of this run's facts per thread.
+    `status` is one of completed, failed, cancelled, quarantined, paused, held, running, idle, started and new; `reason`
+    says more, in the words of `explain_run`, such as `dead_letter` of a run that is running. `context` is what the run
+    was started with beside its input, `outputs` what its steps gave so far. `thread_revisions` holds the last revision
+    of this run's facts per thread.
     """
 
     run_id: str

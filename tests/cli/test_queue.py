@@ -102,6 +102,16 @@ def test_dead_letters_are_listed_page_by_page(typed: Typed) -> None:
     assert typed("queue", "inspect", "default", "--json").json["dead_letters"] == found
 
 
+def test_a_run_with_a_dead_letter_has_one_status_in_every_command(typed: Typed) -> None:
+    (run_id,) = dead_letters(typed, 1)
+    (listed,) = typed("run", "list", "--json").json["runs"]
+    inspected = typed("run", "inspect", run_id, "--json").json
+    explained = typed("run", "explain", run_id, "--json").json
+    assert {listed["status"], inspected["status"], explained["status"]} == {"running"}
+    assert inspected["reason"] == explained["reason"] == "dead_letter"
+    assert typed("status", "--json").json["runs"]["running"]["count"] == 1
+
+
 def test_a_dead_letter_is_put_back_once(typed: Typed) -> None:
     (run_id,) = dead_letters(typed, 1)
     typed("queue", "retry", run_id, "no:such:key").refused(3, "no:such:key")

@@ -123,7 +123,7 @@ def test_a_dead_letter_can_be_retried_by_its_key() -> None:
 
     found = told.explain(**known)
 
-    assert found.status == "dead_letter"
+    assert (found.status, found.reason) == ("running", "dead_letter")
     assert found.next_actions[0].call == "squid.retry_attempt('run-1', 'run-1:ship:1:1')"
     assert [each.type for each in found.evidence] == ["attempt_claimed", "attempt_dead_lettered"]
 

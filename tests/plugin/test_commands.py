@@ -178,7 +178,7 @@ def test_resume_cancel_replay_and_retry_do_what_they_say(squid: Squid, clock: Vi
 
     dead = squid.start("deadly").run_id
     key = give_up(squid, clock, dead)
-    assert squid.inspect_run(dead).status == "dead_letter"
+    assert squid.inspect_run(dead).reason == "dead_letter"
     launch(JOBS["squid_retry"], squid, {"run_id": dead, "runnable_key": key}, raise_on_error=True)
     finish(squid)
     assert squid.inspect_run(dead).status == "completed"

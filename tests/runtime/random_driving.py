@@ -41,7 +41,7 @@ class Drive:
             elif not self._work() and not self._wait(snapshot):
                 self.squid.recover(self.queue)
                 snapshot = self.squid.inspect_run(self.run_id)
-                if snapshot.status == "dead_letter":
+                if snapshot.reason == "dead_letter":
                     if self.chance.randrange(2):
                         return snapshot
                     self.squid.retry_attempt(self.run_id, snapshot.dead_letters[0].runnable_key)

@@ -66,14 +66,14 @@ def test_an_attempt_that_was_delivered_too_often_is_parked_and_its_run_waits(
     (letter,) = facts(squid, run_id, "attempt_dead_lettered")
     assert (letter.runnable_key, letter.deliveries) == (f"{run_id}:crash:1:1", 2)
     snapshot = squid.inspect_run(run_id)
-    assert (snapshot.status, snapshot.reason, snapshot.terminal) == ("dead_letter", "dead_letter", False)
+    assert (snapshot.status, snapshot.reason, snapshot.terminal) == ("running", "dead_letter", False)
     assert [each.runnable_key for each in snapshot.dead_letters] == [letter.runnable_key]
     assert [each.runnable_key for each in squid.dead_letters()] == [letter.runnable_key]
     clock.advance(timedelta(days=9))
     assert squid.execute_next() is None
     assert squid.recover().repaired == 1, "nothing but the listing of the run"
     assert squid.recover().repaired == 0
-    assert squid.inspect_run(run_id).status == "dead_letter"
+    assert squid.inspect_run(run_id).reason == "dead_letter"
     assert not snapshot.anomalies
 
 
@@ -238,7 +238,7 @@ def test_siblings_of_a_dead_letter_go_on_and_the_join_waits(make_squid: MakeSqui
     squid.dispatch_agent().complete(right)
     clock.advance(LEASE)
     assert squid.execute_next() is None
-    assert squid.inspect_run(run_id).status == "dead_letter"
+    assert squid.inspect_run(run_id).reason == "dead_letter"
     squid.retry_attempt(run_id, left.attempt.runnable_key)
     assert finish(squid, clock, run_id).status == "completed"
     assert applied_steps(squid, run_id)[-1] == "join:1"
@@ -295,7 +295,7 @@ def test_a_dead_compensation_waits_for_a_person_and_can_be_put_back(make_squid: 
     die(squid, clock, 1)
     assert squid.execute_next() is None
     squid.recover()
-    assert squid.inspect_run(run_id).status == "dead_letter", "nobody knows whether it was undone"
+    assert squid.inspect_run(run_id).reason == "dead_letter", "nobody knows whether it was undone"
     squid.retry_attempt(run_id, actor="ada")
     snapshot = finish(squid, clock, run_id)
     assert snapshot.status == "failed"
