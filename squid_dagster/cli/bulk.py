@@ -16,6 +16,7 @@ import click
 
 from squid_dagster.cli.frame import REFUSED, Refused
 from squid_dagster.cli.output import emit, progress, table
+from squid_dagster.cli.values import name_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,12 +65,10 @@ def with_bulk(command: _Command) -> _Command:
 
     @functools.wraps(command)
     def bulked(*args: Any, dry_run: bool, yes: bool, bulk_id: str | None, **more: Any) -> Any:
-        if bulk_id is not None and not bulk_id.strip():
-            raise click.BadParameter("it must not be empty", param_hint="--bulk-id")
         return command(*args, bulk=Bulk(dry_run, yes, bulk_id), **more)
 
     told = "The id of a bulk that was cut off: does the rest, and nothing twice."
-    placed: Any = click.option("--bulk-id", metavar="ID", help=told)(bulked)
+    placed: Any = click.option("--bulk-id", metavar="ID", callback=name_option, help=told)(bulked)
     placed = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")(placed)
     placed = click.option("--dry-run", is_flag=True, help="Show what it would be about, and change nothing.")(placed)
     return cast("_Command", placed)

@@ -6,14 +6,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from squid_dagster.cli.frame import Refused, json_option
+from squid_dagster.cli.frame import NO_DATABASE, Refused, json_option
 from squid_dagster.cli.output import emit
+from squid_dagster.cli.place import data_dir_option, schema_option
 
 if TYPE_CHECKING:
     from squid_dagster.journal.embedded import EmbeddedPostgres
-    from squid_dagster.journal.tiers import ServerTier, Tier
+    from squid_dagster.journal.tiers import Tier
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_KEYS = (
+    "tier",
+    "source",
+    "running",
+    "url",
+    "schema",
+    "version",
+    "problem",
+    "postgres",
+    "pid",
+    "data_dir",
+    "socket_dir",
+)
 
 
 @click.group()
@@ -23,19 +38,17 @@ def db() -> None:
 
 def _options(command: _Command) -> _Command:
     """The options that all commands of this group share."""
-    directory = click.Path(file_okay=False, path_type=Path)
-    return click.option("--data-dir", type=directory, help="The embedded server of this directory.")(
-        json_option(command)
-    )
+    return data_dir_option(json_option(command))
 
 
 @db.command()
 @_options
-def start(data_dir: Path | None, as_json: bool) -> None:
-    """Start the embedded Postgres, unless it runs already."""
-    server = _embedded(tier_of(data_dir), "start")
-    server.ensure_running()
-    _show_embedded(server, as_json)
+@schema_option
+def start(data_dir: Path | None, schema: str | None, as_json: bool) -> int:
+    """Start the embedded Postgres, unless it runs already, and show it as `squid db status`."""
+    tier, name = tier_of(data_dir), _schema(schema)
+    _embedded(tier, "start").ensure_running()
+    return _show(tier, name, as_json)
 
 
 @db.command()
@@ -51,42 +64,32 @@ def stop(data_dir: Path | None, as_json: bool) -> None:
 
 @db.command()
 @_options
-def status(data_dir: Path | None, as_json: bool) -> None:
-    """Show which database is in use and whether it answers."""
-    from squid_dagster.journal.tiers import ServerTier
+@schema_option
+def status(data_dir: Path | None, schema: str | None, as_json: bool) -> int:
+    """Show which database is in use, whether it answers, and the version of the journal's schema.
 
-    tier = tier_of(data_dir)
-    if isinstance(tier, ServerTier):
-        _show_server(tier, as_json)
-    else:
-        _show_embedded(_embedded(tier, "show"), as_json)
+    Exit code 4 if it was named and does not answer, or refuses us; an embedded one that is stopped is no error.
+    """
+    return _show(tier_of(data_dir), _schema(schema), as_json)
 
 
 @db.command()
 @_options
-@click.option(
-    "--schema",
-    envvar="SQUID_SCHEMA",
-    show_envvar=True,
-    default="squid",
-    show_default=True,
-    help="The schema of the journal.",
-)
-def upgrade(data_dir: Path | None, as_json: bool, schema: str) -> None:
+@schema_option
+def upgrade(data_dir: Path | None, schema: str | None, as_json: bool) -> None:
     """Create the journal's schema, or bring it to the version that this code needs."""
-    from squid_dagster.journal.postgres.schema import check_schema_name
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.tiers import describe, open_tier
 
-    check_schema_name(schema)  # before a server is started for it
+    name = _schema(schema)  # before a server is started for it
     tier = tier_of(data_dir)
-    storage = PostgresStorage(open_tier(tier), schema)
+    storage = PostgresStorage(open_tier(tier), name)
     try:
         version = storage.upgrade()
     finally:
         storage.close()
-    facts = {"schema": schema, "version": version, "database": describe(tier)}
-    emit(as_json, facts, f"{describe(tier)}: schema {schema} is at version {version}")
+    facts = {"schema": name, "version": version, "database": describe(tier)}
+    emit(as_json, facts, f"{describe(tier)}: schema {name} is at version {version}")
 
 
 def tier_of(data_dir: Path | None) -> "Tier":
@@ -94,6 +97,13 @@ def tier_of(data_dir: Path | None) -> "Tier":
     from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
 
     return resolve_tier() if data_dir is None else EmbeddedTier(data_dir.absolute(), "--data-dir")
+
+
+def _schema(given: str | None) -> str:
+    """Give the name of the schema. Raises `InvalidArgument` for one that cannot be used."""
+    from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
+
+    return check_schema_name(given or DEFAULT_SCHEMA)
 
 
 def _embedded(tier: "Tier", verb: str) -> "EmbeddedPostgres":
@@ -108,26 +118,59 @@ def _embedded(tier: "Tier", verb: str) -> "EmbeddedPostgres":
     return EmbeddedPostgres(tier.data_dir)
 
 
-def _show_embedded(server: "EmbeddedPostgres", as_json: bool) -> None:
-    found = server.status()
-    facts = {
-        "tier": "embedded",
-        "running": found.running,
-        "pid": found.pid,
-        "postgres": found.major,
-        "data_dir": str(found.data_dir),
-        "socket_dir": str(found.socket_dir),
-        "url": server.url if found.running else None,
-    }
-    text = f"embedded Postgres in {found.data_dir}: not running"
-    if found.running:
-        text = f"embedded Postgres {found.major} in {found.data_dir}: running, pid {found.pid}\n{server.url}"
-    emit(as_json, facts, text)
+def _status(tier: "Tier", schema: str) -> dict[str, Any]:
+    """Say what is known of a database, always with the same keys. Starts nothing."""
+    from squid_dagster.journal.tiers import ServerTier, display_url, is_answering
+
+    facts: dict[str, Any] = dict.fromkeys(_KEYS)
+    facts |= {"source": tier.source, "schema": schema}
+    if isinstance(tier, ServerTier):
+        url, answers = tier.url, is_answering(tier)
+        facts |= {"tier": "server", "running": answers, "url": display_url(url)}
+        facts["problem"] = None if answers else "it does not answer"
+    else:
+        server = _embedded(tier, "show")
+        found, url = server.status(), server.url
+        facts |= {"tier": "embedded", "running": found.running, "url": url if found.running else None}
+        facts |= {"postgres": found.major, "pid": found.pid}
+        facts |= {"data_dir": str(found.data_dir), "socket_dir": str(found.socket_dir)}
+    return facts | _version(url, schema) if facts["running"] else facts
 
 
-def _show_server(tier: "ServerTier", as_json: bool) -> None:
-    from squid_dagster.journal.tiers import describe, display_url, is_answering
+def _version(url: str, schema: str) -> dict[str, Any]:
+    """Read the version of a schema, or say why that cannot be."""
+    from squid_dagster.journal.postgres.storage import PostgresStorage
+    from squid_dagster.protocol.errors import ForeignSchema, StorageUnavailable
 
-    answers = is_answering(tier)
-    facts = {"tier": "server", "running": answers, "url": display_url(tier.url), "source": tier.source}
-    emit(as_json, facts, f"{describe(tier)}: {'running' if answers else 'does not answer'}")
+    storage = PostgresStorage(url, schema)
+    try:
+        return {"version": storage.version()}
+    except (ForeignSchema, StorageUnavailable) as error:
+        return {"problem": str(error)}
+    finally:
+        storage.close()
+
+
+def _show(tier: "Tier", schema: str, as_json: bool) -> int:
+    """Print what is known of a database; give the exit code."""
+    facts = _status(tier, schema)
+    emit(as_json, facts, _told(tier, facts))
+    return 0 if facts["problem"] is None else NO_DATABASE
+
+
+def _told(tier: "Tier", facts: dict[str, Any]) -> str:
+    from squid_dagster.journal.tiers import describe
+
+    where, journal = describe(tier), f"schema {facts['schema']} at version {facts['version']}"
+    if facts["tier"] == "embedded":
+        where = " ".join(str(each) for each in ("embedded Postgres", facts["postgres"], "in") if each is not None)
+        where += f" {facts['data_dir']}"
+    if facts["problem"] is not None:
+        return f"{where}: {facts['problem']}"
+    if facts["version"] is None:
+        journal = f"no journal in schema {facts['schema']} yet"
+    if not facts["running"]:
+        return f"{where}: not running"
+    process = "" if facts["pid"] is None else f", pid {facts['pid']}"
+    address = f"\n{facts['url']}" if facts["tier"] == "embedded" else ""
+    return f"{where}: running{process}, {journal}{address}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from squid_dagster.cli.frame import json_option
+from squid_dagster.cli.values import Directory, name_option
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
@@ -70,6 +71,17 @@ class Place:
                 squid.close()
 
 
+def data_dir_option(command: _Command) -> _Command:
+    """Add `--data-dir`."""
+    return click.option("--data-dir", type=Directory(), help="The embedded server of this directory.")(command)
+
+
+def schema_option(command: _Command) -> _Command:
+    """Add `--schema`."""
+    told = "The schema of the journal.  [default: squid]"
+    return click.option("--schema", envvar="SQUID_SCHEMA", show_envvar=True, callback=name_option, help=told)(command)
+
+
 def on_journal(command: _Command) -> _Command:
     """Add `--json`, `--schema` and `--data-dir`; the command is called with a `place` beside its own parameters."""
     return cast("_Command", _placed(command, with_modules=False))
@@ -85,11 +97,7 @@ def _placed(command: Any, *, with_modules: bool) -> Any:
     def placed(*args: Any, schema: str | None, data_dir: Path | None, module: tuple[str, ...] = (), **more: Any) -> Any:
         return command(*args, place=Place(schema, data_dir, module), **more)
 
-    directory = click.Path(file_okay=False, path_type=Path)
-    placed = json_option(placed)
-    placed = click.option("--data-dir", type=directory, help="The embedded server of this directory.")(placed)
-    schema = click.option("--schema", envvar="SQUID_SCHEMA", show_envvar=True, help="The schema of the journal.")
-    placed = schema(placed)
+    placed = schema_option(data_dir_option(json_option(placed)))
     if with_modules:
         told = "A module that holds workflows, by its dotted name; may be given more than once."
         option = click.option(

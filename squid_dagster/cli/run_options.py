@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from squid_dagster.cli.frame import is_text
+from squid_dagster.cli.values import name_option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -55,12 +56,12 @@ def with_said(command: _Command) -> _Command:
         return command(*args, said=Said(who, comment, metadata, idempotency_key), **more)
 
     told = "Repeating a command with the same key does it once, and answers as the first time."
-    placed: Any = click.option("--idempotency-key", metavar="KEY", callback=_text, help=told)(saying)
+    placed: Any = click.option("--idempotency-key", metavar="KEY", callback=name_option, help=told)(saying)
     kept = "More about it, as a JSON object that is recorded."
     placed = click.option("--metadata", metavar="JSON", callback=json_object, help=kept)(placed)
     placed = click.option("--comment", metavar="TEXT", help="Why, in words that are recorded.")(placed)
     who = "Who asks for it; the name of the user if not given."
-    return cast("_Command", click.option("--actor", metavar="NAME", callback=_text, help=who)(placed))
+    return cast("_Command", click.option("--actor", metavar="NAME", callback=name_option, help=who)(placed))
 
 
 def os_user() -> str:
@@ -69,12 +70,6 @@ def os_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
-
-
-def _text(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    if text is not None and not text.strip():
-        raise click.BadParameter("it must not be empty", param=parameter)
-    return text
 
 
 class Unfit(ValueError):

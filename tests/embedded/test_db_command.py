@@ -7,11 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from sqlalchemy import make_url
 
+from squid_dagster.cli import main
 from squid_dagster.journal.postgres.schema import CODE_VERSION
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
-UNSET = {"SQUID_DATABASE_URL": "", "DATABASE_URL": "", "SQUID_DATA_DIR": "", "KUBERNETES_SERVICE_HOST": ""}
+KEYS = ["tier", "source", "running", "url", "schema", "version", "problem", "postgres", "pid", "data_dir", "socket_dir"]
+UNSET = {
+    "SQUID_SCHEMA": "",
+    "SQUID_DATABASE_URL": "",
+    "DATABASE_URL": "",
+    "SQUID_DATA_DIR": "",
+    "KUBERNETES_SERVICE_HOST": "",
+}
 
 
 def squid(*args: object, **environ: object) -> "subprocess.CompletedProcess[str]":
@@ -51,22 +61,60 @@ def test_the_server_is_started_shown_and_stopped(used: Path) -> None:
     started = squid("db", "start", "--json", SQUID_DATA_DIR=used)
     shown = squid("db", "status", "--data-dir", used)
     stopped = [squid("db", "stop", "--json", "--data-dir", used) for _ in range(2)]
-    assert json.loads(before.stdout)["running"] is False
+    stood = json.loads(before.stdout)
+    assert (stood["running"], stood["source"], stood["problem"]) == (False, "SQUID_DATA_DIR", None)
     facts = json.loads(started.stdout)
+    assert [*stood] == [*facts] == KEYS
     assert (facts["tier"], facts["running"], facts["data_dir"]) == ("embedded", True, str(used))
-    assert shown.stdout.startswith(f"embedded Postgres {facts['postgres']} in {used}: running, pid {facts['pid']}\n")
+    assert shown.stdout.startswith(f"embedded Postgres {facts['postgres']} in {used}: running, pid {facts['pid']}, ")
     assert [json.loads(done.stdout)["stopped"] for done in stopped] == [True, False]
     assert {done.returncode for done in (before, started, shown, *stopped)} == {0}
 
 
-def test_status_of_a_server_that_does_not_answer_hides_the_password() -> None:
+def test_a_server_that_does_not_answer_is_no_usable_database_and_its_password_is_hidden() -> None:
     done = squid("db", "status", "--json", DATABASE_URL="postgres://u:hunter2@127.0.0.1:1/app")
-    assert json.loads(done.stdout) == {
+    assert done.returncode == 4
+    told = json.loads(done.stdout)
+    assert [*told] == KEYS
+    assert {name: value for name, value in told.items() if value is not None} == {
         "tier": "server",
+        "source": "DATABASE_URL",
         "running": False,
         "url": "postgresql+psycopg://u:***@127.0.0.1:1/app",
-        "source": "DATABASE_URL",
+        "schema": "squid",
+        "problem": "it does not answer",
     }
+
+
+def test_a_server_that_refuses_us_is_no_usable_database(postgres_url: str) -> None:
+    elsewhere = make_url(postgres_url).set(database="no_such_database").render_as_string(hide_password=False)
+    done = squid("db", "status", "--json", SQUID_DATABASE_URL=elsewhere)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["running"], told["version"]) == (4, True, None)
+    assert "no_such_database" in told["problem"]
+
+
+def test_status_shows_the_version_of_the_schema_that_was_named(postgres_url: str, schema: str) -> None:
+    asked = ("db", "status", "--json", "--schema", schema)
+    before = squid(*asked, SQUID_DATABASE_URL=postgres_url)
+    assert squid("db", "upgrade", "--schema", schema, SQUID_DATABASE_URL=postgres_url).returncode == 0
+    after = squid(*asked, SQUID_DATABASE_URL=postgres_url)
+    shown = squid("db", "status", SQUID_DATABASE_URL=postgres_url, SQUID_SCHEMA=schema)
+    assert [one.returncode for one in (before, after, shown)] == [0, 0, 0]
+    told = [json.loads(one.stdout) for one in (before, after)]
+    assert [(one["schema"], one["version"]) for one in told] == [(schema, None), (schema, CODE_VERSION)]
+    assert f"schema {schema} at version {CODE_VERSION}" in shown.stdout
+
+
+@pytest.mark.parametrize("blank", ["", "  ", "a\nb"])
+@pytest.mark.parametrize("command", ["db start", "db stop", "db status", "db upgrade", "status", "run list"])
+def test_a_blank_directory_or_schema_is_refused(command: str, blank: str, tmp_path: Path) -> None:
+    for option in ("--data-dir", "--schema"):
+        if option == "--schema" and command == "db stop":
+            continue
+        done = CliRunner(env={**UNSET, "HOME": str(tmp_path)}).invoke(main, [*command.split(), option, blank])
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+        assert option in done.stderr
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -47,6 +47,16 @@ def check(engine: Engine, schema: str) -> int:
         return _checked(connection, schema)
 
 
+def version(engine: Engine, schema: str) -> int | None:
+    """Return the schema's version, whether or not this code can work with it; None where there is no journal.
+
+    Raises:
+        ForeignSchema: tables of our names are there that are not ours.
+    """
+    with engine.connect() as connection:
+        return _version(connection, schema)
+
+
 def missing(schema: str) -> SchemaOutdated:
     """Say that there is no journal, and how to make one."""
     return SchemaOutdated(f"schema {schema!r} has no journal yet: run `squid db upgrade`, or set SQUID_AUTO_MIGRATE=1")

@@ -126,8 +126,12 @@ class PostgresStorage:
         """Return the schema's version if this code can use it. Raises as `migrate.check`, or `StorageUnavailable`."""
         return self._schema_work(migrate.check)
 
-    def _schema_work(self, work: Callable[[Engine, str], int]) -> int:
-        def attempt() -> int:
+    def version(self) -> int | None:
+        """Return the schema's version, None without a journal. Raises as `migrate.version`, or `StorageUnavailable`."""
+        return self._schema_work(migrate.version)
+
+    def _schema_work(self, work: Callable[[Engine, str], T]) -> T:
+        def attempt() -> T:
             try:
                 return work(self.engine, self.schema)
             except exc.OperationalError as error:
