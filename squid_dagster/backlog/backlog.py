@@ -1,5 +1,6 @@
 """`Backlog`: the one object to create, claim, finish and look at cards with."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,14 @@ from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument, explain
-from squid_dagster.protocol.facts.backlog import CARD_ID_MAX_LENGTH, CARD_NAME_MAX_LENGTH, MAX_TTL_SECONDS, CardCreated
+from squid_dagster.protocol.facts.backlog import (
+    CARD_ID_MAX_LENGTH,
+    CARD_ID_PATTERN,
+    CARD_NAME_MAX_LENGTH,
+    MAX_TTL_SECONDS,
+    CardCreated,
+)
+from squid_dagster.protocol.names import name_problem
 
 DEFAULT_TTL = timedelta(seconds=900)
 # Inside of the class, `list` is a method.
@@ -80,6 +88,9 @@ class Backlog:
             "not_before": not_before,
             "max_attempts": max_attempts,
         }
+        _check_new_id(card_id)
+        if card_id in values["depends_on"]:
+            raise InvalidArgument(f"card {card_id!r} cannot depend on itself")
         with _explained("not a card"):
             draft = CardCreated(**values, occurred_at=_SOMETIME)
         if idempotency_key is not None:
@@ -115,6 +126,8 @@ class Backlog:
             NotFound: there is no card of that id.
         """
         check_text(owner, "owner", 1000)
+        if (problem := name_problem(owner)) is not None:
+            raise InvalidArgument(f"owner {owner!r:.80} is no name: {problem}")
         if phase is not None:
             check_text(phase, "phase", CARD_NAME_MAX_LENGTH)
         ((_, token),) = new_claims(1)
@@ -260,6 +273,16 @@ def _id(card_id: str) -> str:
     """Give the id if a card may have it: what no card can have, no card has."""
     check_text(card_id, "a card's id", CARD_ID_MAX_LENGTH)
     return card_id
+
+
+def _check_new_id(card_id: str) -> None:
+    """Raise `InvalidArgument` for an id that no card may be given."""
+    known = isinstance(card_id, str) and len(card_id) <= CARD_ID_MAX_LENGTH
+    if not known or not re.fullmatch(CARD_ID_PATTERN.strip("^$"), card_id):
+        raise InvalidArgument(
+            f"a card's id must be 1 to {CARD_ID_MAX_LENGTH} letters, digits or any of _.:/#@+-, "
+            f"beginning with a letter or a digit, not {card_id!r:.80}"
+        )
 
 
 def _ids(given: Iterable[str]) -> _Texts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show_card, show_cards, stats_shown
+from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show_card, show_cards, stats_shown, why_not
 from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run_options import LONGEST_SECONDS, json_value, time_option
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+_NEW_ID = "The card's id: yours to choose, of letters, digits and _.:/#@+-, and never reused."
+_LARGEST = 2**31 - 1  # what a column of the table holds
 _STATUSES = ("ready", "claimed", "blocked", "done", "dead_lettered")
 
 
@@ -56,16 +58,18 @@ def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
 
 
 @backlog.command()
-@click.option("--id", "card_id", required=True, help="The card's id: yours to choose, never reused.")
+@click.option("--id", "card_id", required=True, help=_NEW_ID)
 @click.option("--title", required=True)
 @click.option("--body")
 @click.option("--phase", help="Its board or milestone.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher is sooner.")
+@click.option(
+    "--priority", type=click.IntRange(-_LARGEST, _LARGEST), default=0, show_default=True, help="Higher is sooner."
+)
 @click.option("--depends-on", multiple=True, help="Cards that must be done first; again and again, or with commas.")
 @click.option("--acceptance", metavar="JSON", callback=json_value, help="Criteria: a list of texts, or an object.")
 @click.option("--idempotency-key", help="Repeating it gives the first card.")
 @click.option("--not-before", metavar="TIME", callback=time_option, help="A time before which nobody claims it.")
-@click.option("--max-attempts", type=int, help="Claims after which it is a dead letter.")
+@click.option("--max-attempts", type=click.IntRange(1, _LARGEST), help="Claims after which it is a dead letter.")
 @on_journal
 def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: list[str], **fields: Any) -> None:
     """Create a card. One of the same key, or of the same id and content, is given as it is."""
@@ -97,8 +101,9 @@ def claim(place: Place, as_json: bool, owner: str, ttl: int, card_id: str | None
     """Claim the best card that is ready; null when there is none. The token is shown once."""
     with _opened(place) as found:
         card = found.claim(owner, ttl=timedelta(seconds=ttl), card_id=card_id, phase=phase)
+        why = "" if card is not None or card_id is None else f": {why_not(found.get(card_id), phase)}"
     if card is None:
-        emit(as_json, None, "nothing to claim")
+        emit(as_json, None, f"nothing to claim{why}")
     else:
         told = {**card.to_dict(), "claim_token": card.claim_token}
         emit(as_json, told, line(card), f"token: {card.claim_token}")

@@ -30,6 +30,27 @@ def line(card: "Card") -> str:
     return f"{card.id}: {card.title} ({card.status.value}, priority {card.priority}{held}{waits})"
 
 
+def why_not(card: "Card", phase: str | None) -> str:
+    """Say why a card that was asked for could not be claimed."""
+    if phase is not None and card.phase != phase:
+        return f"{card.id} is of {'no phase' if card.phase is None else f'phase {card.phase}'}"
+    match card.status.value:
+        case "ready" if card.open_dependencies:
+            return f"{card.id} waits for {card.open_dependencies} of {', '.join(card.depends_on)}"
+        case "ready" if card.not_before is not None:
+            return f"{card.id} is not to be claimed before {card.not_before}"
+        case "ready":
+            return f"{card.id} has become ready only now: try again"
+        case "claimed":
+            return f"{card.id} is held by {card.claim_owner} until {card.claim_expires_at}"
+        case "dead_lettered":
+            return f"{card.id} is a dead letter: `squid backlog reclaim --id {card.id}` makes it ready"
+        case "blocked":
+            return f"{card.id} is blocked: `squid backlog unblock --id {card.id}` makes it ready"
+        case status:
+            return f"{card.id} is {status}"
+
+
 def _table(cards: "Sequence[Card]") -> "Table":
     rows = [
         (

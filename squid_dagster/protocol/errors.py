@@ -99,9 +99,12 @@ def explain(error: ValidationError) -> str:
     """Say in one line what pydantic found, with the path of each problem and never a long value."""
     problems = []
     for problem in error.errors(include_url=False, include_context=False):
-        path = ".".join(str(part) for part in problem["loc"]) or "value"
+        path, said = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
+        if not path and problem["type"] == "value_error":  # a sentence of our own about the whole
+            problems.append(said)
+            continue
         got = "" if problem["type"] == "missing" else f" (got {_shown(problem['input'])})"
-        problems.append(f"{path}: {problem['msg']}{got}")
+        problems.append(f"{path or 'value'}: {said}{got}")
     return "; ".join(problems)
 
 

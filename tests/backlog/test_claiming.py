@@ -20,6 +20,8 @@ from tests.facts import t
         {"owner": ""},
         {"owner": None},
         {"owner": "a\0b"},
+        {"owner": " "},
+        {"owner": "a\nb"},
         {"ttl": timedelta(0)},
         {"ttl": timedelta(seconds=-1)},
         {"ttl": timedelta(seconds=1.5)},

@@ -57,6 +57,8 @@ def said(result: Result) -> Any:
     ("arguments", "code", "told"),
     [
         (["claim", "--owner", ""], 2, "owner"),
+        (["claim", "--owner", " "], 2, "owner"),
+        (["claim", "--owner", "a\nb"], 2, "owner"),
         (["claim"], 2, "--owner"),
         (["claim", "--owner", "w", "--ttl", "0"], 2, "--ttl"),
         (["claim", "--owner", "w", "--ttl", "soon"], 2, "--ttl"),
@@ -66,8 +68,11 @@ def said(result: Result) -> Any:
         (["create", "--id", "B", "--title", "b", "--not-before", "tomorrow"], 2, "'tomorrow'"),
         (["create", "--id", "B", "--title", "b", "--not-before", "2026-11-16T18:00:00"], 2, "zone"),
         (["create", "--id", "B", "--title", "b", "--depends-on", "X"], 3, "'X'"),
-        (["create", "--id", "B", "--title", "b", "--max-attempts", "0"], 2, "max_attempts"),
-        (["create", "--id", "a b", "--title", "b"], 2, "card_id"),
+        (["create", "--id", "B", "--title", "b", "--max-attempts", "0"], 2, "--max-attempts"),
+        (["create", "--id", "a b", "--title", "b"], 2, "a card's id must be 1 to 200 letters, digits"),
+        (["create", "--id", "", "--title", "b"], 2, "a card's id must be 1 to 200 letters, digits"),
+        (["create", "--id", "B", "--title", "b", "--depends-on", "B"], 2, "card 'B' cannot depend on itself"),
+        (["create", "--id", "B", "--title", "b", "--priority", "2147483648"], 2, "--priority"),
         (["create", "--id", "A", "--title", "another"], 1, "title"),
         (["complete", "--id", "X"], 3, "'X'"),
         (["complete", "--id", "A", "--token", "made up"], 1, "token"),
@@ -178,6 +183,29 @@ def test_people_get_lines_and_tables(squid: Run) -> None:
     assert "1 ready, 1 claimed" in squid("stats").stdout
     assert "claim_owner=w" in squid("history", "--id", "A").stdout
     assert squid("rebuild").stdout == "2 cards from 3 facts, 0 of which no rule lets through\n"
+
+
+def test_a_card_that_cannot_be_claimed_says_why(squid: Run) -> None:
+    for card_id, more in (("A", ()), ("B", ("--depends-on", "A")), ("C", ("--not-before", "2999-01-01T00:00:00Z"))):
+        squid("create", "--id", card_id, "--title", "t", *more)
+    for card_id in ("D", "E", "F"):
+        squid("create", "--id", card_id, "--title", "t", "--priority", "-1")
+    squid("claim", "--owner", "ada", "--id", "A")
+    squid("complete", "--id", "D")
+    squid("block", "--id", "E")
+    squid("claim", "--owner", "ada", "--id", "F")
+    squid("fail", "--id", "F", "--give-up")
+    for card_id, why in (
+        ("A", "held by ada until"),
+        ("B", "waits for 1 of A"),
+        ("C", "not to be claimed before 2999-01-01"),
+        ("D", "is done"),
+        ("E", "squid backlog unblock --id E"),
+        ("F", "squid backlog reclaim --id F"),
+    ):
+        done = squid("claim", "--owner", "w", "--id", card_id)
+        assert (done.exit_code, why in done.stdout) == (0, True), done.stdout
+        assert said(squid("claim", "--owner", "w", "--id", card_id, "--json")) is None
 
 
 def test_the_token_can_come_from_the_environment(squid: Run, monkeypatch: pytest.MonkeyPatch) -> None:
