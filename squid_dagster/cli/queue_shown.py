@@ -72,12 +72,14 @@ def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
     """Give a worker as JSON values, always with the same keys."""
     return {
         "worker_id": worker.worker_id,
+        "queues": list(worker.queues),
         "kind": worker.kind,
         "host": worker.host,
+        "started_at": None if worker.started_at is None else worker.started_at.isoformat(),
+        "seen_at": None if worker.seen_at is None else worker.seen_at.isoformat(),
         "pid": worker.pid,
         "running": worker.running,
         "capacity": worker.capacity,
-        "seen_at": None if worker.seen_at is None else worker.seen_at.isoformat(),
     }
 
 

@@ -9,7 +9,14 @@ from squid_dagster.cli.output import console, emit
 from squid_dagster.cli.place import Place, on_journal, with_workflows
 from squid_dagster.cli.run_opening import looking
 from squid_dagster.cli.run_options import statuses, time_option
-from squid_dagster.cli.run_shown import explanation_shown, graph_shown, page_shown, snapshot_shown, timeline_shown
+from squid_dagster.cli.run_shown import (
+    explanation_facts,
+    explanation_shown,
+    graph_shown,
+    page_shown,
+    snapshot_shown,
+    timeline_shown,
+)
 
 _revision = click.option("--at-revision", type=click.IntRange(1), help="As it was at this revision of its thread.")
 
@@ -76,7 +83,7 @@ def explain(place: Place, as_json: bool, run_id: str) -> None:
     """Say why a run is where it is, which facts show that, and what can be done."""
     with looking(place) as journal:
         found = journal.explain(run_id)
-    emit(as_json, found.to_dict(), *explanation_shown(found))
+    emit(as_json, explanation_facts(found, place), *explanation_shown(found, place))
 
 
 @click.command()

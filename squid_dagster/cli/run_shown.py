@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from squid_dagster.cli.output import show, table
+from squid_dagster.cli.suggested import pasted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
 
     from squid_dagster.inspection import (
-        Action,
+    from squid_dagster.cli.place import Place
         Explanation,
         GraphEdge,
         GraphNode,
@@ -126,7 +127,16 @@ def attempts_shown(run: "RunSnapshot") -> "RenderableType":
     return table(("step", "attempt", "status", "worker", "since", "settled", "error"), rows)
 
 
-def explanation_shown(found: "Explanation") -> "list[RenderableType]":
+def explanation_facts(found: "Explanation", place: "Place") -> dict[str, Any]:
+    """Give an explanation as JSON values, always with the same keys; of every action the `command` that does it."""
+    facts, typed = found.to_dict(), _typed(found, place)
+    facts["next_actions"] = [
+        {**action, "command": command} for action, command in zip(facts["next_actions"], typed, strict=True)
+    ]
+    return facts
+
+
+def explanation_shown(found: "Explanation", place: "Place") -> "list[RenderableType]":
     """Show why a run is where it is: the sentence, what can be done, and the facts that prove it."""
     about: list[tuple[str, object]] = [
         ("run", found.run_id),
@@ -137,7 +147,8 @@ def explanation_shown(found: "Explanation") -> "list[RenderableType]":
     ]
     shown: list[RenderableType] = [found.summary, "", _pairs(about)]
     if found.next_actions:
-        rows = [(each.action, _typed(each, found), each.note) for each in found.next_actions]
+        typed = zip(found.next_actions, _typed(found, place), strict=True)
+        rows = [(each.action, command, each.note) for each, command in typed]
         shown += ["", table(("what to do", "command", "note"), rows)]
     if found.evidence:
         facts = [(each.type, each.thread, each.revision, each.occurred_at) for each in found.evidence]
@@ -145,13 +156,22 @@ def explanation_shown(found: "Explanation") -> "list[RenderableType]":
     return shown
 
 
-def _typed(action: "Action", found: "Explanation") -> str | None:
-    """Give the command that does it, where there is one."""
-    text = _COMMANDS.get(action.action)
-    if text is None or action.call is None:
-        return None
-    more = " --allow-irreversible" if "allow_irreversible=True" in action.call else ""
-    return text.format(run_id=found.run_id, queue=found.queue) + more
+def _typed(found: "Explanation", place: "Place") -> list[str | None]:
+    """Give the commands that do what an explanation names, where there are any, as they can be pasted."""
+    keys = list(found.details.get("runnable_keys", ())) if found.reason == "dead_letter" else []
+    several, typed = len(keys) > 1, list[str | None]()
+    for action in found.next_actions:
+        text = _COMMANDS.get(action.action)
+        if text is None or action.call is None:
+            typed.append(None)
+            continue
+        text = text.format(run_id=found.run_id, queue=found.queue)
+        if action.action == "retry_attempt" and several:  # one for each of them
+            text += f" {keys.pop(0)}"
+        if "allow_irreversible=True" in action.call:
+            text += " --allow-irreversible"
+        typed.append(pasted(text, place))
+    return typed
 
 
 def timeline_shown(events: "Sequence[TimelineEvent]") -> "list[RenderableType]":

@@ -7,6 +7,8 @@ import click
 from squid_dagster.cli.db import tier_of
 from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.queue_shown import queue_facts, queues_shown, worker_facts
+from squid_dagster.cli.suggested import pasted
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,15 +35,16 @@ def status(place: Place, as_json: bool) -> None:
         sides, now = adapters(storage), storage.now()
         queues, workers = sides.queries.queues(), sides.presence.workers(ALIVE_WITHIN)
         needed = attention(storage, sides.queries, queues, workers, now)
+        serving = [row for row in workers if row.queues]
         facts = {
             "database": _database(storage, place),
             "now": now,
-            "queues": [_queue(row, workers) for row in queues],
-            "workers": [_worker(row) for row in workers if row.queues],
+            "queues": [queue_facts(row, workers) for row in queues],
+            "workers": [worker_facts(row) for row in serving],
             "runs": _runs(count_runs(storage, _MOST_RUNS)),
-            "attention": [_attention(each) for each in needed],
+            "attention": [_attention(each, place) for each in needed],
         }
-    emit(as_json, facts, *_screen(facts, now))
+    emit(as_json, facts, *_screen(facts, queues, serving, now))
 
 
 def _database(storage: "PostgresStorage", place: Place) -> dict[str, Any]:
@@ -56,50 +59,23 @@ def _database(storage: "PostgresStorage", place: Place) -> dict[str, Any]:
     }
 
 
-def _queue(row: "QueueRow", workers: "list[WorkerRow]") -> dict[str, Any]:
-    return {
-        "queue": row.queue,
-        "paused": row.paused,
-        "due": row.visible,
-        "later": row.scheduled,
-        "claimed": row.claimed,
-        "expired": row.expired,
-        "oldest_due_at": row.oldest_due_at,
-        "workers": sum(row.queue in worker.queues for worker in workers),
-    }
-
-
-def _worker(row: "WorkerRow") -> dict[str, Any]:
-    return {
-        "worker_id": row.worker_id,
-        "kind": row.kind,
-        "queues": list(row.queues),
-        "host": row.host,
-        "pid": row.pid,
-        "started_at": row.started_at,
-        "seen_at": row.seen_at,
-        "capacity": row.capacity,
-        "running": row.running,
-    }
-
-
 def _runs(counts: dict[str, int]) -> dict[str, Any]:
     return {status: {"count": count, "more": count >= _MOST_RUNS} for status, count in counts.items()}
 
 
-def _attention(each: "Attention") -> dict[str, Any]:
+def _attention(each: "Attention", place: Place) -> dict[str, Any]:
     return {
         "kind": each.kind,
         "count": each.count,
         "more": each.more,
         "queue": each.queue,
         "summary": each.summary,
-        "commands": list(each.commands),
+        "commands": [pasted(command, place) for command in each.commands],
         "run_ids": list(each.run_ids),
     }
 
 
-def _screen(facts: dict[str, Any], now: "datetime") -> list[Any]:
+def _screen(facts: dict[str, Any], queues: "list[QueueRow]", workers: "list[WorkerRow]", now: "datetime") -> list[Any]:
     database = facts["database"]
     counted = [
         f"{figures['count']}{'+' if figures['more'] else ''} {name}"
@@ -110,21 +86,19 @@ def _screen(facts: dict[str, Any], now: "datetime") -> list[Any]:
         f"{database['description']}, schema {database['schema']} at version {database['version']}",
         f"runs: {', '.join(counted) or 'none'}",
     ]
-    if facts["queues"]:
-        names = ("queue", "due", "later", "claimed", "expired", "paused", "oldest_due_at", "workers")
-        headings = ("queue", "due", "later", "claimed", "expired", "paused", "oldest due", "workers")
-        shown += ["", table(headings, ([row[name] for name in names] for row in facts["queues"]))]
-    if facts["workers"]:
+    if queues:
+        shown += ["", queues_shown(queues, workers)]
+    if workers:
         rows = (
             (
-                row["worker_id"],
-                row["kind"],
-                ", ".join(row["queues"]),
-                f"{row['running']}/{row['capacity']}",
-                f"{row['host']}:{row['pid']}",
-                now - row["started_at"],
+                row.worker_id,
+                row.kind,
+                ", ".join(row.queues),
+                f"{row.running}/{row.capacity}",
+                f"{row.host}:{row.pid}",
+                None if row.started_at is None else now - row.started_at,
             )
-            for row in facts["workers"]
+            for row in workers
         )
         shown += ["", table(("worker", "kind", "queues", "running", "where", "up"), rows)]
     else:

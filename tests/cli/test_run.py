@@ -1,14 +1,18 @@
 """`squid run start|list|inspect|explain|graph|timeline`: what goes in is checked, what comes out has stable keys."""
 
 import json
+import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.inspection import Explanation, RunSummary
+from squid_dagster.cli.place import Place
+from squid_dagster.cli.run_shown import explanation_facts
+from squid_dagster.inspection import Action, Explanation, RunSummary
 from tests.cli.flows import hello, orders
 from tests.cli.typed import FLOWS, Typed
 
@@ -184,6 +188,37 @@ def test_an_explanation_names_the_command_to_type(typed: Typed) -> None:
     shown = typed("run", "explain", run_id)
     assert shown.out.startswith(told["summary"])
     assert f"squid run approve {run_id} -m MODULE" in shown.out
+
+
+def test_what_an_explanation_suggests_works_when_it_is_pasted(typed: Typed) -> None:
+    run_id, schema = paused_order(typed), typed.environ.pop("SQUID_SCHEMA")
+    asked = ("run", "explain", run_id, *FLOWS, "--schema", schema)
+    wanted = f"squid run approve {run_id} -m tests.cli.flows --schema {schema}"
+    assert wanted in typed(*asked).out
+    actions = {each["action"]: each for each in typed(*asked, "--json").json["next_actions"]}
+    assert list(actions["approve"]) == ["action", "call", "note", "command"]
+    assert actions["approve"]["command"] == wanted
+    assert actions["cancel"]["command"] == f"squid run cancel {run_id} --schema {schema}"
+    assert typed(*shlex.split(wanted)[1:]).code == 0
+
+
+def test_what_the_environment_says_is_not_said_again(typed: Typed) -> None:
+    run_id = paused_order(typed)
+    typed.environ["SQUID_MODULES"] = FLOWS[1]
+    actions = {each["action"]: each for each in typed("run", "explain", run_id, "--json").json["next_actions"]}
+    assert actions["approve"]["command"] == f"squid run approve {run_id}"
+
+
+def test_one_of_several_dead_letters_is_named_by_its_key(typed: Typed) -> None:
+    keys = ("run-1:a:1:1", "run-1:b:1:1")
+    found = Explanation(
+        run_id="run-1", workflow=None, definition_version=None, queue="default", status="running",
+        reason="dead_letter", step="a", summary="", details={"runnable_keys": list(keys)},
+        next_actions=tuple(Action("retry_attempt", f"squid.retry_attempt('run-1', {key!r})") for key in keys),
+        evidence=(), as_of=datetime.now(UTC),
+    )  # fmt: skip
+    told = [each["command"] for each in explanation_facts(found, Place())["next_actions"]]
+    assert told == [f"squid queue retry run-1 {key}" for key in keys]
 
 
 def test_a_graph_is_a_tree_mermaid_svg_or_json(typed: Typed) -> None:

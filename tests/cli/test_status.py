@@ -75,11 +75,11 @@ def test_work_and_workers_are_counted(typed: Typed) -> None:
     assert queue == {
         "queue": "default",
         "paused": False,
-        "due": 1,
-        "later": 1,
+        "visible": 1,
+        "scheduled": 1,
         "claimed": 1,
         "expired": 0,
-        "workers": 1,
+        "worker_count": 1,
     }
     assert (slow["queue"], slow["paused"], slow["oldest_due_at"]) == ("slow", True, None)
     (worker,) = told["workers"]
@@ -144,6 +144,9 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
     shown = typed("status").out
     assert all(each["summary"] in shown for each in told["attention"])
     assert f"$ {needed['no_worker']['commands'][0]}" in shown
+    schema = typed.environ.pop("SQUID_SCHEMA")
+    elsewhere = typed("status", "--json", "--schema", schema).json["attention"]
+    assert all(command.endswith(f" --schema {schema}") for each in elsewhere for command in each["commands"])
 
 
 def test_the_figures_are_read_from_views_and_never_from_the_facts() -> None:
