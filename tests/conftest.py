@@ -21,6 +21,9 @@ pytest.register_assert_rewrite("tests.journal.contract", "tests.journal.desk", "
 
 SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of our own
 
+# Spark's machines live for seconds here: the compiler that makes the fastest code would take longer than it saves.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is.
 _MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
 settings.register_profile(
