@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import psycopg
 import pytest
 
@@ -21,6 +22,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.facts import FACT_TYPES
 from tests.docs.blocks import ROOT, blocks, documents
+from tests.docs.inline import inline_commands, read_command
 from tests.docs.running import Counted, Reader, reader
 from tests.docs.states import CHANGED_SHOP, SHOP, bring_about
 from tests.journal.contract import plain_url
@@ -116,6 +118,16 @@ def test_every_page_of_the_runbook_says_the_same_things_in_the_same_order() -> N
 def test_the_reference_of_the_command_is_up_to_date() -> None:
     told = "python -m squid_dagster.cli.reference > docs/cli.md"
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference(), f"run: {told}"
+
+
+@pytest.mark.parametrize("name", documents())
+def test_commands_in_text_and_tables_would_be_taken(name: str) -> None:
+    for found in inline_commands(name):
+        try:
+            read_command(found.text)
+        except click.UsageError as error:
+            pytest.fail(f"{found.place}: `{found.text}`: {error.format_message()}")
+        _total.inline += 1
 
 
 @pytest.mark.parametrize("name", documents())

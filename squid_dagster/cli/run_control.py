@@ -12,7 +12,7 @@ from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import commanding, looking_around, naming_modules
 from squid_dagster.cli.run_options import Said, with_said
 from squid_dagster.cli.run_shown import receipt_facts
-from squid_dagster.cli.run_where import find_runs, parse_where
+from squid_dagster.cli.run_where import find_runs, where_option
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
@@ -32,7 +32,7 @@ class _Asked:
     place: Place
     as_json: bool
     run_id: str | None
-    where: str | None
+    where: dict[str, Any] | None
     bulk: Bulk
     said: Said
 
@@ -41,7 +41,13 @@ def _control(command: _Command) -> _Command:
     """Add what all of these commands take: a run or `--where`, how a bulk goes, who says it, and where."""
 
     def asked(
-        place: Place, as_json: bool, run_id: str | None, where: str | None, bulk: Bulk, said: Said, **more: Any
+        place: Place,
+        as_json: bool,
+        run_id: str | None,
+        where: dict[str, Any] | None,
+        bulk: Bulk,
+        said: Said,
+        **more: Any,
     ) -> Any:
         return command(_Asked(place, as_json, run_id, where, bulk, said), **more)
 
@@ -49,7 +55,7 @@ def _control(command: _Command) -> _Command:
     # Those of the command itself are shown first.
     asked.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     placed: Any = with_said(with_bulk(with_workflows(asked)))
-    placed = click.option("--where", metavar="FILTERS", help=_WHERE)(placed)
+    placed = click.option("--where", metavar="FILTERS", callback=where_option, help=_WHERE)(placed)
     return cast("_Command", click.argument("run_id", required=False)(placed))
 
 
@@ -101,7 +107,7 @@ def _do(asked: _Asked, verb: str, act: _Act) -> None:
     if asked.run_id is not None:
         _one(asked, asked.run_id, verb, act)
     elif asked.where is not None:
-        _many(asked, parse_where(asked.where), verb, act)
+        _many(asked, asked.where, verb, act)
 
 
 def _one(asked: _Asked, run_id: str, verb: str, act: _Act) -> None:

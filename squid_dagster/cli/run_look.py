@@ -8,7 +8,7 @@ import click
 from squid_dagster.cli.output import console, emit
 from squid_dagster.cli.place import Place, on_journal, with_workflows
 from squid_dagster.cli.run_opening import looking
-from squid_dagster.cli.run_options import statuses, time_option
+from squid_dagster.cli.run_options import status_option, time_option
 from squid_dagster.cli.run_shown import (
     explanation_facts,
     explanation_shown,
@@ -20,10 +20,14 @@ from squid_dagster.cli.run_shown import (
 
 _revision = click.option("--at-revision", type=click.IntRange(1), help="As it was at this revision of its thread.")
 
+_STATUS = (
+    "One status, or several with commas: new, started, running, idle, paused, quarantined, completed, failed, "
+    "cancelled; or held, by the workflows of -m."
+)
 
 @click.command("list")
 @click.option("--workflow")
-@click.option("--status", help="One status, or several with commas.")
+@click.option("--status", metavar="STATUS", callback=status_option, help=_STATUS)
 @click.option("--queue")
 @click.option("--trigger")
 @click.option("--parent", metavar="RUN_ID", help="Children of this run.")
@@ -37,7 +41,7 @@ _revision = click.option("--at-revision", type=click.IntRange(1), help="As it wa
 def list_(
     place: Place,
     as_json: bool,
-    status: str | None,
+    status: tuple[str, ...] | None,
     parent: str | None,
     version: str | None,
     started_after: datetime | None,
@@ -47,7 +51,7 @@ def list_(
     """List runs, newest first. Every filter that is given must fit; which runs are held is told by -m."""
     with looking(place) as journal:
         page = journal.list_runs(
-            status=_statuses(status),
+            status=status,
             parent_run_id=parent,
             definition_version=version,
             started_after=started_after,
@@ -55,13 +59,6 @@ def list_(
             **wanted,
         )
     emit(as_json, page.to_dict(), *page_shown(page))
-
-
-def _statuses(text: str | None) -> tuple[str, ...] | None:
-    try:
-        return None if text is None else statuses(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--status") from None
 
 
 @click.command()

@@ -189,8 +189,25 @@ def time_option(_: click.Context, parameter: click.Parameter, text: str | None) 
 
 
 def statuses(text: str) -> tuple[str, ...]:
-    """Read one status, or several with commas. Raises `ValueError` when there is none."""
+    """Read one status of runs, or several with commas. Raises `ValueError` when there is none, or an unknown one."""
+    from squid_dagster.inspection.listing import LISTED_STATUSES
+
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
         raise ValueError("a status is needed, such as paused, or several with commas")
+    for each in found:
+        if each not in LISTED_STATUSES:
+            raise ValueError(f"status {each!r:.80} is unknown: take one of {', '.join(LISTED_STATUSES)}")
     return found
+
+
+def status_option(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Read the value of an option as statuses of runs.
+
+    Raises:
+        click.BadParameter: there is none, or an unknown one.
+    """
+    try:
+        return None if text is None else statuses(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None

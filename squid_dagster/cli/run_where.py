@@ -64,6 +64,11 @@ def parse_where(text: str) -> dict[str, Any]:
     return found
 
 
+def where_option(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    """Read the value of `--where`. Raises as `parse_where`."""
+    return None if text is None else parse_where(text)
+
+
 def find_runs(journal: "Looking", wanted: dict[str, Any]) -> "Iterator[RunSummary]":
     """Give all runs that fit, newest first. Raises `InvalidArgument` for a filter that makes no sense."""
     cursor: str | None = None

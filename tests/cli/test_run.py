@@ -13,6 +13,7 @@ from squid_dagster.api import Squid
 from squid_dagster.cli.place import Place
 from squid_dagster.cli.run_shown import explanation_facts
 from squid_dagster.inspection import Action, Explanation, RunSummary
+from squid_dagster.inspection.listing import LISTED_STATUSES
 from tests.cli.flows import hello, orders
 from tests.cli.typed import FLOWS, Typed
 
@@ -22,6 +23,11 @@ def paused_order(typed: Typed, **more: object) -> str:
     run_id = squid.start("orders", {"item": "tea", "password": "hunter2", **more}).run_id
     squid.worker(until_idle=True)
     return run_id
+
+
+def test_the_help_names_every_status(untouched: Typed) -> None:
+    said = " ".join(untouched("run", "list", "--help").out.split())
+    assert [each for each in LISTED_STATUSES if each not in said] == []
 
 
 # --- starting -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ that its last command ends with that code.
 """
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 _SAID = re.compile(r"<!--\s*(skip|exit):\s*((?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
+_SHELL = re.compile(r"[|&;<>`$()*?~]|\\\n")
 _FILE = re.compile(r"# (\S+\.(?:py|yaml|yml|toml))\n")
 
 
@@ -75,9 +77,20 @@ def documents() -> list[str]:
     return ["README.md", *guides]
 
 
+def read_document(document: str) -> str:
+    """Give the text of a document."""
+    return (ROOT / document).read_text("utf-8")
+
+
+def words_of(command: str) -> list[str]:
+    """Split a plain command; nothing for one that the shell has to read."""
+    bare = re.sub(r"'[^']*'|\"[^\"$`]*\"", "", command)
+    return [] if _SHELL.search(bare.partition(" #")[0]) else shlex.split(command, comments=True)
+
+
 def blocks(document: str) -> list[Block]:
     """Give the blocks of a document, in order."""
-    text = (ROOT / document).read_text("utf-8")
+    text = read_document(document)
     found = []
     for fence in _FENCE.finditer(text):
         comment = _SAID.search(text[: fence.start()])

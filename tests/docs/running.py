@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import os
-import re
 import shlex
 import signal
 import socket
@@ -26,24 +25,24 @@ import pytest
 import yaml
 
 from squid_dagster.cli import main
-from tests.docs.blocks import ROOT, RUNNABLE, SHOWN, Block, Command, blocks
+from tests.docs.blocks import ROOT, RUNNABLE, SHOWN, Block, Command, blocks, words_of
 from tests.docs.comparing import fits
 
 UPDATE = "SQUID_UPDATE_DOCS"  # set it to write what was printed into the documents; look at it before you commit it
 PATIENCE_SECONDS = 60
-_SHELL = re.compile(r"[|&;<>`$()*?~]|\\\n")
 
 
 @dataclass
 class Counted:
-    """How many blocks there were, how many of them were run, and how many say why not."""
+    """How many blocks there were, how many of them were run, how many say why not; and commands outside of blocks."""
 
     blocks: int = 0
     run: int = 0
     skipped: int = 0
+    inline: int = 0
 
     def __str__(self) -> str:
-        return f"blocks={self.blocks} run={self.run} skipped={self.skipped}"
+        return f"blocks={self.blocks} run={self.run} skipped={self.skipped} inline={self.inline}"
 
 
 @dataclass
@@ -129,7 +128,7 @@ class Reader:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def _command(self, block: Block, command: Command, code: int) -> None:
-        words = _words(command.text)
+        words = words_of(command.text)
         if words[:1] == ["squid"]:
             printed = self._squid(words[1:], block.place, code)
         elif words[:1] == ["export"] and len(words) == 2:
@@ -214,12 +213,6 @@ def _update(block: Block, command: Command, printed: list[str]) -> None:
         now = now.replace(ours, theirs)
     before = f"$ {command.text}\n"
     file.write_text(file.read_text("utf-8").replace(before + shown, before + now.rstrip("\n") + "\n", 1), "utf-8")
-
-
-def _words(text: str) -> list[str]:
-    """Split a plain command; nothing for one that the shell has to read."""
-    bare = re.sub(r"'[^']*'|\"[^\"$`]*\"", "", text)
-    return [] if _SHELL.search(bare.partition(" #")[0]) else shlex.split(text, comments=True)
 
 
 @contextlib.contextmanager

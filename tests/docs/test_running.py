@@ -3,11 +3,13 @@
 from itertools import count
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.docs import blocks, running
 from tests.docs.blocks import Block
 from tests.docs.comparing import fits
+from tests.docs.inline import inline_commands, read_command
 from tests.docs.running import Reader, reader
 
 
@@ -77,7 +79,7 @@ def test_everything_is_run_in_order_and_in_one_place(read: Reading) -> None:
         "<!-- exit: 3 -->\n```console\n$ exit 3\n```\n"
         "```text\nanything\n```\n"
     )
-    assert str(made.counted) == "blocks=6 run=5 skipped=1"
+    assert str(made.counted) == "blocks=6 run=5 skipped=1 inline=0"
 
 
 def test_a_command_may_go_over_several_lines() -> None:
@@ -96,3 +98,55 @@ def test_what_differs_each_time_does_not_count() -> None:
     assert fits(["a ... c"], ["a b c"])
     for wrong in (printed[:2], [*printed, "more"], ["walk", *printed[1:]]):
         assert not fits(shown, wrong)
+
+
+def test_commands_in_text_tables_and_skipped_blocks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.md").write_text(
+        "`squid status`, `squid_definitions`, `squid.start(...)` and\n"
+        "```console\n$ squid doctor\n```\n"
+        "| why? | `squid run explain RUN_ID -m\nshop` or [`squid db status`](x) |\n"
+        "<!-- skip: it would stay -->\n```console\n$ squid worker -m shop  # for ever\n$ make demo\n```\n"
+    )
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    assert list(inline_commands("page.md")) == [
+        ("page.md:8", "squid worker -m shop  # for ever"),
+        ("page.md:1", "squid status"),
+        ("page.md:5", "squid run explain RUN_ID -m shop"),
+        ("page.md:6", "squid db status"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "squid",
+        "squid run",
+        "squid run explain",
+        "squid run explain RUN_ID",
+        "squid run inspect RUN_ID --at-revision N",
+        "squid --version",
+        "squid queue --help",
+        "squid worker -m shop  # for ever",
+    ],
+)
+def test_a_command_that_would_be_taken_is_good(text: str) -> None:
+    read_command(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "squid dance",
+        "squid run dance",
+        "squid run explain --json",
+        "squid run list --colour red",
+        "squid run list --status paused,dead_letter",
+        "squid run list --limit many",
+        "squid run cancel --where 'colour=red'",
+        "squid backlog list --status open",
+        "squid status now",
+    ],
+)
+def test_a_command_that_would_be_refused_is_noticed(text: str) -> None:
+    with pytest.raises(click.UsageError):
+        read_command(text)
