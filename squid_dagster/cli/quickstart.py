@@ -16,6 +16,7 @@ from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.quickstart_files import Files
 from squid_dagster.cli.quickstart_session import Session
 from squid_dagster.cli.run_options import Seconds
+from squid_dagster.cli.values import Directory
 
 USUAL_PORT = 3000
 INSTALL = "pip install 'squid-dagster[dagster]' dagster-webserver"
@@ -23,9 +24,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
-@click.argument(
-    "directory", type=click.Path(file_okay=False, path_type=Path), default=Path("squid_quickstart"), required=False
-)
+@click.argument("directory", type=Directory(), default=Path("squid_quickstart"), required=False)
 @click.option("--no-ui", is_flag=True, help="Start workers only, without Dagster's UI.")
 @click.option("--port", type=click.IntRange(1, 65_535), help="Of the UI.  [default: 3000, or any that is free]")
 @click.option(
@@ -56,7 +55,9 @@ def quickstart(
 ) -> None:
     """Write a small workflow into DIRECTORY, start a UI and workers, and run it: kill a worker, and see it finish.
 
-    An existing file is never overwritten. Everything stops with Ctrl-C, but a server that others use; the data stay.
+    DIRECTORY is squid_quickstart if not given; an existing file is never overwritten. It works on the embedded Postgres
+    alone: SQUID_DATABASE_URL and DATABASE_URL, which decide for every other command, are not looked at. Everything
+    stops with Ctrl-C, but a server that others use; the data stay.
     """
     from squid_dagster.journal.embedded.locks import try_lock
 

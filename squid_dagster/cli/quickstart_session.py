@@ -148,19 +148,20 @@ class Session:
         self._note("Ctrl-C stops everything; the data stay")
 
     def _options(self) -> str:
-        """Give what a command in another terminal has to add to find this journal."""
+        """Give what a command in another terminal, where less may be exported, has to add to find this journal."""
+        from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA
         from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
         from squid_dagster.protocol.errors import SquidError
 
         assert self._server is not None  # noqa: S101  opened before
         try:
-            usual = resolve_tier()
+            usual = resolve_tier(environ={**os.environ, "SQUID_DATA_DIR": ""})
         except SquidError:
             usual = None
         there = isinstance(usual, EmbeddedTier) and usual.data_dir.resolve() == self._server.data_dir
         data_dir = "" if there else f" --data-dir {shlex.quote(str(self._server.data_dir))}"
         named = self._place.schema
-        schema = "" if named in (None, os.environ.get("SQUID_SCHEMA")) else f" --schema {shlex.quote(str(named))}"
+        schema = "" if named in (None, DEFAULT_SCHEMA) else f" --schema {shlex.quote(str(named))}"
         return data_dir + schema
 
     def follow(self, until_done: bool) -> None:

@@ -17,8 +17,9 @@ Every command takes `--help`. With `--json` a command prints one JSON document (
 line) and nothing else on stdout; its keys are stable, times are ISO 8601 with a zone, and secrets are redacted.
 
 Which journal a command works on: [`SQUID_DATABASE_URL`, else `DATABASE_URL`, else an embedded
-Postgres](../README.md#where-the-journal-is), unless `--data-dir` names one. Workflows come from modules, named by `-m`
-or by `SQUID_MODULES`; a module of the current directory is found, as `python -m` finds it.
+Postgres](../README.md#where-the-journal-is), unless `--data-dir` names one; `squid quickstart` always takes an embedded
+one. Workflows come from modules, named by `-m` or, with blanks between them, by `SQUID_MODULES`; a module of the current
+directory is found, as `python -m` finds it.
 
 ## Exit codes
 

@@ -40,10 +40,16 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, "XDG_DATA_HOME": str(folder), MARK: str(folder)}
 
 
-def squid(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+def squid(folder: Path, *arguments: object, **environ: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", MAIN, *map(str, arguments)]
     return subprocess.run(
-        command, env=environment(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE
+        command,
+        env=environment(folder) | environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
 
 
@@ -223,6 +229,17 @@ def test_without_a_ui_it_says_so_in_one_document_and_leaves_an_existing_file_alo
     assert shown["status"] == "completed"
     assert (ours / "coffee.py").read_text() == text
     assert processes(folder) == []
+
+
+def test_another_terminal_is_told_where_the_journal_is_unless_that_is_the_usual_place(folder: Path) -> None:
+    elsewhere = {"SQUID_DATA_DIR": str(folder / "elsewhere"), "SQUID_SCHEMA": "mine"}
+    asked = ("quickstart", "told", "--no-ui", "--seconds", 0.1, "--until-done", "--json")
+    told = json.loads(squid(folder, *asked, **elsewhere).stdout)
+    where = f"--data-dir {folder / 'elsewhere'} --schema mine"
+    assert told["watch"] == f"squid run watch {told['run_id']} {where}"
+    # when it is pasted where nothing of this is exported, then the run is found
+    assert squid(folder, *told["watch"].split()[1:]).returncode == 0
+    assert squid(folder, "db", "stop", "--data-dir", folder / "elsewhere").returncode == 0
 
 
 def test_without_dagster_it_says_how_to_install_it_and_goes_on_with_workers(folder: Path) -> None:

@@ -137,6 +137,7 @@ class Reader:
             return
         elif words[:1] == ["cd"] and len(words) == 2:
             os.chdir(words[1])
+            sys.path.insert(0, str(Path.cwd()))  # put back by the monkeypatch of the reader
             return
         elif command.text.rstrip().endswith("&"):
             self._start(command.text)
