@@ -130,6 +130,8 @@ def _deadlines(storage: Storage, runs: Sequence[RunSummary], now: datetime) -> A
 
 def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
     due = row.visible + row.expired
+    attempts = "1 attempt" if due == 1 else f"{due} attempts"
+    claims = "1 claim" if row.expired == 1 else f"{row.expired} claims"
     since = f", the oldest for {span(now - row.oldest_due_at)}" if row.oldest_due_at is not None else ""
     found: list[Attention] = []
     if due and row.paused:
@@ -138,7 +140,7 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
                 kind="queue_paused",
                 count=due,
                 queue=row.queue,
-                summary=f"queue {row.queue!r} is paused, and {due} attempts are due{since}",
+                summary=f"queue {row.queue!r} is paused, and {attempts} {'is' if due == 1 else 'are'} due{since}",
                 commands=(f"squid queue resume {row.queue}",),
             )
         )
@@ -148,7 +150,7 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
                 kind="no_worker",
                 count=due,
                 queue=row.queue,
-                summary=f"queue {row.queue!r} has {due} attempts due{since}, and no live worker",
+                summary=f"queue {row.queue!r} has {attempts} due{since}, and no live worker",
                 commands=(f"squid worker -m MODULE --queue {row.queue}",),
             )
         )
@@ -158,7 +160,7 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
                 kind="expired_leases",
                 count=row.expired,
                 queue=row.queue,
-                summary=f"queue {row.queue!r} has {row.expired} claims whose worker let the lease run out",
+                summary=f"queue {row.queue!r} has {claims} whose worker let the lease run out",
                 commands=(f"squid queue inspect {row.queue}", "squid recover -m MODULE"),
             )
         )

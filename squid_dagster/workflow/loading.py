@@ -74,6 +74,11 @@ def _imported(name: str) -> ModuleType:
                 f"there is no module {name!r}: give its dotted name, and see that its folder is on the Python path"
             ) from error
         raise WorkflowsNotLoaded(f"module {name!r} could not be imported: {error}") from error
+    except SystemExit as error:
+        raise WorkflowsNotLoaded(
+            f"module {name!r} could not be imported: it ends the process (sys.exit); do that under "
+            'if __name__ == "__main__"'
+        ) from error
     except Exception as error:
         raise WorkflowsNotLoaded(f"module {name!r} could not be imported: {type(error).__name__}: {error}") from error
 
