@@ -1,15 +1,14 @@
 """How `squid backlog` shows cards and facts: JSON with stable keys, or lines and tables for people."""
 
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from squid_dagster.cli.output import emit, table
+from squid_dagster.cli.output import emit, show, table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from squid_dagster.backlog import Card, Stats
+    from squid_dagster.cli.tables import FittingTable
     from squid_dagster.protocol.entries import Entry
 
 
@@ -25,7 +24,7 @@ def show_cards(cards: "Sequence[Card]", as_json: bool, none: str) -> None:
 
 def line(card: "Card") -> str:
     """Tell about a card in one line."""
-    held = f", held by {card.claim_owner} until {card.claim_expires_at}" if card.claim_owner is not None else ""
+    held = f", held by {card.claim_owner} until {show(card.claim_expires_at)}" if card.claim_owner is not None else ""
     waits = f", waits for {card.open_dependencies} of {', '.join(card.depends_on)}" if card.open_dependencies else ""
     return f"{card.id}: {card.title} ({card.status.value}, priority {card.priority}{held}{waits})"
 
@@ -38,11 +37,11 @@ def why_not(card: "Card", phase: str | None) -> str:
         case "ready" if card.open_dependencies:
             return f"{card.id} waits for {card.open_dependencies} of {', '.join(card.depends_on)}"
         case "ready" if card.not_before is not None:
-            return f"{card.id} is not to be claimed before {card.not_before}"
+            return f"{card.id} is not to be claimed before {show(card.not_before)}"
         case "ready":
             return f"{card.id} has become ready only now: try again"
         case "claimed":
-            return f"{card.id} is held by {card.claim_owner} until {card.claim_expires_at}"
+            return f"{card.id} is held by {card.claim_owner} until {show(card.claim_expires_at)}"
         case "dead_lettered":
             return f"{card.id} is a dead letter: `squid backlog reclaim --id {card.id}` makes it ready"
         case "blocked":
@@ -51,7 +50,7 @@ def why_not(card: "Card", phase: str | None) -> str:
             return f"{card.id} is {status}"
 
 
-def _table(cards: "Sequence[Card]") -> "Table":
+def _table(cards: "Sequence[Card]") -> "FittingTable":
     rows = [
         (
             card.id,
@@ -65,7 +64,8 @@ def _table(cards: "Sequence[Card]") -> "Table":
         )
         for card in cards
     ]
-    return table(("id", "status", "priority", "phase", "attempts", "owner", "waits for", "title"), rows)
+    headings = ("id", "status", "priority", "phase", "attempts", "owner", "waits for", "title")
+    return table(headings, rows, first_to_go=("attempts", "priority", "phase", "waits for"))
 
 
 def stats_shown(stats: "Stats") -> Iterator[str]:
@@ -95,11 +95,13 @@ def fact_values(entry: "Entry") -> dict[str, Any]:
     }
 
 
-def facts_shown(facts: "Sequence[dict[str, Any]]") -> "Table":
+def facts_shown(facts: "Sequence[dict[str, Any]]") -> "FittingTable":
     """Give facts, as `fact_values` makes them, as a table."""
 
     def said(data: dict[str, Any]) -> str:
         return ", ".join(f"{name}={value}" for name, value in data.items() if name != "card_id")
 
-    rows = [(each["seq"], each["occurred_at"], each["type"], said(each["data"])) for each in facts]
+    rows = [
+        (each["seq"], datetime.fromisoformat(each["occurred_at"]), each["type"], said(each["data"])) for each in facts
+    ]
     return table(("seq", "at", "fact", "said"), rows)

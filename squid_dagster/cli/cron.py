@@ -36,7 +36,8 @@ def list_(place: Place, as_json: bool) -> None:
     headings = ("workflow", "trigger", "schedule", "timezone", "last window", "due", "next", "next, local")
     names = ("workflow", "trigger", "expression", "timezone", "last_window_start_at", "due", "next_at", "next_local")
     rows = [[each[name] for name in names] for each in found]
-    emit(as_json, {"triggers": found}, table(headings, rows) if rows else _none(place))
+    shown = table(headings, rows, first_to_go=("last window", "next, local", "timezone")) if rows else _none(place)
+    emit(as_json, {"triggers": found}, shown)
 
 
 def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
@@ -53,9 +54,9 @@ def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cro
         "expression": trigger.expression,
         "timezone": trigger.timezone,
         "catch_up": trigger.catch_up,
-        "last_window_start_at": None if last is None else last.isoformat(),
+        "last_window_start_at": last,
         "due": len(due),
-        "next_at": following.isoformat(),
+        "next_at": following,
         "next_local": following.astimezone(trigger.zone()).isoformat(),
     }
 
@@ -91,7 +92,7 @@ def next_(place: Place, as_json: bool, count: int, after: datetime | None) -> No
     ]
     rows = [(each.start_at, each.local_start, each.workflow, each.trigger, each.timezone) for each in windows[:count]]
     headings = ("at (UTC)", "local", "workflow", "trigger", "timezone")
-    emit(as_json, {"windows": found}, table(headings, rows) if rows else _none(place))
+    emit(as_json, {"windows": found}, table(headings, rows, first_to_go=("timezone",)) if rows else _none(place))
 
 
 class _Upcoming(NamedTuple):

@@ -1,17 +1,22 @@
 """The frame of the `squid` command: commands that are loaded when they are needed, and errors in one line.
 
 Exit codes: 0 done; 1 refused because of how things stand, or something was found that is not well; 2 bad input; 3 not
-found; 4 no usable database; 130 interrupted; 141 the reader of our output went away.
+found; 4 no usable database; 130 interrupted; 141 the output could not be written. There is never a traceback, unless
+SQUID_DEBUG=1 asks for it.
 """
 
+import functools
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TypeVar, cast
 
 import click
+
+from squid_dagster.cli.streams import OutputClosed, end_stdout, flush, is_unwritable, kept_stdout, open_streams
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -73,12 +78,15 @@ class Root(LazyGroup):
                 raise click.UsageError(f"{each!r:.80} is not UTF-8: every argument must be")
         return super().parse_args(ctx, args)
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Read the command line; `--help` and `--version` print here."""
+        with _named():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
-        try:
+        with _named():
             return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise _OutputClosed from error  # click keeps an OSError of this kind to itself, and leaves with 1
 
     def main(
         self,
@@ -91,45 +99,79 @@ class Root(LazyGroup):
         """Run the command line and leave with its exit code; or, not `standalone_mode`, give what it gives."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        open_streams()
         given = list(sys.argv[1:] if args is None else args)
         leave = _Leaving(as_json="--json" in given)
         try:
             code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
+            with _named():
+                flush()
         except click.exceptions.Exit as asked:
             sys.exit(asked.exit_code)
-        except click.Abort:
-            leave("Interrupted", "interrupted", INTERRUPTED)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             leave(type(error).__name__, error.format_message(), error.exit_code)
-        except (BrokenPipeError, _OutputClosed):
-            # Nothing more can be said there, also not by Python's own last flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            leave("OutputClosed", "whoever read the output went away before its end", CLOSED)
-        except Exception as error:
-            from squid_dagster.protocol.errors import SquidError
-
-            if not isinstance(error, SquidError):
-                raise
-            leave(type(error).__name__, str(error), _exit_code(error))
+        except (click.Abort, KeyboardInterrupt):
+            leave.interrupted()
+        except OutputClosed as error:
+            leave.unwritten(error)
+        except Exception as error:  # noqa: BLE001  there is never a traceback
+            leave.failed(error)
+        finally:
+            if leave.as_json:
+                end_stdout(discard=False)
         sys.exit(code if isinstance(code, int) else 0)
 
 
-class _OutputClosed(Exception):
-    """Whoever read our output went away."""
+@contextmanager
+def _named() -> Iterator[None]:
+    """Name what click would take for itself: it leaves with 1 and says nothing, or prints an empty line first."""
+    try:
+        yield
+    except (KeyboardInterrupt, EOFError) as error:
+        raise click.Abort from error
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        told = "whoever read it went away before its end" if isinstance(error, BrokenPipeError) else error.strerror
+        raise OutputClosed(told) from error
 
 
 class _Leaving:
     """Says what went wrong, and leaves."""
 
     def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
+        self.as_json = as_json
 
     def __call__(self, name: str, message: str, code: int) -> NoReturn:
         line = " ".join(message.split())
         told = {"error": name, "message": line, "exit_code": code}
-        click.echo(json.dumps(told) if self._as_json else f"Error: {line}", err=True)
+        with suppress(OSError):  # stderr may be full too: the exit code is what is left
+            click.echo(json.dumps(told) if self.as_json else f"Error: {line}", err=True)
         sys.exit(code)
+
+    def interrupted(self) -> NoReturn:
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the terminal has shown ^C on this line
+        self("Interrupted", "interrupted", INTERRUPTED)
+
+    def unwritten(self, error: OutputClosed) -> NoReturn:
+        end_stdout(discard=True)
+        self("OutputClosed", f"the output could not be written: {error}", CLOSED)
+
+    def failed(self, error: Exception) -> NoReturn:
+        from squid_dagster.protocol.errors import SquidError
+
+        if os.environ.get("SQUID_DEBUG") == "1":
+            import traceback
+
+            traceback.print_exception(error)
+        if isinstance(error, SquidError):
+            self(type(error).__name__, str(error), _exit_code(error))
+        told = f"{type(error).__name__}: {error} (this was not foreseen: SQUID_DEBUG=1 shows where it comes from)"
+        self("Unforeseen", told, REFUSED)
 
 
 def _exit_code(error: Exception) -> int:
@@ -154,5 +196,15 @@ def is_text(value: str) -> bool:
 
 
 def json_option(command: _Command) -> _Command:
-    """Add `--json` to a command, as the parameter `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(command)
+    """Add `--json` to a command, as the parameter `as_json`: with it, nothing but the command prints on stdout."""
+
+    @functools.wraps(command)
+    def alone(*args: Any, as_json: bool, **more: Any) -> Any:
+        if not as_json:
+            return command(*args, as_json=False, **more)
+        with kept_stdout():
+            return command(*args, as_json=True, **more)
+
+    return cast(
+        "_Command", click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(alone)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from squid_dagster.cli.frame import REFUSED
-from squid_dagster.cli.output import emit, progress, table
+from squid_dagster.cli.output import emit, progress, say, table
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run_options import Seconds
 from squid_dagster.cli.transfer import export, import_
@@ -65,6 +65,8 @@ def tail(
         found = newest(storage, cut, max(1, lines), **wanted)
         if not found and not follow:
             _refuse_unknown(storage, **wanted)
+            if not as_json:
+                say("no facts")
         for entry in found[-lines:] if lines else ():
             _show(entry, as_json)
         if follow:
@@ -167,6 +169,6 @@ def verify(place: Place, as_json: bool) -> int:
         emit(as_json, facts, "The journal is healthy.")
         return 0
     headings = ("kind", "thread", "seq", "run_id", "detail")
-    rows = table(headings, ([each[name] for name in headings] for each in found))
+    rows = table(headings, ([each[name] for name in headings] for each in found), first_to_go=("run_id", "seq"))
     emit(as_json, facts, rows, f"{len(found)} things are wrong. `squid views rebuild` mends views; facts are for ever.")
     return REFUSED

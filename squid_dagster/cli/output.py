@@ -1,60 +1,89 @@
 """What commands print: JSON and nothing else, or text for people, with tables and colours where a terminal is."""
 
+import codecs
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from squid_dagster.cli.streams import on_terminal, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
-_WIDE = 200  # columns, where no terminal says how many there are
+    from squid_dagster.cli.tables import FittingTable
+
+_ENDLESS = 10**9  # columns, where neither a terminal nor COLUMNS says how many there are
 
 
 def emit(as_json: bool, facts: object, *shown: "RenderableType") -> None:
     """Print `facts` as one line of JSON, or else what is to be `shown` to people.
 
     Raises:
-        BrokenPipeError: whoever read the output went away.
+        OutputClosed, OSError: it cannot be written.
     """
     if as_json:
-        click.echo(json.dumps(facts, default=_plain, ensure_ascii=False))
+        out = stdout()
+        is_utf8 = codecs.lookup(out.encoding or "ascii").name == "utf-8"
+        click.echo(json.dumps(facts, default=_plain, ensure_ascii=not is_utf8), file=out)
+        out.flush()
     else:
-        printing = console()
+        say(*shown)
+
+
+def say(*shown: "RenderableType") -> None:
+    """Print text, tables and trees for people. Elsewhere than on a terminal no line ends with blanks.
+
+    Raises:
+        OutputClosed, OSError: it cannot be written.
+    """
+    out, printing = stdout(), console()
+    with printing.capture() as captured:
         for each in shown:
             printing.print(each, markup=False, highlight=False) if isinstance(each, str) else printing.print(each)
-    sys.stdout.flush()
+    text = captured.get()
+    out.write(text if on_terminal() else "\n".join(line.rstrip() for line in text.split("\n")))
+    out.flush()
 
 
 def console() -> "Console":
-    """Give a console on stdout: colours and its width on a terminal, neither elsewhere; NO_COLOR is heard."""
+    """Give a console on stdout: colours and its width on a terminal; elsewhere none, and all the width one wants.
+
+    NO_COLOR and COLUMNS are heard. Raises `OutputClosed` if there is no stdout.
+    """
     from rich.console import Console
 
     class Printing(Console):
         def on_broken_pipe(self) -> None:
             raise
 
-    return Printing(soft_wrap=False) if sys.stdout.isatty() else Printing(width=_WIDE, color_system=None)
+    if on_terminal():
+        return Printing(file=stdout(), soft_wrap=False)
+    asked = os.environ.get("COLUMNS", "")
+    width = int(asked) if asked.isdecimal() and int(asked) else _ENDLESS
+    return Printing(file=stdout(), width=width, color_system=None)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], styles: "dict[str, str] | None" = None) -> "Table":
-    """Give a table for people. A cell whose text is a key of `styles` is shown in that style."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    styles: "dict[str, str] | None" = None,
+    first_to_go: Sequence[str] = (),
+) -> "FittingTable":
+    """Give a table for people. A cell whose text is a key of `styles` is shown in that style.
 
-    made = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    known = styles or STATUS_STYLES
-    for row in rows:
-        made.add_row(*(Text(text, style=known.get(text, "")) for text in map(show, row)))
-    return made
+    Where there is no room for all columns, those named `first_to_go` are left out, in this order.
+    """
+    from squid_dagster.cli.tables import FittingTable
+
+    return FittingTable(headings, list(rows), show, styles or STATUS_STYLES, first_to_go)
 
 
 STATUS_STYLES = {
@@ -71,14 +100,14 @@ STATUS_STYLES = {
 
 
 def show(value: object) -> str:
-    """Write one value for people: nothing for None, seconds for a time, yes and no."""
+    """Write one value for people: nothing for None, a time in UTC to the second, yes and no."""
     match value:
         case None:
             return ""
         case bool():
             return "yes" if value else "no"
         case datetime():
-            return value.strftime("%Y-%m-%d %H:%M:%S")
+            return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         case timedelta():
             return str(timedelta(seconds=round(value.total_seconds())))
         case _:

@@ -1,12 +1,13 @@
 """`squid queue`: look at queues, pause and resume them, and put dead letters back."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from squid_dagster.cli.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
-from squid_dagster.cli.output import emit
+from squid_dagster.cli.output import emit, show
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.queue_shown import (
     dead_facts,
@@ -75,7 +76,7 @@ def inspect(place: Place, as_json: bool, name: str) -> None:
     shown: list[RenderableType] = [queues_shown([row], workers)]
     if pause is not None:
         why = f": {pause['comment']}" if pause["comment"] else ""
-        shown += ["", f"paused by {pause['actor'] or 'somebody'} at {pause['at']}{why}"]
+        shown += ["", f"paused by {pause['actor'] or 'somebody'} at {show(datetime.fromisoformat(pause['at']))}{why}"]
     shown += ["", workers_shown(workers) if workers else "no worker serves it"]
     if dead:
         shown += ["", dead_shown(dead)]

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from squid_dagster.cli.output import table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from squid_dagster.cli.tables import FittingTable
     from squid_dagster.inspection import QueueState
     from squid_dagster.journal.presence import WorkerRow
     from squid_dagster.journal.queries import QueueRow
@@ -35,7 +34,7 @@ def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, An
     }
 
 
-def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "Table":
+def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "FittingTable":
     """Show queues, one a line."""
     headings = ("queue", "state", "due", "later", "claimed", "expired", "oldest due", "workers")
     cells = [
@@ -51,7 +50,7 @@ def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> 
         )
         for row in rows
     ]
-    return table(headings, cells)
+    return table(headings, cells, first_to_go=("oldest due", "expired"))
 
 
 def pause_facts(state: "QueueState") -> dict[str, Any] | None:
@@ -72,18 +71,18 @@ def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
     """Give a worker as JSON values, always with the same keys."""
     return {
         "worker_id": worker.worker_id,
-        "queues": list(worker.queues),
         "kind": worker.kind,
+        "queues": list(worker.queues),
         "host": worker.host,
+        "pid": worker.pid,
         "started_at": None if worker.started_at is None else worker.started_at.isoformat(),
         "seen_at": None if worker.seen_at is None else worker.seen_at.isoformat(),
-        "pid": worker.pid,
         "running": worker.running,
         "capacity": worker.capacity,
     }
 
 
-def workers_shown(workers: "Sequence[WorkerRow]") -> "Table":
+def workers_shown(workers: "Sequence[WorkerRow]") -> "FittingTable":
     """Show workers, one a line."""
     rows = [(each.worker_id, each.kind, f"{each.running} of {each.capacity}", each.seen_at) for each in workers]
     return table(("worker", "kind", "busy", "seen"), rows)
@@ -105,10 +104,11 @@ def dead_facts(attempt: "Attempt") -> dict[str, Any]:
     }
 
 
-def dead_shown(dead: "Sequence[Attempt]") -> "Table":
+def dead_shown(dead: "Sequence[Attempt]") -> "FittingTable":
     """Show dead letters, one a line."""
     rows = [
         (each.run_id, each.workflow, each.step, each.queue, each.deliveries, each.last_at, each.runnable_key)
         for each in dead
     ]
-    return table(("run", "workflow", "step", "queue", "deliveries", "since", "key"), rows)
+    headings = ("run", "workflow", "step", "queue", "deliveries", "since", "key")
+    return table(headings, rows, first_to_go=("queue", "deliveries", "since", "workflow"))

@@ -1,11 +1,12 @@
 """`squid run list|inspect|explain|graph|timeline`: looking at runs, and changing nothing."""
 
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
 import click
 
-from squid_dagster.cli.output import console, emit
+from squid_dagster.cli.output import emit, say
 from squid_dagster.cli.place import Place, on_journal, with_workflows
 from squid_dagster.cli.run_opening import looking
 from squid_dagster.cli.run_options import status_option, time_option
@@ -17,13 +18,14 @@ from squid_dagster.cli.run_shown import (
     snapshot_shown,
     timeline_shown,
 )
-
-_revision = click.option("--at-revision", type=click.IntRange(1), help="As it was at this revision of its thread.")
+from squid_dagster.cli.streams import kept_stdout, stdout
 
 _STATUS = (
     "One status, or several with commas: new, started, running, idle, paused, quarantined, completed, failed, "
     "cancelled; or held, by the workflows of -m."
 )
+_revision = click.option("--at-revision", type=click.IntRange(1), help="As it was at this revision of its thread.")
+
 
 @click.command("list")
 @click.option("--workflow")
@@ -92,17 +94,18 @@ def graph(place: Place, as_json: bool, run_id: str, at_revision: int | None, for
     """Show a run's steps, and which way it went; with -m also the ways that it did not go."""
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} do not go together: choose one")
-    with looking(place) as journal:
+    # A picture or a document is for programs, too, whatever modules print when they are loaded.
+    with kept_stdout() if form is not None else nullcontext(), looking(place) as journal:
         found = journal.graph(run_id, at_revision)
     match "json" if as_json else form:
         case "json":
             emit(True, found.to_dict())
         case "mermaid":
-            click.echo(found.to_mermaid(), nl=False)
+            click.echo(found.to_mermaid(), nl=False, file=stdout())
         case "svg":
-            click.echo(found.to_svg())
+            click.echo(found.to_svg(), file=stdout())
         case _:
-            console().print(graph_shown(found))
+            say(graph_shown(found))
 
 
 @click.command()

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from squid_dagster.cli.output import show, table
+from squid_dagster.cli.streams import on_terminal
 from squid_dagster.cli.suggested import pasted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.tree import Tree
 
-    from squid_dagster.inspection import (
     from squid_dagster.cli.place import Place
+    from squid_dagster.inspection import (
         Explanation,
         GraphEdge,
         GraphNode,
@@ -66,7 +67,7 @@ def page_shown(page: "RunPage") -> "list[RenderableType]":
         )
         for each in page.runs
     ]
-    return [table(headings, rows), *_next(page.next_cursor)]
+    return [table(headings, rows, first_to_go=("trigger", "queue", "ended", "started")), *_next(page.next_cursor)]
 
 
 def _next(cursor: str | None) -> list[str]:
@@ -124,7 +125,8 @@ def attempts_shown(run: "RunSnapshot") -> "RenderableType":
         )
         for each in run.attempts
     ]
-    return table(("step", "attempt", "status", "worker", "since", "settled", "error"), rows)
+    headings = ("step", "attempt", "status", "worker", "since", "settled", "error")
+    return table(headings, rows, first_to_go=("worker", "settled"))
 
 
 def explanation_facts(found: "Explanation", place: "Place") -> dict[str, Any]:
@@ -152,7 +154,7 @@ def explanation_shown(found: "Explanation", place: "Place") -> "list[RenderableT
         shown += ["", table(("what to do", "command", "note"), rows)]
     if found.evidence:
         facts = [(each.type, each.thread, each.revision, each.occurred_at) for each in found.evidence]
-        shown += ["", table(("because of", "thread", "revision", "at"), facts)]
+        shown += ["", table(("because of", "thread", "revision", "at"), facts, first_to_go=("at", "revision"))]
     return shown
 
 
@@ -242,6 +244,8 @@ def _pairs(pairs: Sequence[tuple[str, object]]) -> "RenderableType":
     from squid_dagster.cli.output import STATUS_STYLES
 
     grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in pairs:
         if (text := show(value)) not in ("", "{}"):
             grid.add_row(Text(name, style="dim"), Text(text, style=STATUS_STYLES.get(text, "")))
@@ -249,11 +253,11 @@ def _pairs(pairs: Sequence[tuple[str, object]]) -> "RenderableType":
 
 
 def _brief(value: Any, limit: int = 400) -> str | None:
-    """Write a JSON value on one line, and not longer than a person reads."""
+    """Write a JSON value on one line; on a terminal not longer than a person reads."""
     if value in (None, {}, []):
         return None
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= limit or not on_terminal() else text[: limit - 1] + "…"
 
 
 def _actor(actor: Any) -> str | None:

@@ -12,6 +12,7 @@ import click
 from squid_dagster.cli.frame import Refused
 from squid_dagster.cli.output import emit, progress
 from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.streams import stdout
 
 if TYPE_CHECKING:
     from squid_dagster.journal.transfer import Transferred
@@ -77,8 +78,9 @@ def _bar(label: str) -> "Iterator[tuple[Callable[[int], None], Callable[[Header]
 def _written(file: str) -> Iterator[Callable[[bytes], object]]:
     """Give what takes the lines. A file appears under its name when it is whole, and never otherwise."""
     if file == _PIPE:
-        yield sys.stdout.buffer.write
-        sys.stdout.buffer.flush()
+        out = stdout().buffer
+        yield out.write
+        out.flush()
         return
     path = Path(file)
     _refuse_to_replace(path)

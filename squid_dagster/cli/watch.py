@@ -4,7 +4,6 @@ Whether anything was written about the run is one look at an index, a few times 
 when something was, or when a time has come that changes how it stands.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 import click
 
 from squid_dagster.cli.frame import REFUSED, Refused
-from squid_dagster.cli.output import STATUS_STYLES, console, emit
+from squid_dagster.cli.output import STATUS_STYLES, console, emit, show
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import Looking, looking
 from squid_dagster.cli.run_options import Seconds
 from squid_dagster.cli.run_shown import attempts_shown
+from squid_dagster.cli.streams import on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,10 +97,10 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
     On a terminal the picture is kept up to date; elsewhere there is a line, with --json a document, for every change.
     """
     seen: Seen | None = None
-    with looking(place) as journal, _showing(as_json) as show:
+    with looking(place) as journal, _showing(as_json) as tell:
         until = None if timeout is None else time.monotonic() + timeout
         for seen in follow(journal, run_id, until):
-            show(seen)
+            tell(seen)
     if seen is None or not seen.ended:
         status = "unknown" if seen is None else seen.explanation.status
         raise Refused(f"run {run_id!r} has not ended after {timeout:g} s: it is {status}")
@@ -141,7 +141,7 @@ def _latest(storage: "PostgresStorage", run_id: str) -> tuple[int, datetime]:
 @contextmanager
 def _showing(as_json: bool) -> "Iterator[Callable[[Seen], None]]":
     """Give what shows one look: a picture that is kept up to date on a terminal, a line elsewhere."""
-    if as_json or not sys.stdout.isatty():
+    if as_json or not on_terminal():
         yield lambda seen: emit(as_json, seen.facts(), _line(seen))
         return
     from rich.live import Live
@@ -152,7 +152,7 @@ def _showing(as_json: bool) -> "Iterator[Callable[[Seen], None]]":
 
 def _line(seen: Seen) -> str:
     told = seen.explanation
-    return f"{told.as_of:%H:%M:%S}  {told.status:<11}  {told.summary}"
+    return f"{show(told.as_of)}  {told.status:<11}  {told.summary}"
 
 
 def _picture(seen: Seen) -> "RenderableType":

@@ -63,7 +63,7 @@ def worker(
     with place.squid(_resources(place, resources)) as squid:
         made = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
         _say_served(squid, made.worker_id, queues or (squid.runtime.queue,), as_json)
-        with _logging_to_stderr(log_level):
+        with _logging_to_stderr(log_level, made.report):
             report = made.run()
     emit(as_json, _report_facts(report), str(report))
 
@@ -96,7 +96,7 @@ def _resources(place: Place, name: str | None) -> Mapping[str, object] | None:
     try:
         found = getattr(import_module(module), attribute)
         given = found if isinstance(found, Mapping) else found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _bad_resources(f"{name!r:.80} gives no resources: {type(error).__name__}: {error}") from error
     if not isinstance(given, Mapping):
         raise _bad_resources(f"{name!r:.80} gives a {type(given).__name__}, not a mapping")
@@ -108,13 +108,18 @@ def _bad_resources(message: str) -> click.BadParameter:
 
 
 @contextmanager
-def _logging_to_stderr(level: str) -> Iterator[None]:
-    """Send what the library and the steps log to stderr, unless a module has said already where logs go."""
+def _logging_to_stderr(level: str, printed: object) -> Iterator[None]:
+    """Send what the library and the steps log to stderr, unless a module has said already where logs go.
+
+    What is logged about `printed` is left out: people would read it twice.
+    """
     root = logging.getLogger()
     if root.handlers:
         yield
         return
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for each in root.handlers:
+        each.addFilter(lambda record: not any(told is printed for told in record.args or ()))
     try:
         yield
     finally:

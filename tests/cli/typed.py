@@ -1,9 +1,13 @@
 """The `squid` command as a user types it, on a journal of the test's own: in this process, or in one of its own."""
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +70,36 @@ class Typed:
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | self.environ, **streams)
 
+    def piped(self, *args: object, **environ: str | None) -> Answer:
+        """Type a command in a process of its own, and wait for its end; None takes a variable away."""
+        for name, value in environ.items():
+            self.environ = {key: each for key, each in self.environ.items() if key != name}
+            self.environ |= {} if value is None else {name: value}
+        with self.process(*args) as child:
+            out, err = child.communicate()
+        return Answer(child.returncode, out, err)
+
+    def on_terminal(self, *args: object, columns: int = 80, both: bool = False) -> Answer:
+        """Type a command on a terminal of so many columns; stderr is there too, or a pipe."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.environ.pop("COLUMNS", None)
+        with self.process(*args, stdout=theirs, stderr=theirs if both else subprocess.PIPE) as child:
+            os.close(theirs)
+            shown = b""
+            while part := _read(ours):
+                shown += part
+            _, err = child.communicate()
+        os.close(ours)
+        return Answer(child.returncode, shown.decode().replace("\r\n", "\n"), err or "")
+
     def facts(self) -> int:
         """Count everything that was ever written."""
         return len(self.storage.read_between(0, 2**62))
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # the other side is closed
+        return b""
