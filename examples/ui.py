@@ -33,18 +33,23 @@ class Ui:
         self.page.get_by_text("No errors").wait_for()
         self._launch_button().and_(self.page.locator(":enabled")).wait_for()
 
-    def launch(self) -> str:
-        """Click "Launch Run"; give the id of the Dagster run, whose page is open then."""
+    def launch(self, *, of_no_day: bool = False) -> str:
+        """Click "Launch Run"; give the id of the Dagster run, whose page is open then.
+
+        Of a job that has days, a run of none in particular is to be confirmed.
+        """
         self._launch_button().click()
+        if of_no_day:
+            self.page.get_by_role("button", name="Confirm").click()
         self.page.wait_for_url(_RUN_URL)
         found = _RUN_URL.search(self.page.url)
         assert found is not None
         return found[1]
 
-    def wait_for_end(self) -> str:
+    def wait_for_end(self, patience_seconds: float = 60) -> str:
         """Wait until the run whose page is open has ended; give the event that says so."""
         event = self.page.get_by_text(_ENDED).first
-        event.wait_for()
+        event.wait_for(timeout=patience_seconds * 1000)
         return event.inner_text()
 
     def open_output(self) -> Locator:
@@ -53,16 +58,18 @@ class Ui:
         return self._dialog()
 
     def open_markdown(self, name: str) -> Locator:
-        """Open one entry that is Markdown, from the dialog that `open_output` opened."""
-        row = self.page.locator(".bp5-dialog tr", has=self.page.get_by_text(name, exact=True))
+        """Open one entry that is Markdown, from the dialog that `open_output` opened, or from an asset's page."""
+        below = self.page.locator(".bp5-dialog").count()
+        row = self.page.locator("tr", has=self.page.get_by_text(name, exact=True))
         row.get_by_text("[Show Markdown]").last.click()
-        self.page.locator(".bp5-dialog").nth(1).wait_for()
+        self.page.locator(".bp5-dialog").nth(below).wait_for()
         return self._dialog()
 
     def close_markdown(self) -> None:
-        """Close it; the dialog below is open then."""
+        """Close it; what is below is open then."""
+        below = self.page.locator(".bp5-dialog").count() - 1
         self._dialog().get_by_role("button", name="Close").click()
-        self.page.locator(".bp5-dialog").nth(1).wait_for(state="detached")
+        self.page.locator(".bp5-dialog").nth(below).wait_for(state="detached")
 
     def keep(self, folder: Path, name: str) -> None:
         """Keep the page as it is: a picture, and the document."""

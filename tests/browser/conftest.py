@@ -61,6 +61,7 @@ def stack(squid: Squid, postgres_url: str, schema: str) -> Iterator[Stack]:
         environment = {
             "SQUID_DATABASE_URL": postgres_url,
             "SQUID_SCHEMA": schema,
+            "SQUID_WAREHOUSE": str(Path(folder) / "warehouse"),
             ledger.LEDGER: str(Path(folder) / "ledger.db"),
         }
         with Stack(Path(folder) / "dagster", "definitions", environment) as started:
