@@ -18,22 +18,26 @@ line) and nothing else on stdout; its keys are stable, times are ISO 8601 with a
 
 Which journal a command works on: [`SQUID_DATABASE_URL`, else `DATABASE_URL`, else an embedded
 Postgres](../README.md#where-the-journal-is), unless `--data-dir` names one; `squid quickstart` always takes an embedded
-one. Workflows come from modules, named by `-m` or, with blanks between them, by `SQUID_MODULES`; a module of the current
-directory is found, as `python -m` finds it.
+one. Workflows come from modules, named by `-m` or, with blanks between them, by `SQUID_MODULES`; a module of the
+current directory is found, as `python -m` finds it.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | refused because of how things stand, or something was found that is not well |
+| 1 | refused because of how things stand, or something was found that is not well; or an error that nobody foresaw |
 | 2 | bad input: nothing was changed |
 | 3 | not found |
 | 4 | no database that can be used |
 | 130 | interrupted |
-| 141 | whoever read the output went away |
+| 141 | the output could not be written: whoever read it went away, or stdout is closed or full |
 
 An error is one line on stderr; with `--json` it is `{"error": ..., "message": ..., "exit_code": ...}`.
+`SQUID_DEBUG=1` shows the traceback before it. What modules and steps print goes to stderr with `--json`.
+
+For people, times are in UTC. On a terminal, or where `COLUMNS` says how wide it is, tables are made to fit: ids are
+never cut, less important columns are left out, and times lose their year and seconds. In a pipe everything is shown.
 
 ## Completion
 

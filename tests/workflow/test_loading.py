@@ -36,6 +36,7 @@ def test_a_text_that_is_no_module_name_is_refused(name: str) -> None:
         ("import no_such_dependency", "No module named 'no_such_dependency'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def (", "SyntaxError"),
+        ("import sys; sys.exit(0)", "it ends the process"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_reason(folder: Path, source: str, reason: str) -> None:
