@@ -154,10 +154,17 @@ def _quiet() -> Iterator[None]:
 
 
 def _recovery_shown(report: "RecoveryReport", place: Place) -> list[Any]:
-    counts = [(name, value) for name, value in asdict(report).items() if isinstance(value, int) and value]
-    shown: list[Any] = [f"{report.repaired} repaired", *([table(("what", "how many"), counts)] if counts else [])]
+    numbers = {name: value for name, value in asdict(report).items() if isinstance(value, int) and value}
+    listed = numbers.pop("listed", 0)
+    shown: list[Any] = [f"{report.repaired} repaired" if report.repaired else "nothing to repair"]
+    shown += [table(("what", "how many"), numbers.items())] if numbers else []
+    shown += [f"{_several(listed)} written to the index, as recovery does now and then"] if listed else []
     if report.held:
         hint = "" if place.modules else ": pass the modules that hold their workflows with -m"
         shown.append(f"{len(report.held)} held, whose definition is not known here{hint}")
     bad = [(run_id, "quarantined") for run_id in report.quarantined] + list(report.failed.items())
     return [*shown, table(("run", "not repaired"), bad)] if bad else shown
+
+
+def _several(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"

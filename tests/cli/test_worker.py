@@ -109,8 +109,17 @@ def test_recovery_tells_what_it_put_right(typed: Typed) -> None:
     assert [each.run_id for each in squid.dead_letters()] == [run_id]
     assert "1 held" in typed("recover").out
     assert "with -m" in typed("recover").out
-    assert typed("recover", "--queue", "default", *FLOWS).out == "0 repaired\n"
+    assert typed("recover", "--queue", "default", *FLOWS).out == "nothing to repair\n"
     typed("recover", "--queue", "no where").refused(2, "'no where'")
+
+
+def test_recovery_of_what_is_well_repairs_nothing(typed: Typed) -> None:
+    squid = Squid(typed.storage, [hello])
+    squid.start("hello", {"name": "ada"})
+    squid.worker(until_idle=True)
+    out = typed("recover", *FLOWS).out
+    assert out == "nothing to repair\n1 run written to the index, as recovery does now and then\n"
+    assert typed("recover", *FLOWS, "--json").json["repaired"] == 0
 
 
 def test_recovery_that_finds_an_unreadable_run_names_it_and_is_exit_code_1(typed: Typed) -> None:

@@ -160,7 +160,8 @@ class Theatre:
             for scene in scenes:
                 work(scene)
         report = scenes[0].squid.recover()
-        left = scenes[0].squid.recover().repaired
+        again = scenes[0].squid.recover()
+        left = again.repaired + again.listed
         for scene in scenes:
             play(scene, self.scenario.moves)
             play(scene, self.scenario.after)
