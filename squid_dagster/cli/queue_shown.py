@@ -57,11 +57,11 @@ def pause_facts(state: "QueueState") -> dict[str, Any] | None:
     """Say who paused a queue, when and why, as JSON values; None where that is not known, or it is not paused."""
     from squid_dagster.inspection.shown import shown
 
-    if state.fact is None:
+    if state.fact is None or state.since is None:
         return None
     fact: Any = state.fact.fact
     return {
-        "at": fact.occurred_at.isoformat(),
+        "at": state.since.isoformat(),
         "actor": shown(getattr(fact, "actor", None)),
         "comment": getattr(fact, "comment", None),
     }

@@ -22,11 +22,12 @@ from squid_dagster.workflow.state import COMPENSATE, failure_of
 
 
 class QueueState(NamedTuple):
-    """Whether a queue gives claims, and the fact that says so, if it is at hand."""
+    """Whether a queue gives claims; of a paused one the fact that tells of it and since when, if they are at hand."""
 
     queue: str
     paused: bool
     fact: Entry | None = None
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

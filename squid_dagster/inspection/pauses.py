@@ -1,4 +1,4 @@
-"""Whether a queue is paused, and the fact that says so."""
+"""Whether a queue is paused, since when, and the fact that says why."""
 
 from squid_dagster.inspection.case import QueueState
 from squid_dagster.journal.queries import JournalQueries
@@ -9,23 +9,36 @@ from squid_dagster.protocol.threads import dispatch_thread
 _WINDOW = 500  # facts that are read at a time, from the end of the thread back
 _MOST_WINDOWS = 20  # while a queue is paused little is written to it; a pause that lies further back is told without
 
+_OPEN = ("queue_resumed", "attempt_claimed")  # nothing is claimed from a paused queue
+
 
 def read_queue_state(storage: Storage, queries: JournalQueries, queue: str) -> QueueState:
-    """Tell whether a queue gives claims; of a paused one, with the fact that paused it, unless that lies far back."""
+    """Tell whether a queue gives claims; of a paused one also since when and why, unless that lies far back.
+
+    Pausing it again changes neither, but for a comment: the latest one is told.
+    """
     paused = any(row.paused for row in queries.queues() if row.queue == queue)
-    return QueueState(queue, paused, _latest_pause(storage, queue) if paused else None)
+    pauses = _pauses(storage, queue) if paused else []
+    if not pauses:
+        return QueueState(queue, paused)
+    first = pauses[-1]
+    telling = next((each for each in pauses if getattr(each.fact, "comment", None)), first)
+    return QueueState(queue, paused, telling, first.fact.occurred_at)
 
 
-def _latest_pause(storage: Storage, queue: str) -> Entry | None:
+def _pauses(storage: Storage, queue: str) -> list[Entry]:
+    """Give the pauses since the queue was last open, newest first; none if it was resumed in the meantime."""
     thread = dispatch_thread(queue)
     end = storage.revision(thread)
+    found: list[Entry] = []
     for _ in range(_MOST_WINDOWS):
         begin = max(end - _WINDOW, 0)
         for entry in reversed(storage.read(thread, after=begin, limit=end - begin)):
-            if entry.fact.type in ("queue_paused", "queue_resumed"):
-                # Resumed in the meantime: then there is no fact to show.
-                return entry if entry.fact.type == "queue_paused" else None
+            if entry.fact.type in _OPEN:
+                return found
+            if entry.fact.type == "queue_paused":
+                found.append(entry)
         if begin == 0:
             break
         end = begin
-    return None
+    return found

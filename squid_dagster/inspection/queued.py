@@ -19,8 +19,9 @@ def queue_paused(case: Case) -> Finding | None:
     due = (*case.visible, *case.expired)
     if not due or not case.queue_paused:
         return None
-    fact = case.queue_state.fact if case.queue_state is not None else None
-    since = f" since {when(fact.fact.occurred_at)}" if fact is not None else ""
+    state = case.queue_state
+    fact = state.fact if state is not None else None
+    since = f" since {when(state.since)}" if state is not None and state.since is not None else ""
     return Finding(
         RunReason.QUEUE_PAUSED,
         f"Queue {case.queue!r} is paused{since}: nobody can claim step {due[0].step!r} until it is resumed.",

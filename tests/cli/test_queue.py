@@ -79,6 +79,14 @@ def test_a_queue_is_paused_shown_and_resumed(typed: Typed) -> None:
     assert "paused by ada" in told
     assert "no worker serves it" in told
 
+    # when it is paused again without a word, then the first pause is what counts
+    assert typed("queue", "pause", "mail", "--actor", "grace").code == 0
+    assert typed("queue", "inspect", "mail", "--json").json["paused_by"] == shown["paused_by"]
+    # and a new comment is told, since the first pause
+    assert typed("queue", "pause", "mail", "--actor", "grace", "--comment", "still").code == 0
+    told = typed("queue", "inspect", "mail", "--json").json["paused_by"]
+    assert told == {"at": shown["paused_by"]["at"], "actor": "grace", "comment": "still"}
+
     assert typed("queue", "resume", "mail").out == "queue mail is open\n"
     assert typed("queue", "inspect", "mail", "--json").json["paused_by"] is None
 

@@ -86,7 +86,8 @@ def _planned_pending() -> Told:
 def _queue_paused() -> Told:
     told = scene(order())
     told.write(queue_paused())
-    return told, {"queue_state": QueueState("default", True, told.storage.read("squid:dispatch:default")[-1])}
+    paused = told.storage.read("squid:dispatch:default")[-1]
+    return told, {"queue_state": QueueState("default", True, paused, paused.fact.occurred_at)}
 
 
 def _no_worker_for_queue() -> Told:
