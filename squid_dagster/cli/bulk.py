@@ -29,11 +29,22 @@ _SHOWN = 20  # lines of a list that people are shown
 
 
 class Target(NamedTuple):
-    """One run, and of a dead letter the key of its attempt."""
+    """One run, and of a dead letter the key of its attempt; and what is told of it beside these, as it was found."""
 
     run_id: str
     runnable_key: str | None = None
-    about: str | None = None  # what people are told beside the id
+    workflow: str | None = None
+    status: str | None = None
+    queue: str | None = None
+    step: str | None = None  # of a dead letter
+    waits_for: str | None = None  # what a person is to decide
+
+    @property
+    def about(self) -> str:
+        """What it is, in a few words."""
+        step = None if self.step is None else f"step {self.step!r}"
+        queue = None if self.queue is None else f"queue {self.queue}"
+        return ", ".join(each for each in (self.workflow, self.status, step, self.waits_for, queue) if each is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +165,7 @@ def _told(done: Done) -> dict[str, Any]:
     """Give what came of one target as JSON values, always with the same keys."""
     new = done.run_id if done.run_id != done.target.run_id else None
     return {
-        "run_id": done.target.run_id,
-        "runnable_key": done.target.runnable_key,
+        **done.target._asdict(),
         "outcome": done.outcome,
         "new_run_id": new,
         "error": done.error,

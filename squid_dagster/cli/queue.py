@@ -173,7 +173,7 @@ def _retry_all(squid: "Squid", journal: Looking, name: str | None, bulk: Bulk, s
     if name is not None:
         _check_known(journal, name)
     targets = [
-        Target(each.run_id, each.runnable_key, f"{each.workflow}, step {each.step!r}, queue {each.queue}")
+        Target(each.run_id, each.runnable_key, workflow=each.workflow, queue=each.queue, step=each.step)
         for each in _all_dead(journal, name)
     ]
     bulk_id = new_bulk_id() if bulk.bulk_id is None else bulk.bulk_id

@@ -136,8 +136,8 @@ def _many(asked: _Asked, wanted: dict[str, Any], verb: str, act: _Act) -> None:
 
 
 def _target(run: "RunSummary") -> Target:
-    waits = "" if run.manual_step is None else f", {run.manual_kind} {run.manual_step!r}"
-    return Target(run.run_id, about=f"{run.workflow}, {run.status}{waits}")
+    waits = None if run.manual_step is None else f"{run.manual_kind} {run.manual_step!r}"
+    return Target(run.run_id, workflow=run.workflow, status=run.status, queue=run.queue, waits_for=waits)
 
 
 def _made_by(bulk_id: str, run: "RunSummary") -> bool:

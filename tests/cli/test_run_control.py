@@ -14,8 +14,11 @@ from tests.cli.flows import charge, hello, orders
 from tests.cli.typed import FLOWS, Answer, Typed
 from tests.facts import T0
 
+RUN_KEYS = [
+    "run_id", "runnable_key", "workflow", "status", "queue", "step", "waits_for", "outcome", "new_run_id", "error",
+    "message",
+]  # fmt: skip
 BULK_KEYS = ["bulk_id", "command", "dry_run", "matched", "done", "repeated", "refused", "runs"]
-RUN_KEYS = ["run_id", "runnable_key", "outcome", "new_run_id", "error", "message"]
 
 
 def paused_orders(typed: Typed, count: int) -> list[str]:
@@ -119,6 +122,10 @@ def test_a_bulk_is_refused_where_nobody_can_be_asked(typed: Typed) -> None:
     dry = typed("run", "approve", "--where", "status=paused", "--dry-run", "--json", *FLOWS).json
     assert (list(dry), dry["dry_run"], dry["matched"], dry["done"]) == (BULK_KEYS, True, 3, 0)
     assert [run["outcome"] for run in dry["runs"]] == ["matched"] * 3
+    assert all(list(run) == RUN_KEYS for run in dry["runs"])
+    assert {(run["workflow"], run["status"], run["waits_for"]) for run in dry["runs"]} == {
+        ("orders", "paused", "approval 'review'")
+    }
     shown = typed("run", "approve", "--where", "status=paused workflow=orders", "--dry-run", *FLOWS)
     assert shown.out.startswith("would approve 3; nothing was changed\n")
     assert "orders, paused, approval 'review'" in shown.out
