@@ -24,6 +24,7 @@ from rich.text import Text
 
 from examples.stack import REPOSITORY
 from squid_dagster import Squid
+from squid_dagster.cli.place import Place
 from squid_dagster.cli.quickstart_files import FLOW, MODULE, SLOW_STEP
 from squid_dagster.cli.run_shown import explanation_shown, timeline_shown
 from squid_dagster.journal import PostgresStorage
@@ -115,11 +116,11 @@ def play(folder: Path, url: str, squid: Squid) -> None:
 
     with worker(folder, url) as first:
         wait_for(reason("attempt_claimed"))
-        camera.take("kill-1-claimed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN)))
+        camera.take("kill-1-claimed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
         first.kill()
         first.wait()
     wait_for(reason("expired_claim"))
-    camera.take("kill-2-killed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN)))
+    camera.take("kill-2-killed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
     with worker(folder, url):
         wait_for(lambda: squid.inspect_run(RUN).terminal)
     camera.take("kill-3-done", f"squid run timeline {RUN}", timeline_shown(squid.inspect_run_timeline(RUN)))

@@ -163,6 +163,10 @@ def test_the_protocol_names_every_fact_and_every_anomaly() -> None:
     assert [name for name in (*FACT_TYPES, *Reason) if f"`{name}`" not in text] == []
 
 
+def test_the_changelog_counts_the_facts() -> None:
+    assert f"{len(FACT_TYPES)} fact types" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
 def test_operations_name_everything_that_the_doctor_finds() -> None:
     text = (ROOT / "docs" / "operations.md").read_text("utf-8")
     assert [code for code in CODES if f"| `{code}` |" not in text] == []

@@ -14,6 +14,7 @@ from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show
 from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run_options import LONGEST_SECONDS, json_value, time_option
+from squid_dagster.limits import CARD_NUMBER, MAX_LEASE
 
 if TYPE_CHECKING:
     from squid_dagster.backlog import Backlog
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _NEW_ID = "The card's id: yours to choose, of letters, digits and _.:/#@+-, and never reused."
-_LARGEST = 2**31 - 1  # what a column of the table holds
 _STATUSES = ("ready", "claimed", "blocked", "done", "dead_lettered")
 
 
@@ -42,7 +42,11 @@ def _holder_options(command: _Command) -> _Command:
 
 _id_option = click.option("--id", "card_id", required=True, help="The card's id.")
 _ttl_option = click.option(
-    "--ttl", type=click.IntRange(1, 30 * 24 * 3600), default=900, show_default=True, help="Seconds that it is held."
+    "--ttl",
+    type=click.IntRange(1, int(MAX_LEASE.total_seconds())),
+    default=900,
+    show_default=True,
+    help="Seconds that it is held.",
 )
 
 
@@ -63,13 +67,13 @@ def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
 @click.option("--body")
 @click.option("--phase", help="Its board or milestone.")
 @click.option(
-    "--priority", type=click.IntRange(-_LARGEST, _LARGEST), default=0, show_default=True, help="Higher is sooner."
+    "--priority", type=click.IntRange(-CARD_NUMBER, CARD_NUMBER), default=0, show_default=True, help="Higher is sooner."
 )
 @click.option("--depends-on", multiple=True, help="Cards that must be done first; again and again, or with commas.")
 @click.option("--acceptance", metavar="JSON", callback=json_value, help="Criteria: a list of texts, or an object.")
 @click.option("--idempotency-key", help="Repeating it gives the first card.")
 @click.option("--not-before", metavar="TIME", callback=time_option, help="A time before which nobody claims it.")
-@click.option("--max-attempts", type=click.IntRange(1, _LARGEST), help="Claims after which it is a dead letter.")
+@click.option("--max-attempts", type=click.IntRange(1, CARD_NUMBER), help="Claims after which it is a dead letter.")
 @on_journal
 def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: list[str], **fields: Any) -> None:
     """Create a card. One of the same key, or of the same id and content, is given as it is."""

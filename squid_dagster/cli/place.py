@@ -100,8 +100,8 @@ def _placed(command: Any, *, with_modules: bool) -> Any:
     placed = schema_option(data_dir_option(json_option(placed)))
     if with_modules:
         told = (
-            "A module that holds workflows, by its dotted name; may be given more than once (in the variable with blanks "
-            "between them)."
+            "A module that holds workflows, by its dotted name; may be given more than once (in the variable with "
+            "blanks between them)."
         )
         option = click.option(
             "-m", "--module", multiple=True, envvar="SQUID_MODULES", show_envvar=True, metavar="MODULE", help=told

@@ -10,6 +10,7 @@ from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import commanding, pass_module
 from squid_dagster.cli.run_options import Said, Unfit, json_object, read_json, with_said
 from squid_dagster.cli.run_shown import receipt_facts
+from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 
 if TYPE_CHECKING:
     from squid_dagster.runtime.signals import Receipt
@@ -34,7 +35,13 @@ if TYPE_CHECKING:
 @click.option("--trigger", help="The trigger that it starts by; the manual one if not given.")
 @click.option("--queue", help="The queue that its steps go through.")
 @click.option("--run-id", help="An id of your own; repeating the start with it starts nothing twice.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Higher is sooner.")
+@click.option(
+    "--priority",
+    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
+    default=0,
+    show_default=True,
+    help="Higher is sooner.",
+)
 @click.option("--version", help="The version of the workflow; the current one if not given.")
 @with_said
 @with_workflows

@@ -15,6 +15,7 @@ from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import commanding, need_modules
 from squid_dagster.cli.run_options import Seconds
+from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
@@ -27,9 +28,16 @@ _seconds = Seconds(min_open=True)
 
 @click.command()
 @click.option("--queue", "queues", multiple=True, help="A queue to serve; may be given more than once.")
-@click.option("--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Steps at a time.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, MAX_CLAIMS), default=10, show_default=True, help="Steps at a time."
+)
 @click.option("--until-idle", is_flag=True, help="End when nothing is due.")
-@click.option("--lease", type=_seconds, metavar="SECONDS", help="How long a step is safe from others without a sign.")
+@click.option(
+    "--lease",
+    type=Seconds(0, MAX_LEASE.total_seconds(), min_open=True),
+    metavar="SECONDS",
+    help="How long a step is safe from others without a sign.",
+)
 @click.option(
     "--grace",
     type=Seconds(),

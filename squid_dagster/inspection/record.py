@@ -77,7 +77,7 @@ def read_record(storage: Storage, run_id: str, at_revision: int | None = None) -
     """
     entries = storage.read_run(check_part(run_id, "run id"))
     if not entries:
-        raise NotFound(f"there is no run {run_id!r}: check the id, or find the run with list_runs()")
+        raise NotFound(f"there is no run {run_id!r}: check the id, or find it with `squid run list` or list_runs()")
     return make_record(run_id, entries if at_revision is None else _upto(run_id, entries, at_revision))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
+from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
@@ -20,7 +21,6 @@ from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
 
-MAX_CLAIMS = 1000
 _ID_BYTES, _TOKEN_BYTES = 16, 32
 DEFAULT_LEASE = timedelta(minutes=5)
 
@@ -261,8 +261,10 @@ def check_text(value: str, what: str, most: int) -> None:
 
 def check_lease(lease: timedelta) -> None:
     """Raise `InvalidArgument` unless the lease is a positive time of at most 30 days."""
-    if not isinstance(lease, timedelta) or not timedelta(0) < lease <= timedelta(days=30):
-        raise InvalidArgument(f"lease must be a timedelta above zero and up to 30 days, not {lease!r}")
+    if not isinstance(lease, timedelta):
+        raise InvalidArgument(f"lease must be a timedelta, not {lease!r:.80}")
+    if not timedelta(0) < lease <= MAX_LEASE:
+        raise InvalidArgument(f"lease must be above zero and at most {MAX_LEASE.days} days, not {lease}")
 
 
 def check_refs(refs: Iterable[ClaimRef]) -> None:

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
-    MAX_CLAIMS,
     Answer,
     Claim,
     ClaimRef,
@@ -35,6 +34,7 @@ from squid_dagster.journal.settling import (
     settled,
 )
 from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry

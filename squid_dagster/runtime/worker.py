@@ -21,13 +21,13 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from squid_dagster.journal.dispatch import (
-    MAX_CLAIMS,
     Claim,
     Deferred,
     check_lease,
 )
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled

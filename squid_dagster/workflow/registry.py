@@ -61,7 +61,7 @@ class Registry:
         if not found:
             known = ", ".join(sorted(f"{each.name} {each.version or ''}".strip() for each in self)) or "none"
             of = f"version {wanted!r} of workflow {name!r}" if wanted is not None and mine else f"workflow {name!r}"
-            raise NotFound(f"{of} is not registered (registered: {known}): pass it in workflows=[...]")
+            raise NotFound(f"{of} is not registered (registered: {known}): name it in workflows=[...], or with -m")
         return self._current[name] if self._current[name] in found else found[-1]
 
     def require(self, run_id: str, workflow: str | None, version: str | None, fingerprint: str | None) -> Definition:

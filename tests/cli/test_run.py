@@ -14,6 +14,7 @@ from squid_dagster.cli.place import Place
 from squid_dagster.cli.run_shown import explanation_facts
 from squid_dagster.inspection import Action, Explanation, RunSummary
 from squid_dagster.inspection.listing import LISTED_STATUSES
+from squid_dagster.limits import CARD_NUMBER, MAX_CLAIMS, MAX_LEASE, MAX_PRIORITY, MIN_PRIORITY
 from tests.cli.flows import hello, orders
 from tests.cli.typed import FLOWS, Typed
 
@@ -31,6 +32,29 @@ def test_the_help_names_every_status(untouched: Typed) -> None:
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_told_as_one_types(untouched: Typed) -> None:
+    untouched("run", "inspect", "nope").refused(3, "'nope'", "`squid run list`")
+    untouched("run", "start", "orders", "--version", 9, *FLOWS).refused(3, "version '9'", "orders 1", "with -m")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["run", "start", "hello", "--priority", MAX_PRIORITY + 1], f"{MIN_PRIORITY}<=x<={MAX_PRIORITY}"),
+        (["worker", "--lease", MAX_LEASE.total_seconds() + 1], f"0<x<={int(MAX_LEASE.total_seconds())}"),
+        (["worker", "--concurrency", MAX_CLAIMS + 1], f"1<=x<={MAX_CLAIMS}"),
+        (["backlog", "create", "--priority", CARD_NUMBER + 1], f"-{CARD_NUMBER}<=x<={CARD_NUMBER}"),
+        (["backlog", "claim", "--ttl", int(MAX_LEASE.total_seconds()) + 1], "1<=x<="),
+    ],
+)
+def test_the_real_limits_are_in_the_help_and_in_the_refusal(untouched: Typed, args: list[object], told: str) -> None:
+    option = str(args[-2])
+    shown = untouched(*args[: args.index(option)], "--help").out
+    assert told in "".join(shown.split())
+    said = untouched(*args, *(("--owner", "w") if option == "--ttl" else ())).refused(2, option)
+    assert told in said.replace(".0", "")
 
 
 def test_a_start_says_that_the_module_is_missing(untouched: Typed) -> None:

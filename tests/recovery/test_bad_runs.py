@@ -8,9 +8,10 @@ from typing import Any, LiteralString
 import pytest
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import MAX_CLAIMS, Completed
+from squid_dagster.journal.dispatch import Completed
 from squid_dagster.journal.postgres.storage import PostgresStorage, Transaction
 from squid_dagster.journal.storage import Storage
+from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
 from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.workflow import Workflow

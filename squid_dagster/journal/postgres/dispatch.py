@@ -9,7 +9,6 @@ import psycopg
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
-    MAX_CLAIMS,
     Answer,
     Claim,
     ClaimRef,
@@ -45,6 +44,7 @@ from squid_dagster.journal.settling import (
     settled,
 )
 from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
+from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact

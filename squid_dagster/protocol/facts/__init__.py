@@ -4,6 +4,7 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 from squid_dagster.protocol.facts.backlog import (
     BacklogFact,
     CardBlocked,
@@ -17,7 +18,7 @@ from squid_dagster.protocol.facts.backlog import (
     CardRenewed,
     CardUnblocked,
 )
-from squid_dagster.protocol.facts.base import DEFAULT_MAX_DELIVERIES, MAX_PRIORITY, MIN_PRIORITY, FactBase
+from squid_dagster.protocol.facts.base import DEFAULT_MAX_DELIVERIES, FactBase
 from squid_dagster.protocol.facts.dispatch import (
     AttemptClaimed,
     AttemptCompleted,

@@ -4,14 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints, model_validator
 
+from squid_dagster.limits import CARD_NUMBER, MAX_LEASE
 from squid_dagster.protocol.facts.base import Comment, Count, FactBase, Redacted, Text, TokenHash, UtcDatetime
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 CARD_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:/#@+-]*$"
 CARD_ID_MAX_LENGTH = 200
 CARD_NAME_MAX_LENGTH = 400
-MAX_TTL_SECONDS = 30 * 24 * 3600
-_INT32 = 2**31 - 1
+MAX_TTL_SECONDS = int(MAX_LEASE.total_seconds())
 
 
 def _criteria(value: JsonValue) -> JsonValue:
@@ -24,11 +24,11 @@ def _criteria(value: JsonValue) -> JsonValue:
 CardId = Annotated[str, StringConstraints(pattern=CARD_ID_PATTERN, max_length=CARD_ID_MAX_LENGTH)]
 # What an index holds is shorter than other texts: a character may take four bytes.
 CardName = Annotated[str, StringConstraints(min_length=1, max_length=CARD_NAME_MAX_LENGTH)]
-CardPriority = Annotated[int, Field(ge=-_INT32, le=_INT32)]
+CardPriority = Annotated[int, Field(ge=-CARD_NUMBER, le=CARD_NUMBER)]
 CardBody = Annotated[str, StringConstraints(max_length=100_000)]
 Acceptance = Annotated[JsonValue, AfterValidator(_criteria)]
-TtlSeconds = Annotated[int, Field(ge=1, le=_INT32)]
-Attempts = Annotated[int, Field(ge=1, le=_INT32)]
+TtlSeconds = Annotated[int, Field(ge=1, le=CARD_NUMBER)]
+Attempts = Annotated[int, Field(ge=1, le=CARD_NUMBER)]
 
 
 class CardFact(FactBase):

@@ -16,11 +16,11 @@ from pydantic import (
     ValidationError,
 )
 
+from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 from squid_dagster.protocol.errors import InvalidFact, explain
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import PART_MAX_LENGTH, PART_PATTERN, dispatch_thread, run_thread
 
-MIN_PRIORITY, MAX_PRIORITY = -10, 10
 DEFAULT_MAX_DELIVERIES = 5
 
 
@@ -32,7 +32,10 @@ def _to_utc(value: datetime) -> datetime:
 
 
 def _redacted(value: Any) -> Any:
-    return redact_object(value) if isinstance(value, dict) else value
+    try:
+        return redact_object(value) if isinstance(value, dict) else value
+    except RecursionError:
+        raise ValueError("it is nested too deep to be written down") from None
 
 
 UtcDatetime = Annotated[AwareDatetime, AfterValidator(_to_utc)]

@@ -4,7 +4,7 @@ from datetime import timedelta
 from keyword import iskeyword
 from typing import get_args
 
-from squid_dagster.protocol.facts.base import MAX_PRIORITY, MIN_PRIORITY
+from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 from squid_dagster.workflow.checks.externals import check_external
 from squid_dagster.workflow.checks.workflow import is_name, note_bad_name
 from squid_dagster.workflow.declared import ENDS, Deadline, DeclaredStep, LogLevel, StepKind
