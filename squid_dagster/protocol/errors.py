@@ -111,6 +111,6 @@ def explain(error: ValidationError) -> str:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # a number of thousands of digits
+    except (ValueError, RecursionError):  # a number of thousands of digits, a nest without an end
         text = ""
     return text if 0 < len(text) <= 60 else type(value).__name__

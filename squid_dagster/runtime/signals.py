@@ -1,5 +1,6 @@
 """Commands as signals: what was asked, by whom, and the receipt that answers it, today and whenever it is repeated."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -140,8 +141,12 @@ def same_json(left: JsonValue, right: JsonValue) -> bool:
         return False
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 def check_key(idempotency_key: str) -> str:
-    """Return a key that can be used again; raise `InvalidArgument` for one that is no text, or empty."""
-    if not isinstance(idempotency_key, str) or not idempotency_key:
-        raise InvalidArgument(f"idempotency_key must be a non-empty text, not {idempotency_key!r:.80}")
+    """Return a key that can be used again; raise `InvalidArgument` for one that is no text, empty, or not UTF-8."""
+    # Half of a pair of surrogates is a text for Python alone.
+    if not isinstance(idempotency_key, str) or not idempotency_key or _HALF.search(idempotency_key):
+        raise InvalidArgument(f"idempotency_key must be a non-empty text in UTF-8, not {idempotency_key!r:.80}")
     return idempotency_key

@@ -36,12 +36,12 @@ def accept_payload(
     try:
         accepted = model.model_validate(given)
         dumped = json_copy(accepted.model_dump(mode="json", warnings="error"), "the payload")
+        size = len(to_json(dumped))
     except ValidationError as error:
         raise InvalidPayload(f"payload of workflow {workflow!r}: {explain_types(error)}") from None
     except (PydanticSerializationError, InvalidArgument) as error:
         raise InvalidPayload(f"payload of workflow {workflow!r} cannot be written as JSON: {error}") from None
     assert isinstance(dumped, dict)  # noqa: S101  a model's fields are an object
-    size = len(to_json(dumped))
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidPayload(
             f"payload of workflow {workflow!r} has {size:,} bytes, more than 1 MiB: store it and pass a reference"

@@ -36,6 +36,11 @@ def orders(version: str | None = None, payload: type[BaseModel] = Order, **optio
 PAYLOAD = {"order_id": "o-1"}
 
 
+DEEP: dict[str, Any] = {}
+for _ in range(900):
+    DEEP = {"a": DEEP}
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
@@ -45,6 +50,7 @@ PAYLOAD = {"order_id": "o-1"}
         ({"payload": [1]}, InvalidPayload, "list"),
         ({"payload": {"order_id": "o", "amount": object()}}, InvalidPayload, "not JSON"),
         ({"payload": {"order_id": "o", "amount": float("nan")}}, InvalidPayload, "amount"),
+        ({"payload": {"order_id": "\ud800"}}, InvalidPayload, "cannot be written as JSON"),
         ({"workflow": "nothing"}, NotFound, "'nothing'.*registered: orders"),
         ({"version": "9"}, NotFound, "'9'"),
         ({"trigger": "nightly"}, InvalidArgument, "'nightly'.*manual"),
@@ -59,6 +65,9 @@ PAYLOAD = {"order_id": "o-1"}
         ({"metadata": [1]}, InvalidArgument, "metadata"),
         ({"metadata": {"when": datetime(2026, 1, 1, tzinfo=UTC)}}, InvalidFact, "metadata"),
         ({"idempotency_key": ""}, InvalidArgument, "idempotency_key"),
+        ({"idempotency_key": "k\ud800"}, InvalidArgument, "idempotency_key"),
+        ({"metadata": {"deep": DEEP}}, InvalidFact, "metadata: it is nested too deep"),
+        ({"metadata": {"half": "\ud800"}}, InvalidFact, "cannot be written as JSON"),
         ({"idempotency_key": "k" * 2000}, InvalidFact, "idempotency_key"),
         ({"idempotency_key": "k", "run_id": "r"}, InvalidArgument, "not both"),
     ],
