@@ -32,7 +32,8 @@ def _overdue(patient: Patient) -> list[Finding]:
         if not able and lane.definition not in known:
             continue  # nobody has the definition: told as workflow_not_loadable
         workflow = lane.definition.rpartition("/")[0] or "(unknown)"
-        detail = f"{lane.due} attempts of workflow {workflow!r} on queue {lane.queue!r} are due, the oldest for "
+        attempts, are = ("attempt", "is") if lane.due == 1 else ("attempts", "are")
+        detail = f"{lane.due} {attempts} of workflow {workflow!r} on queue {lane.queue!r} {are} due, the oldest for "
         detail += f"{span(waited)}, although {some([worker.worker_id for worker in able or workers], 3)} "
         detail += "could take them" if able else "are alive, none of which has that workflow"
         remedy = "start more workers, or end the one that hangs: what it holds is taken over"

@@ -1,9 +1,6 @@
 """`squid run watch`: a line for each change, an end when the run has one, and an exit code that says which."""
 
 import json
-import os
-import pty
-import subprocess
 from pathlib import Path
 from typing import ClassVar
 
@@ -92,23 +89,10 @@ def test_on_a_terminal_the_picture_is_kept_up_to_date(typed: Typed) -> None:
     squid = Squid(typed.storage, [hello])
     run_id = squid.start("hello").run_id
     squid.worker(until_idle=True)
-    ours, theirs = pty.openpty()
-    with typed.process("run", "watch", run_id, stdout=theirs, stderr=subprocess.DEVNULL) as child:
-        os.close(theirs)
-        shown = b""
-        with open(ours, "rb", buffering=0) as screen:  # noqa: PTH123  a descriptor
-            while part := _read(screen.fileno()):
-                shown += part
-    assert child.returncode == 0
+    shown = typed.on_terminal("run", "watch", run_id)
+    assert shown.code == 0
     for word in (run_id, "greet", "completed", "\x1b["):
-        assert word.encode() in shown
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65_536)
-    except OSError:  # the other side is closed
-        return b""
+        assert word in shown.out
 
 
 @pytest.fixture(autouse=True)

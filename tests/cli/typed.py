@@ -71,7 +71,10 @@ class Typed:
         return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | self.environ, **streams)
 
     def piped(self, *args: object, **environ: str | None) -> Answer:
-        """Type a command in a process of its own, and wait for its end; None takes a variable away."""
+        """Type a command in a process of its own, and wait for its end.
+
+        Variables hold from then on; None takes one away.
+        """
         for name, value in environ.items():
             self.environ = {key: each for key, each in self.environ.items() if key != name}
             self.environ |= {} if value is None else {name: value}
