@@ -48,6 +48,44 @@ def _told(description: str, *examples: Any) -> dg.Resolver:
     return made
 
 
+class ProjectionsModel(dg.Resolvable, dg.Model):
+    """The tables that Spark makes of the journal, as `projection_definitions` gives them."""
+
+    spark_master: Annotated[
+        str,
+        _told("Where Spark runs; one with a token in it belongs into a variable.", "local[2]", "spark://host:7077"),
+    ] = "local[*]"
+    spark_master_env: Annotated[
+        str | None,
+        dg.Resolver.passthrough(
+            description="The name of the environment variable that holds it instead.", examples=["SPARK_MASTER"]
+        ),
+    ] = None
+    warehouse: Annotated[
+        str | None,
+        _told("The tables' directory, by path or URI. Default: SQUID_WAREHOUSE, else beside the embedded server's."),
+    ] = None
+    history_start: Annotated[
+        str | None, _told("The first day of runs' starts that can be asked for by itself.", "2026-01-01")
+    ] = None
+
+    def definitions(self) -> dg.Definitions:
+        """Give the definitions. Raises `InvalidArgument` for what must not stand in YAML."""
+        from squid_dagster.plugin.projections import SparkResource, WarehouseResource, projection_definitions
+
+        if ";" in self.spark_master:
+            raise InvalidArgument(
+                "spark_master says something behind the port, which may be a token: put it into an environment "
+                "variable, and write the name as spark_master_env"
+            )
+        variable = self.spark_master_env
+        master = self.spark_master if variable is None else dg.EnvVar(_variable(variable, "spark_master_env"))
+        history = {} if self.history_start is None else {"history_start": self.history_start}
+        return projection_definitions(
+            spark=SparkResource(spark_master=master), warehouse=WarehouseResource(path=self.warehouse), **history
+        )
+
+
 class SquidScaffoldParams(BaseModel):
     """What `dg scaffold defs` may be told."""
 
@@ -130,9 +168,15 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
         _told("Dotted names of Dagster jobs that steps of kind `dagster_job` name.", ["my_project.jobs.train_model"]),
     ] = []  # noqa: RUF012
 
+    projections: Annotated[
+        ProjectionsModel | None,
+        _told("The tables that Spark makes of the journal, with their jobs and checks; `{}` for all defaults."),
+    ] = None
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Give the definitions. Raises as `squid_definitions`, and `InvalidArgument` for a name that leads nowhere."""
-        return squid_definitions(**self.options())
+        defs = squid_definitions(**self.options())
+        return defs if self.projections is None else dg.Definitions.merge(defs, self.projections.definitions())
 
     def options(self) -> dict[str, Any]:
         """Give the arguments for `squid_definitions`: to be overridden, by `{**super().options(), ...}`."""
@@ -154,11 +198,11 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
         }
 
 
-def _variable(name: str) -> str:
+def _variable(name: str, field: str = "database_url_env") -> str:
     """Give the name of a variable; refuse, without repeating it, what may be the secret itself."""
     if not _VARIABLE.fullmatch(name):
         raise InvalidArgument(
-            "database_url_env is not the name of an environment variable: write the name, such as SQUID_DATABASE_URL, "
+            f"{field} is not the name of an environment variable: write the name, such as SQUID_DATABASE_URL, "
             "and no URL and no '{{ env.X }}', which would put the credential into the definitions"
         )
     return name

@@ -13,6 +13,7 @@ from dagster.components.testing.utils import DefsFolderSandbox
 
 from squid_dagster import InvalidArgument
 from squid_dagster.plugin import SquidComponent, names
+from squid_dagster.plugin.component import ProjectionsModel
 from tests.plugin.external_defs import train_model
 from tests.plugin.test_definitions import drain_config, jobs_of, sensors_of
 
@@ -20,11 +21,13 @@ from tests.plugin.test_definitions import drain_config, jobs_of, sensors_of
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated"),
     pytest.mark.filterwarnings("ignore:Function `load_definitions_from_modules?` is currently in preview"),
+    pytest.mark.filterwarnings("ignore:Parameter `execution_type` of function `AssetsDefinition.__init__`"),
     pytest.mark.filterwarnings("ignore:(Class|Function) `\\w*CodeReference\\w*` is currently"),
 ]
 
 TYPE = "squid_dagster.plugin.SquidComponent"
 FLOWS = ["tests.plugin.training"]
+WORKING: dict[str, Any] = {"workflow_modules": FLOWS, "external_jobs": ["tests.plugin.external_defs.train_model"]}
 
 
 @pytest.fixture
@@ -119,6 +122,31 @@ def test_yaml_becomes_the_same_definitions_as_the_call(sandbox: DefsFolderSandbo
     assert (resource.schema_name, resource.queue, resource.lease_seconds) == ("shop", "mail", 60)
     assert isinstance(resource.url, dg.EnvVar)
     assert resource.url.env_var_name == "SHOP_DATABASE_URL"
+
+
+def test_yaml_adds_the_tables_that_spark_makes(sandbox: DefsFolderSandbox) -> None:
+    told = {"spark_master": "local[2]", "warehouse": "s3://company/squid", "history_start": "2026-03-01"}
+    defs = load(sandbox, **WORKING, projections=told)
+    assert {"squid_dispatch", "squid_projections", "squid_checks", "squid_rebuild_views"} <= jobs_of(defs)
+    spark, warehouse = (defs.resources or {})["spark"], (defs.resources or {})["squid_warehouse"]
+    assert (spark.spark_master, warehouse.path) == ("local[2]", "s3://company/squid")
+    history = defs.resolve_assets_def(dg.AssetKey(["squid", "run_history"])).partitions_def
+    assert history is not None
+    assert history.get_first_partition_key() == "2026-03-01"
+
+
+def test_the_tables_are_left_out_unless_asked_for_and_have_defaults(sandbox: DefsFolderSandbox) -> None:
+    assert "squid_projections" not in jobs_of(load(sandbox, **WORKING))
+    assert "squid_projections" in jobs_of(load(sandbox, **WORKING, projections={}))
+
+
+@pytest.mark.parametrize(
+    "told", [{"spark_master": "sc://h:15002/;token=hunter2"}, {"spark_master_env": "sc://h:15002/;token=hunter2"}]
+)
+def test_a_token_in_yaml_is_refused_and_not_repeated_by_us(told: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="environment variable") as refused:
+        ProjectionsModel(**told).definitions()
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_subclass_adds_what_yaml_cannot_say() -> None:
