@@ -5,6 +5,7 @@ import click
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, progress, table
 from squid_dagster.cli.place import Place, on_journal
+from squid_dagster.cli.suggested import pasted
 
 
 @click.group()
@@ -27,7 +28,7 @@ def check(place: Place, as_json: bool) -> int:
         emit(as_json, facts, "The views say what the facts say.")
         return 0
     rows = table(("run", "what differs"), ((each["run_id"], each["detail"]) for each in found))
-    emit(as_json, facts, rows, f"{len(found)} rows differ: `squid views rebuild` makes them anew.")
+    emit(as_json, facts, rows, f"{len(found)} rows differ: `{pasted('squid views rebuild', place)}` makes them anew.")
     return REFUSED
 
 

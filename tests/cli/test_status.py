@@ -43,7 +43,7 @@ def test_an_empty_journal_needs_nobody(untouched: Typed) -> None:
 
 
 def test_without_a_database_there_is_one_line(untouched: Typed) -> None:
-    untouched("status", "--schema", "no_such_schema").refused(4, "squid db upgrade")
+    untouched("status", "--schema", "no_such_schema").refused(4, "`squid db upgrade --schema no_such_schema`")
     untouched.environ["SQUID_DATABASE_URL"], before = (
         "postgres://u:hunter2@127.0.0.1:1/x",
         untouched.environ["SQUID_DATABASE_URL"],

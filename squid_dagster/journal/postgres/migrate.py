@@ -4,7 +4,7 @@ import threading
 
 from sqlalchemy import Connection, Engine, text
 
-from squid_dagster.journal.postgres.schema import CODE_VERSION, JOURNAL, VIEWS, lock_number
+from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
 from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew
 
 _ALEMBIC = threading.Lock()  # it keeps the migration that is under way in globals
@@ -59,7 +59,11 @@ def version(engine: Engine, schema: str) -> int | None:
 
 def missing(schema: str) -> SchemaOutdated:
     """Say that there is no journal, and how to make one."""
-    return SchemaOutdated(f"schema {schema!r} has no journal yet: run `squid db upgrade`, or set SQUID_AUTO_MIGRATE=1")
+    return SchemaOutdated(f"schema {schema!r} has no journal yet: run `{_remedy(schema)}`, or set SQUID_AUTO_MIGRATE=1")
+
+
+def _remedy(schema: str) -> str:
+    return "squid db upgrade" if schema == DEFAULT_SCHEMA else f"squid db upgrade --schema {schema}"
 
 
 def _checked(connection: Connection, schema: str) -> int:
@@ -68,7 +72,7 @@ def _checked(connection: Connection, schema: str) -> int:
         raise missing(schema)
     if version < CODE_VERSION:
         raise SchemaOutdated(
-            f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `squid db upgrade`"
+            f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
         )
     oldest = connection.exec_driver_sql(f'SELECT oldest_code FROM "{schema}".squid_schema').scalar_one()  # noqa: S608
     if oldest > CODE_VERSION:
