@@ -3,7 +3,6 @@
 Whatever goes wrong on the way, each table is what it was or what it is to be, and can be read all the time.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,10 +22,9 @@ from squid_dagster.spark.warehouse import QUEUE_HEALTH, STAGE, TABLES, Warehouse
 from squid_dagster.spark.warehouse_lock import Check, alone
 from squid_dagster.spark.warehouse_stage import Journal, stage_days, stage_everything, stage_touched
 from squid_dagster.spark.warehouse_tables import columns_of, cut_queues, cut_table, fitting, stale_parts
+from squid_dagster.spark.workers import reason
 
 Progress = Callable[[str], None]
-_OURS = re.compile(r"squid_dagster(\.\w+)+: ")
-_LONGEST_REASON = 600
 _LONGEST_FIRST = (QUEUE_HEALTH, "attempt_history")
 _TABLES_AT_ONCE = 3  # most of a small job is waiting for the scheduler
 
@@ -250,13 +248,11 @@ def _chosen(stage: Manifest, table: Manifest, full: bool, days: Sequence[date]) 
 
 @contextmanager
 def _explained(table: str) -> Iterator[None]:
-    """Say what Spark failed of in one line; a worker's own error stands somewhere in many."""
+    """Say what Spark failed of in one line."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        why = next((line for line in reversed(said) if _OURS.match(line)), said[0])
         raise RefreshFailed(
-            f"Spark could not write table {table!r} ({why[:_LONGEST_REASON]}): what was there before is still there, "
+            f"Spark could not write table {table!r} ({reason(error)}): what was there before is still there, "
             "refresh again when this is put right"
         ) from error

@@ -44,10 +44,12 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise WorkFailed(f"{what}: {_reason(str(error))}") from None
+        raise WorkFailed(f"{what}: {reason(error)}") from None
 
 
-def _reason(text: str) -> str:
+def reason(error: Exception) -> str:
+    """Give in one line what a worker said, or else Spark itself; it stands somewhere in many."""
+    text = str(error)
     said = [f"{name}: {why}" for name, why in _SAID.findall(text) if name not in {"PythonException", "SparkException"}]
     lines = text.strip().splitlines()
     found = said[-1] if said else lines[0] if lines else "it says nothing"
