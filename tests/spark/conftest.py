@@ -14,10 +14,7 @@ from tests.journal.contract import plain_url
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres_url: str) -> str:
-    """A database of its own on the same server: ADBC reads the whole catalog whenever it connects.
-
-    The other tests leave hundreds of schemas behind, and each connection would take seconds.
-    """
+    """A database of its own on the same server: what it holds is what these tests have put there."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         connection.execute("CREATE DATABASE spark")
     return make_url(postgres_url).set(database="spark").render_as_string(hide_password=False)
