@@ -44,7 +44,7 @@ SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "512m", 
 
 @pytest.fixture(scope="module")
 def postgres_url(postgres_url: str) -> str:
-    """A database of its own on the same server: ADBC reads the whole catalog whenever it connects."""
+    """A database of its own on the same server: what it holds is what these tests have put there."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         connection.execute("CREATE DATABASE projections")
     return make_url(postgres_url).set(database="projections").render_as_string(hide_password=False)
