@@ -99,6 +99,11 @@ def explain(error: ValidationError) -> str:
     """Say in one line what pydantic found, with the path of each problem and never a long value."""
     problems = []
     for problem in error.errors(include_url=False, include_context=False):
+        if problem["type"].startswith("recursion"):  # its path is as long as it is deep
+            problems.append(
+                f"{problem['loc'][0] if problem['loc'] else 'value'}: it is nested too deep to be written down"
+            )
+            continue
         path, said = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
         if not path and problem["type"] == "value_error":  # a sentence of our own about the whole
             problems.append(said)

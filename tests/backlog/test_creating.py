@@ -57,7 +57,7 @@ def nested(depth: int) -> list[Any]:
         ({"idempotency_key": "k\0"}, "idempotency_key"),
         ({"idempotency_key": "k\ud800"}, "idempotency_key"),
         ({"acceptance": {"a": nested(300)}}, "acceptance"),
-        ({"acceptance": {"a": nested(5_000)}}, "nested too deeply"),
+        ({"acceptance": {"a": nested(5_000)}}, "nested too deep"),
     ],
 )
 def test_what_a_card_cannot_have_is_named_and_nothing_is_made(
@@ -90,7 +90,7 @@ def test_a_limit_that_is_no_number_of_cards_is_refused(board: Board, limit: Any)
 def test_an_error_that_is_nested_too_deeply_is_refused_and_the_card_stays_claimed(board: Board) -> None:
     board.cards("A1")
     board.claim()
-    with pytest.raises(InvalidArgument, match="nested too deeply"):
+    with pytest.raises(InvalidArgument, match="nested too deep"):
         board.backlog.fail("A1", error={"a": nested(5_000)})
     assert board.types("A1") == ["created", "claimed"]
 
