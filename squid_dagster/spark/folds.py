@@ -35,16 +35,17 @@ Groups = Iterator[tuple[str | None, Iterator[Entry]]]
 """Runs one after another, by id, each with its entries by position; one group without an id for those of no run."""
 
 
-def fold_runs(entries: DataFrame, partitions: int) -> DataFrame:
+def fold_runs(entries: DataFrame, partitions: int, *, after: int = 0) -> DataFrame:
     """Fold all entries of each run, from every thread, and give one row per run (`tables.UNIT_SCHEMA`).
 
     `entries` must hold whole runs, in the columns of `COLUMNS`; `partitions` is the number of tasks. An entry that
-    cannot be read, or was changed after it was written, becomes an anomaly of its run.
+    cannot be read, or was changed after it was written, becomes an anomaly of its run. Runs without any entry after
+    the position `after` are left out.
 
     Raises:
         InvalidArgument: a column is missing, or there is no task to do it.
     """
-    return _folded(entries, partitions, _history_row)
+    return _folded(entries, partitions, _history_row, after)
 
 
 def fold_runs_with_views(entries: DataFrame, partitions: int) -> DataFrame:
@@ -81,9 +82,10 @@ def map_runs(
     return grouped.mapInArrow(fold, schema)
 
 
-def _folded(entries: DataFrame, partitions: int, make: RowMaker) -> DataFrame:
+def _folded(entries: DataFrame, partitions: int, make: RowMaker, after: int = 0) -> DataFrame:
     def rows(groups: Groups) -> Iterator[Row]:
-        return (make(run_id, group) for run_id, group in groups)
+        made = (make(run_id, group) for run_id, group in groups)
+        return (row for row in made if row["last_position"] > after)
 
     return map_runs(entries, partitions, rows, UNIT_SCHEMA)
 

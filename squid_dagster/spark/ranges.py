@@ -13,7 +13,7 @@ from squid_dagster.spark.database import first_row
 _READ_PER_TASK, _READ_BY_TWO = 500_000, 50_000
 _FOLDED_PER_TASK = 50_000
 MAX_PARTITIONS = 10_000
-_TOUCHED_PER_TASK = 5_000  # each of them brings its run's whole history with it
+_TOUCHED_PER_TASK, _TOUCHED_BY_TWO = 10_000, 2_000  # each of them brings its run's whole history with it
 _MOST_BY_ITSELF = 1_000
 
 _BOUNDS = sql.SQL(
@@ -64,7 +64,8 @@ def usual_fold_partitions(after: int, upto: int) -> int:
 
 def usual_run_partitions(after: int, upto: int) -> int:
     """Say by how many tasks touched runs are read when nobody says."""
-    return max(1, min(_MOST_BY_ITSELF, -(-(upto - after) // _TOUCHED_PER_TASK)))
+    few = 2 if upto - after > _TOUCHED_BY_TWO else 1
+    return max(few, min(_MOST_BY_ITSELF, round((upto - after) / _TOUCHED_PER_TASK)))
 
 
 def by_run(schema: str, after: int, upto: int, parts: int) -> list[sql.Composable]:

@@ -26,7 +26,7 @@ from squid_dagster.spark.workers import reason
 
 Progress = Callable[[str], None]
 _LONGEST_FIRST = (QUEUE_HEALTH, "attempt_history")
-_TABLES_AT_ONCE = 3  # most of a small job is waiting for the scheduler
+_TABLES_AT_ONCE = 6  # most of a small job is waiting for the scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
         "spark.api.mode": "classic",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # A refresh needs more than the usual hundred pieces of compiled code, and would make each of them anew.
+        "spark.sql.codegen.cache.maxEntries": "1000",
     }
     if master.on_this_machine:
         needed |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}

@@ -115,11 +115,6 @@ def anomalies(units: DataFrame, *keep: str) -> DataFrame:
     return units.select(f.explode("anomalies").alias("one"), *keep).select("one.*", *keep)
 
 
-def queues(units: DataFrame) -> DataFrame:
-    """Give a row for each queue that was ever paused, and whether it still is."""
-    return units.where("run_id IS NULL").select(f.explode("queues").alias("one")).select("one.*")
-
-
 def _exploded(units: DataFrame, column: str, keep: tuple[str, ...]) -> DataFrame:
     named = units.where("run_id IS NOT NULL")
     return named.select("run_id", f.explode(column).alias("one"), *keep).select("run_id", "one.*", *keep)

@@ -3,44 +3,55 @@
 from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
-
-from squid_dagster.spark.tables import queues
 
 WINDOW = timedelta(days=1)
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Expressions as text: one call to the JVM each, where columns put together in Python would take a dozen.
-_OPEN = (
-    "live AND status IN ('available', 'retry_scheduled', 'claimed', 'dead_lettered') AND NOT applied AS is_open",
-    "claimed_at > since AS claimed_lately",
-    "settled_at > since AS settled_lately",
+# One statement: a column at a time, Spark would look at the whole plan again for each of them.
+_HEALTH = """
+WITH attempts AS (
+    SELECT run.ended_at IS NULL AND NOT run.fenced AND NOT run.quarantined AS live, explode(attempts) AS one
+      FROM {{units}} WHERE run_id IS NOT NULL AND (run.ended_at IS NULL OR latest > {since})
+), paused AS (
+    SELECT explode(queues) AS one FROM {{units}} WHERE run_id IS NULL
+), told AS (
+    SELECT one.queue, one.status, one.visible_at, one.lease_until, one.scheduled_at, one.first_claimed_at,
+           one.deliveries, one.expiries, NULL AS paused,
+           live AND one.status IN ('available', 'retry_scheduled', 'claimed', 'dead_lettered') AND NOT one.applied
+               AS is_open,
+           one.claimed_at > {since} AS claimed_lately, one.settled_at > {since} AS settled_lately
+      FROM attempts WHERE one.status IS NOT NULL
+    UNION ALL
+    SELECT one.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, one.paused, NULL, NULL, NULL FROM paused
+), judged AS (
+    SELECT *,
+           is_open AND status IN ('available', 'retry_scheduled') AND visible_at > {now} AS later,
+           is_open AND status IN ('available', 'retry_scheduled') AND visible_at <= {now} AS is_due,
+           is_open AND status = 'claimed' AND lease_until <= {now} AS over,
+           -- From when it could be claimed to its first claim; a deferral moves the former again.
+           if(visible_at > scheduled_at AND visible_at <= first_claimed_at, visible_at, scheduled_at) AS claimable_at,
+           CASE WHEN first_claimed_at > {since} THEN {waited} END AS waited
+      FROM told WHERE is_open OR claimed_lately OR settled_lately OR paused IS NOT NULL
 )
-_DUE = (
-    "is_open AND status IN ('available', 'retry_scheduled') AND visible_at > now AS later",
-    "is_open AND status IN ('available', 'retry_scheduled') AND visible_at <= now AS is_due",
-    "is_open AND status = 'claimed' AND lease_until <= now AS over",
-    # From when an attempt could be claimed to its first claim; a deferral moves the former again.
-    "if(visible_at > scheduled_at AND visible_at <= first_claimed_at, visible_at, scheduled_at) AS claimable_at",
-)
-_FIGURES = (
-    "coalesce(max(paused), false) AS paused",
-    "count_if(later) AS scheduled",
-    "count_if(is_due) AS due",
-    "count_if(is_open AND status = 'claimed' AND lease_until > now) AS claimed",
-    "count_if(over) AS lease_over",
-    "count_if(is_open AND status = 'dead_lettered') AS dead_letters",
-    "min(CASE WHEN is_due THEN visible_at WHEN over THEN lease_until END) AS oldest_due_at",
-    "coalesce(sum(CASE WHEN claimed_lately THEN deliveries END), 0) AS deliveries",
-    "coalesce(sum(CASE WHEN claimed_lately THEN expiries END), 0) AS expiries",
-    "count_if(settled_lately AND status = 'completed') AS completed",
-    "count_if(settled_lately AND status = 'failed') AS failed",
-    "count_if(settled_lately AND status = 'dead_lettered') AS dead_lettered",
-    "percentile(waited, 0.5) AS waiting_p50_ms",
-    "percentile(waited, 0.95) AS waiting_p95_ms",
-    "max(now) AS as_of",
-)
+SELECT queue,
+       coalesce(max(paused), false) AS paused,
+       count_if(later) AS scheduled,
+       count_if(is_due) AS due,
+       count_if(is_open AND status = 'claimed' AND lease_until > {now}) AS claimed,
+       count_if(over) AS lease_over,
+       count_if(is_open AND status = 'dead_lettered') AS dead_letters,
+       min(CASE WHEN is_due THEN visible_at WHEN over THEN lease_until END) AS oldest_due_at,
+       coalesce(sum(CASE WHEN claimed_lately THEN deliveries END), 0) AS deliveries,
+       coalesce(sum(CASE WHEN claimed_lately THEN expiries END), 0) AS expiries,
+       count_if(settled_lately AND status = 'completed') AS completed,
+       count_if(settled_lately AND status = 'failed') AS failed,
+       count_if(settled_lately AND status = 'dead_lettered') AS dead_lettered,
+       percentile(waited, 0.5) AS waiting_p50_ms,
+       percentile(waited, 0.95) AS waiting_p95_ms,
+       max({now}) AS as_of
+  FROM judged GROUP BY queue
+"""
 
 
 def queue_health(units: DataFrame, as_of: datetime) -> DataFrame:
@@ -50,18 +61,12 @@ def queue_health(units: DataFrame, as_of: datetime) -> DataFrame:
     Counts of deliveries, expiries and outcomes, and waiting times, are of that day: of attempts that were last claimed,
     settled or first claimed in it.
     """
-    live = units.where("run_id IS NOT NULL").selectExpr(
-        "run.ended_at IS NULL AND NOT run.fenced AND NOT run.quarantined AS live", "explode(attempts) AS one"
+    text = _HEALTH.format(
+        now=_time(as_of),
+        since=_time(as_of - WINDOW),
+        waited=three_digits(milliseconds("claimable_at", "first_claimed_at")),
     )
-    attempts = live.select("live", "one.*").where("status IS NOT NULL")
-    rows = attempts.unionByName(queues(units), allowMissingColumns=True)
-    timed = rows.selectExpr("*", f"{_time(as_of)} AS now", f"{_time(as_of - WINDOW)} AS since").selectExpr("*", *_OPEN)
-    told = timed.where("is_open OR claimed_lately OR settled_lately OR paused IS NOT NULL").selectExpr("*", *_DUE)
-    waited = (
-        f"CASE WHEN first_claimed_at > since THEN {three_digits(milliseconds('claimable_at', 'first_claimed_at'))} END"
-    )
-    figures = [f.expr(each) for each in _FIGURES]
-    return told.selectExpr("*", f"{waited} AS waited").groupBy("queue").agg(*figures)
+    return units.sparkSession.sql(text, units=units)
 
 
 def milliseconds(since: str, until: str) -> str:

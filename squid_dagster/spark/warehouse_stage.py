@@ -24,10 +24,7 @@ from squid_dagster.spark.warehouse_files import Written
 
 _PART_OF = f"coalesce(cast(day AS string), CASE WHEN run_id IS NULL THEN '{LOOSE}' ELSE '{UNKNOWN}' END)"
 # A start is a fact and stays, so a run keeps its day, unless it had none yet or an entry was damaged since.
-_MAY_HAVE_MOVED = (
-    f"first_position <= {{covered}} AND run_id IS NOT NULL AND ({PART} = '{UNKNOWN}' "
-    "OR exists(anomalies, one -> one.reason = 'malformed_entry'))"
-)
+_MAY_MOVE = f"run_id IS NOT NULL AND ({PART} = '{UNKNOWN}' OR exists(anomalies, one -> one.reason = 'malformed_entry'))"
 
 # journal_entries_pkey, for both
 _ORIGIN: LiteralString = "SELECT encode(digest, 'hex') FROM {schema}.journal_entries ORDER BY position LIMIT 1"
@@ -63,7 +60,7 @@ class Journal:
         """Fold the runs that have a fact between two cuts, from their beginning."""
         entries = self._entries(upto, by="run", after=after)
         # Facts of no run are read whenever anything is; they are news only if one of them is new.
-        return self._folded(entries, usual_run_partitions(after, upto)).where(f"last_position > {after}")
+        return self._folded(entries, usual_run_partitions(after, upto), after)
 
     def started_on(self, days: Sequence[date], upto: int) -> DataFrame:
         """Fold the runs that started on these days."""
@@ -78,8 +75,8 @@ class Journal:
         schema = self.storage.schema
         return read_journal(self.spark, self.location, upto=upto, after=after, schema=schema, only=only, by=by)
 
-    def _folded(self, entries: DataFrame, partitions: int) -> DataFrame:
-        return staged(fold_runs(entries, partitions)).withColumn(PART, f.expr(_PART_OF))
+    def _folded(self, entries: DataFrame, partitions: int, after: int = 0) -> DataFrame:
+        return staged(fold_runs(entries, partitions, after=after)).withColumn(PART, f.expr(_PART_OF))
 
 
 def stage_everything(journal: Journal, warehouse: Warehouse, stage: Manifest, upto: int, generation: str) -> Manifest:
@@ -113,11 +110,11 @@ def stage_days(
 
 def _touched_parts(journal: Journal, warehouse: Warehouse, stage: Manifest, news: DataFrame) -> set[str]:
     """Tell which parts are to be written anew: where the rows belong, and where they stood."""
-    moved = f.count_if(f.expr(_MAY_HAVE_MOVED.format(covered=stage.covered)))
-    counted = news.groupBy(PART).agg(moved.alias("moved")).collect()
-    parts = {row[PART] for row in counted}
-    if any(row["moved"] for row in counted):
-        ids = news.where(_MAY_HAVE_MOVED.format(covered=stage.covered)).select("run_id")
+    # Positions are compared here: as constants in the code that Spark makes, they would have it compiled every time.
+    told = news.groupBy(PART).agg(f.expr(f"min(first_position) FILTER (WHERE {_MAY_MOVE}) AS first")).collect()
+    parts = {row[PART] for row in told}
+    if any(row["first"] is not None and row["first"] <= stage.covered for row in told):
+        ids = news.where(_MAY_MOVE).where(f"first_position <= {stage.covered}").select("run_id")
         old = warehouse.read_parts(journal.spark, stage).select("run_id", "day")
         found = old.join(ids, "run_id", "left_semi").select(f.expr(_PART_OF).alias(PART)).distinct().collect()
         parts |= {row[PART] for row in found}

@@ -13,15 +13,17 @@ from squid_dagster.spark.warehouse import PART, QUEUE_HEALTH, STAGE, Warehouse, 
 from squid_dagster.spark.warehouse_files import Written
 from squid_dagster.spark.warehouse_queues import WINDOW, queue_health
 
-CUTS: dict[str, Callable[..., DataFrame]] = {
-    "run_index": tables.run_index,
-    "run_catalog": tables.run_catalog,
-    "run_history": tables.run_history,
-    "attempt_history": tables.attempt_history,
-    "journal_anomalies": tables.anomalies,
+CUTS: dict[str, tuple[Callable[..., DataFrame], tuple[str, ...]]] = {
+    "run_index": (tables.run_index, ("indexed",)),
+    "run_catalog": (tables.run_catalog, ("cataloged",)),
+    "run_history": (tables.run_history, ("first_position", "last_position", "entries", "run")),
+    "attempt_history": (tables.attempt_history, ("attempts",)),
+    "journal_anomalies": (tables.anomalies, ("anomalies",)),
 }
-"""The tables that have days, each with what cuts it from folded runs."""
+"""The tables that have days, each with what cuts it from folded runs, and from which of their columns."""
 
+_QUEUES_FROM = ("run_id", "run", "attempts", "queues", "latest")
+_WITH_ALL = ("run_id", "day")
 _columns = {STAGE: STAGE_SCHEMA.json()}  # found once: this code never changes its mind
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -30,7 +32,7 @@ def columns_of(spark: SparkSession, table: str) -> str:
     """Give a table's names and types, as its manifest keeps them. Nothing is run for it."""
     if table not in _columns:
         none = spark.createDataFrame([], STAGE_SCHEMA)
-        cut = CUTS[table](none, "day") if table in CUTS else queue_health(none, _LONG_AGO)
+        cut = CUTS[table][0](none, "day") if table in CUTS else queue_health(none, _LONG_AGO)
         _columns[table] = cut.schema.json()
     return _columns[table]
 
@@ -69,10 +71,11 @@ def cut_table(
     filled = {name for name in wanted if stage.parts[name].directory is not None}
     written: dict[str, Written] = {}
     if filled:
-        rows = warehouse.read_parts(spark, stage, filled)
+        cut, columns = CUTS[table.table]
+        rows = warehouse.read_parts(spark, stage, filled, (*_WITH_ALL, *columns))
         loose = f.when(f.col("run_id").isNull(), LOOSE).otherwise("unknown")
         named = rows.withColumn(PART, f.coalesce(f.col("day").cast("string"), loose))
-        written = warehouse.write(CUTS[table.table](named, "day", PART), table.table, generation)
+        written = warehouse.write(cut(named, "day", PART), table.table, generation)
     changed = {name: _cut_part(stage.parts[name], name, written.get(name), generation) for name in wanted}
     behind = stale_parts(stage, table) - wanted
     gone = set() if behind else table.parts.keys() - stage.parts.keys()
@@ -91,7 +94,7 @@ def cut_queues(
         for name, part in stage.parts.items()
         if name == LOOSE or part.open_runs or (since and part.latest and part.latest > since)
     }
-    rows = queue_health(warehouse.read_parts(spark, stage, telling), as_of or _LONG_AGO)
+    rows = queue_health(warehouse.read_parts(spark, stage, telling, _QUEUES_FROM), as_of or _LONG_AGO)
     whole = rows.coalesce(1).withColumn(PART, f.lit(ALL))
     written = warehouse.write(whole, QUEUE_HEALTH, generation).get(ALL)
     part = Part(
