@@ -24,6 +24,9 @@ SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of
 # Spark's machines live for seconds here: the compiler that makes the fastest code would take longer than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+# xdist tells its workers how wide the terminal of the one who started them is; what is printed here is for pipes.
+os.environ.pop("COLUMNS", None)
+
 # Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is.
 _MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
 settings.register_profile(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, LiteralString, TypeVar
+from uuid import uuid4
 
 import psycopg
 from hypothesis import Phase
@@ -16,8 +17,18 @@ from sqlalchemy import make_url
 
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
-from squid_dagster.protocol import Entry, Fact, MalformedFact, RunUnit, dispatch_thread, run_thread, to_json
+from squid_dagster.journal.postgres.units import Touched
+from squid_dagster.journal.storage import Append, Storage, check_appends
+from squid_dagster.protocol import (
+    BACKLOG_THREAD,
+    Entry,
+    Fact,
+    MalformedFact,
+    RunUnit,
+    dispatch_thread,
+    run_thread,
+    to_json,
+)
 from tests.facts import QUEUE, RUN
 
 T = TypeVar("T")
@@ -74,6 +85,16 @@ def put(storage: Storage, *facts: Fact) -> None:
     for fact in facts:
         by_thread.setdefault(fact.thread, []).append(fact)
     storage.commit([Append(thread, found) for thread, found in by_thread.items()])
+
+
+def append_one(storage: Storage, fact: Fact) -> int:
+    """Write one fact, whatever it is about; give its number. Those of cards go past the backlog, which nobody may."""
+    if fact.thread != BACKLOG_THREAD or not isinstance(storage, PostgresStorage):
+        return storage.append(fact.thread, [fact])
+    with storage.transaction() as transaction:
+        units = transaction.lock(Touched())
+        verified = check_appends([Append(fact.thread, [fact])], storage.max_fact_bytes)
+        return transaction.write(verified, units.changes(), uuid4())[fact.thread]
 
 
 @contextmanager

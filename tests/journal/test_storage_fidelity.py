@@ -21,6 +21,7 @@ from tests.journal.contract import (
     THREAD,
     WITHOUT_SHRINKING,
     all_entries,
+    append_one,
     as_json,
     facts_of,
     put,
@@ -36,7 +37,7 @@ def test_every_type_of_fact_comes_back_as_it_was_written(
     written = with_fields(fact, strange=AWKWARD, another=[1.5, "x"])
     for storage in (MemoryStorage(clock), MemoryStorage(clock, atomic_across_threads=False), postgres_shared):
         # when it is written and read again
-        revision = storage.append(written.thread, [written])
+        revision = append_one(storage, written)
         (found,) = storage.read(written.thread, after=revision - 1)
         # then it is the same, to the last sign
         assert found.fact == written
@@ -88,7 +89,7 @@ def test_an_unknown_field_with_the_name_of_another_fact_s_field_is_kept_and_mean
         for storage in (MemoryStorage(), postgres_shared):
             # when they are written
             try:
-                revision = storage.append(strange.thread, [strange])
+                revision = append_one(storage, strange)
             except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
                 wrong.append(f"{fact.type} in {type(storage).__name__}: {type(error).__name__}: {error}")
                 continue

