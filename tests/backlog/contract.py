@@ -1,28 +1,15 @@
 """What the suite of the backlog shares: a board with a clock, on every storage, and ways to look at its facts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.units import Touched
-from squid_dagster.journal.storage import Append, Storage, check_appends
-from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, Fact
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection
 
 MINUTE = timedelta(minutes=1)
-
-
-def plant(storage: PostgresStorage, facts: Sequence[Fact]) -> None:
-    """Write facts about cards past the backlog, which nobody may: their table is not told."""
-    with storage.transaction() as transaction:
-        units = transaction.lock(Touched())
-        transaction.write(
-            check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes), units.changes(), uuid4()
-        )
 
 
 @dataclass

@@ -13,9 +13,9 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
 from squid_dagster.testing.injection import Crashed, InjectedStorage, Plan
-from tests.backlog.contract import MINUTE, Board, plant
+from tests.backlog.contract import MINUTE, Board
 from tests.facts import T0, token_hash
-from tests.journal.contract import Wire, all_entries, at_once, raw, wait_for_a_lock
+from tests.journal.contract import Wire, all_entries, at_once, plant, raw, wait_for_a_lock
 
 Step = Callable[[Backlog, dict[str, Card]], object]
 

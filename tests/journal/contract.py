@@ -87,14 +87,19 @@ def put(storage: Storage, *facts: Fact) -> None:
     storage.commit([Append(thread, found) for thread, found in by_thread.items()])
 
 
-def append_one(storage: Storage, fact: Fact) -> int:
-    """Write one fact, whatever it is about; give its number. Those of cards go past the backlog, which nobody may."""
-    if fact.thread != BACKLOG_THREAD or not isinstance(storage, PostgresStorage):
-        return storage.append(fact.thread, [fact])
+def plant(storage: PostgresStorage, facts: Sequence[Fact]) -> int:
+    """Write facts about cards past the backlog, which nobody may: their table is not told. Gives the last number."""
     with storage.transaction() as transaction:
         units = transaction.lock(Touched())
-        verified = check_appends([Append(fact.thread, [fact])], storage.max_fact_bytes)
-        return transaction.write(verified, units.changes(), uuid4())[fact.thread]
+        verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
+        return transaction.write(verified, units.changes(), uuid4())[BACKLOG_THREAD]
+
+
+def append_one(storage: Storage, fact: Fact) -> int:
+    """Write one fact, whatever it is about; give its number."""
+    if fact.thread == BACKLOG_THREAD and isinstance(storage, PostgresStorage):
+        return plant(storage, [fact])
+    return storage.append(fact.thread, [fact])
 
 
 @contextmanager
