@@ -13,13 +13,13 @@ from sqlalchemy import Connection, exc, text
 from squid_dagster.journal.postgres.connection import unavailable
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.swapping import SHADOW
 from squid_dagster.protocol.errors import SquidError
 
 Objects = dict[tuple[str, str], tuple[Any, ...]]
 """By kind and name, what makes an object what it is."""
 
 _LOCKS = ("gate", "positions", "buckets", "cards")
-_SHADOW = "_shadow"  # left by a rebuild that is under way, or crashed: the next one takes it away
 
 _PARTS = ("constraint", "index", "trigger")  # of a table, named behind it
 _KINDS = ("table", "sequence", "function", *_PARTS)
@@ -106,7 +106,7 @@ def _objects(connection: Connection, schema: str) -> Objects:
     found: Objects = {}
     for query in _QUERIES:
         for kind, name, parts in connection.execute(text(query), {"s": schema}):
-            if _SHADOW not in name:
+            if SHADOW not in name:  # of a rebuild that is under way, or crashed: the next one takes it away
                 found[kind, name] = tuple(_unnamed(parts, schema))
     return found
 
