@@ -7,7 +7,7 @@ Only the journal's claim fences results: whoever holds the raw token of the late
 import base64
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -93,6 +93,20 @@ class Ending(NamedTuple):
     """
 
     transition: JsonObject | None
+
+
+class Opening(NamedTuple):
+    """A new run of a `kind`: what follows its command is the same for all of that kind, but for id, time and values.
+
+    The input is JSON; `command` gives the fact of the command at a time, and `facts` those that follow it, for any
+    run, any input with the same names in it, and any time. Both may raise to refuse, and are pure.
+    """
+
+    run_id: str
+    kind: Hashable
+    input: JsonObject
+    command: Callable[[datetime], Fact]
+    facts: Callable[[str, JsonObject, datetime], list[Fact]]
 
 
 class Settlement(NamedTuple):
@@ -182,11 +196,14 @@ class DispatchStore(Protocol):
         `NotFound`; or whatever `SquidError` the planner raised for the run.
         """
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, openings: Sequence[Opening] = ()
+    ) -> list[Fact]:
         """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
 
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
-        With `new`, the runs are not read, and must not exist. Returns what was written.
+        With `new`, the runs are not read, and must not exist. Returns what was written. Where `openings` tell the same
+        of each run as the decision does, they may be written instead: then the commands are returned, in their order.
 
         Raises:
             Conflict: with `new`, a run that exists.

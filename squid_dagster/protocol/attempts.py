@@ -82,7 +82,12 @@ def claim_order(attempt: Attempt) -> tuple[int, datetime, int]:
 
 def intent_digest(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> str:
     """Give the digest of what a scheduled attempt is meant to do; two intents are the same when these are."""
-    return digest([key, number, step, input_, visible_at.isoformat()])
+    return digest(intent_content(key, number, step, input_, visible_at))
+
+
+def intent_content(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> list[Any]:
+    """Give what the digest of an intent covers."""
+    return [key, number, step, input_, visible_at.isoformat()]
 
 
 def out_of_deliveries(attempt: Attempt) -> bool:

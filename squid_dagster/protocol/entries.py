@@ -47,7 +47,8 @@ class Entry(NamedTuple):
     fact: StoredFact
 
 
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+# The one text of a JSON value, whatever the order of its keys.
+canonical_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def digest(value: object) -> str:
@@ -55,14 +56,15 @@ def digest(value: object) -> str:
 
     Folds compare digests instead of values, so that a view can judge a repeat without keeping what it repeats.
     """
-    return _DIGEST_OF_NOTHING if value is None else _digest(value)
+    return _DIGEST_OF_NOTHING if value is None else digest_of_text(canonical_text(value))
 
 
-def _digest(value: object) -> str:
-    return hashlib.blake2b(_canonical(value).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def digest_of_text(text: str) -> str:
+    """Give the digest of a value by its canonical text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-_DIGEST_OF_NOTHING = _digest(None)  # many steps give no result
+_DIGEST_OF_NOTHING = digest_of_text(canonical_text(None))  # many steps give no result
 
 
 def by_run(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:

@@ -144,7 +144,7 @@ class RunProjection:
         """What tells a repeated start from a conflicting one; None when there was no start."""
         if self.start is None:
             return self.start_kept
-        return digest(self.start.model_dump(mode="json", exclude={"occurred_at"}))
+        return digest(start_content(self.start))
 
     @property
     def terminal(self) -> bool:
@@ -256,16 +256,24 @@ def _plan(run: RunProjection, entry: Entry, fact: RunnablesPlanned) -> None:
 
 def plan_digest(runnable: Runnable) -> str:
     """Give the digest by which a repeated plan is told from a conflicting one."""
-    return digest(
-        [
-            runnable.idempotency_key,
-            runnable.attempt_number,
-            runnable.queue,
-            runnable.step,
-            runnable.input,
-            runnable.visible_at.isoformat(),
-        ]
-    )
+    return digest(plan_content(runnable))
+
+
+def plan_content(runnable: Runnable) -> list[Any]:
+    """Give what the digest of a plan covers."""
+    return [
+        runnable.idempotency_key,
+        runnable.attempt_number,
+        runnable.queue,
+        runnable.step,
+        runnable.input,
+        runnable.visible_at.isoformat(),
+    ]
+
+
+def start_content(start: RunStarted) -> dict[str, Any]:
+    """Give what the digest of a start covers."""
+    return start.model_dump(mode="json", exclude={"occurred_at"})
 
 
 def application_digest(result: Any, transition: dict[str, Any] | None) -> str:

@@ -19,7 +19,7 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id, window_identity
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
-from squid_dagster.runtime.starting import Start, WorkflowRef, has_begun
+from squid_dagster.runtime.starting import Start, WorkflowRef, has_begun, write_starts
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.triggers import Cron
 from squid_dagster.workflow.windows import Window, due_windows
@@ -67,10 +67,9 @@ def start_cron(
     if expected_input and not same_json(expected_input, start.given):
         raise InvalidArgument(f"cron trigger {trigger!r} starts runs with a payload of its own: leave the input out")
     try:
-        written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
+        return write_starts(runtime, [start])[0]
     except Conflict:
         return _started_before(runtime, start, cron)
-    return Receipt(start.run_id, SignalType.START_CRON, written[0].occurred_at, identity)
 
 
 def start_due_crons(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from squid_dagster.journal import load_run
+from squid_dagster.journal.dispatch import Opening
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
@@ -59,12 +60,16 @@ class Start:
             InvalidPayload, InvalidInput: the payload does not fit the workflow.
             InvalidFact: an option that cannot be written down.
         """
+        return [self.signal.fact(self.run_id, now), *self._effect(self.run_id, self.input(), now)]
+
+    def _effect(self, run_id: str, payload: JsonObject, now: datetime) -> list[Fact]:
+        """Give what follows the command, as it would for any run and payload."""
         definition = self.definition
         started = RunStarted.model_construct(
-            run_id=self.run_id,
+            run_id=run_id,
             workflow=definition.name,
             trigger=self.trigger,
-            input=self.input(),
+            input=payload,
             context=self.context,
             queue=self.queue,
             priority=self.priority,
@@ -73,7 +78,19 @@ class Start:
             definition_fingerprint=definition.fingerprint,
             occurred_at=now,
         )
-        return [self.signal.fact(self.run_id, now), started, *plan_start(definition, started)]
+        return [started, *plan_start(definition, started)]
+
+    def opening(self) -> Opening | None:
+        """Give the same as `facts` does, where nothing but its payload makes it a start of its own; else None.
+
+        Raises:
+            InvalidPayload: the payload does not fit the workflow.
+        """
+        if self.context or self.replayed_from is not None:
+            return None
+        # The definition by its identity: another one of the same fingerprint may retry or recover differently.
+        kind = id(self.definition), self.trigger, self.queue, self.priority
+        return Opening(self.run_id, kind, self.input(), lambda now: self.signal.fact(self.run_id, now), self._effect)
 
 
 def prepare_start(
@@ -141,14 +158,30 @@ def start_run(runtime: Runtime, start: Start) -> Receipt:
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
     try:
-        written = runtime.decide([start.run_id], lambda _, now: start.facts(now), new=True)
+        return write_starts(runtime, [start])[0]
     except Conflict:
         return started_before(runtime, start.run_id, start.signal)
     except SquidError:
         if has_begun(runtime, start.run_id, start.signal):
             return started_before(runtime, start.run_id, start.signal)
         raise
-    return _receipt(written)
+
+
+def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
+    """Write new runs, in one commit where the storage allows it, and give their receipts.
+
+    Raises:
+        Conflict: one of them exists; where the storage allows it, nothing was written.
+        InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
+    """
+    openings = [start.opening() for start in starts]
+    written = runtime.decide(
+        [start.run_id for start in starts],
+        lambda _, now: [fact for start in starts for fact in start.facts(now)],
+        new=True,
+        openings=[] if None in openings else openings,  # type: ignore[arg-type]  # none of them is None
+    )
+    return [Receipt.of(fact) for fact in written if isinstance(fact, RunSignalReceived)]
 
 
 def has_begun(runtime: Runtime, run_id: str, signal: Signal) -> bool:
@@ -174,10 +207,6 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
 
         repair_run(runtime, run_id)
     return Receipt.of(first, repeated=True)
-
-
-def _receipt(written: Sequence[Fact]) -> Receipt:
-    return Receipt.of(next(fact for fact in written if isinstance(fact, RunSignalReceived)))
 
 
 def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
@@ -208,11 +237,9 @@ def _start_batch(runtime: Runtime, batch: list[Start]) -> list[Receipt]:
     alike = len(unique) == len(batch) and all(start.accepted is not None for start in batch)
     if alike and runtime.storage.atomic_across_threads:
         try:
-            written = runtime.decide(list(unique), lambda _, now: [f for s in batch for f in s.facts(now)], new=True)
+            return write_starts(runtime, batch)
         except Conflict:
             pass  # one of them exists already: look at each
-        else:
-            return [Receipt.of(fact) for fact in written if isinstance(fact, RunSignalReceived)]
     return [start_run(runtime, start) for start in batch]
 
 

@@ -1,8 +1,8 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import timedelta
-from typing import LiteralString
+from datetime import datetime, timedelta
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 import psycopg
@@ -13,6 +13,7 @@ from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
     Decision,
+    Opening,
     Planner,
     PlanRequest,
     Settlement,
@@ -28,6 +29,7 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
+from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, Transaction, persistently
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
@@ -87,6 +89,7 @@ class PostgresDispatchStore:
     def __init__(self, storage: PostgresStorage) -> None:
         """Bind to a storage."""
         self._storage = storage
+        self._stencils = Stencils(storage.max_fact_bytes)
 
     def claim(
         self,
@@ -182,13 +185,31 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, openings: Sequence[Opening] = ()
+    ) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        if not new or not persistently(lambda: self._start_once(run_ids, decision, commit_id, written)):
+        ways: list[Callable[[], bool]] = []
+        if openings:
+            ways.append(lambda: self._open_once(openings, commit_id, written))
+        if new:
+            ways.append(lambda: self._start_once(run_ids, decision, commit_id, written))
+        if not any(persistently(way) for way in ways):
             persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
         return written
+
+    def _open_once(self, openings: Sequence[Opening], commit_id: UUID, written: list[Fact]) -> bool:
+        """Write openings by stencils, in one message; False, and nothing written, when they do not fit."""
+        now = self._storage.likely_now()
+        if written or now is None:
+            return False
+        new = self._stencils.fill(openings, now)
+        if new is None:
+            return False
+        written[:] = new.commands
+        return self._write_new(new.run_ids, now, new.verified, new.changes, commit_id, new.queues)
 
     def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
         """Write what is decided about new runs in one message; False, and nothing written, when that cannot be done."""
@@ -203,9 +224,21 @@ class PostgresDispatchStore:
         if _touched(verified).without(units):
             return False  # it is about other runs, too
         units.fold(verified)
+        return self._write_new(run_ids, now, verified, units.changes(), commit_id, _queues(written))
+
+    def _write_new(
+        self,
+        run_ids: Collection[str],
+        now: datetime,
+        verified: Sequence[Verified],
+        changes: tuple[Any, ...],
+        commit_id: UUID,
+        queues: Sequence[str],
+    ) -> bool:
+        """Write runs if they are new, and this is the database's time; tell whether it was done."""
         try:
             with self._storage.transaction() as transaction:
-                transaction.write_new(list(run_ids), now, verified, units.changes(), commit_id, _queues(written))
+                transaction.write_new(list(run_ids), now, verified, changes, commit_id, queues)
         except psycopg.Error as error:
             if error.sqlstate != NOT_NEW:
                 raise
