@@ -1,8 +1,8 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import datetime, timedelta
-from typing import Any, LiteralString
+from datetime import timedelta
+from typing import LiteralString
 from uuid import UUID, uuid4
 
 import psycopg
@@ -209,7 +209,9 @@ class PostgresDispatchStore:
         if new is None:
             return False
         written[:] = new.commands
-        return self._write_new(new.run_ids, now, new.verified, new.changes, commit_id, new.queues)
+        return self._is_new(
+            lambda transaction: transaction.start(new.run_ids, now, new.verified, new.rows, commit_id, new.queues)
+        )
 
     def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
         """Write what is decided about new runs in one message; False, and nothing written, when that cannot be done."""
@@ -224,21 +226,16 @@ class PostgresDispatchStore:
         if _touched(verified).without(units):
             return False  # it is about other runs, too
         units.fold(verified)
-        return self._write_new(run_ids, now, verified, units.changes(), commit_id, _queues(written))
+        queues = _queues(written)
+        return self._is_new(
+            lambda transaction: transaction.write_new(list(run_ids), now, verified, units.changes(), commit_id, queues)
+        )
 
-    def _write_new(
-        self,
-        run_ids: Collection[str],
-        now: datetime,
-        verified: Sequence[Verified],
-        changes: tuple[Any, ...],
-        commit_id: UUID,
-        queues: Sequence[str],
-    ) -> bool:
-        """Write runs if they are new, and this is the database's time; tell whether it was done."""
+    def _is_new(self, write: Callable[[Transaction], None]) -> bool:
+        """Write what is about new runs only; False when one of them is not, or the time was not the database's."""
         try:
             with self._storage.transaction() as transaction:
-                transaction.write_new(list(run_ids), now, verified, changes, commit_id, queues)
+                write(transaction)
         except psycopg.Error as error:
             if error.sqlstate != NOT_NEW:
                 raise

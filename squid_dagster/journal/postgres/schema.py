@@ -11,7 +11,7 @@ from psycopg import sql
 from squid_dagster.protocol.errors import InvalidArgument
 
 DEFAULT_SCHEMA = "squid"
-CODE_VERSION = 4  # the schema version that this code was written for
+CODE_VERSION = 5  # the schema version that this code was written for
 VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
 JOURNAL = ("journal_positions", "journal_threads", "journal_entries", "journal_commits", "journal_checkpoints")
 _VIEWS_SQL = "0001_views"  # the newest definition of the views

@@ -174,12 +174,12 @@ def _pattern(holes: Iterable[str]) -> re.Pattern[str]:
 
 
 class NewRuns(NamedTuple):
-    """One commit of new runs: their commands, and everything as `Transaction.write_new` takes it."""
+    """One commit of new runs: their commands, and everything as `Transaction.start` takes it."""
 
     run_ids: list[str]
     commands: list[Fact]
     verified: list[Verified]
-    changes: tuple[str | None, ...]
+    rows: tuple[str, str | None]  # of runs and of attempts
     queues: list[str]
 
 
@@ -217,8 +217,8 @@ class Stencils:
             verified.append(Verified(run_thread(opening.run_id), 0, (), facts))
         runs = ",".join([one.run_row for _, one in filled])
         attempts = ",".join([one.attempt_rows for _, one in filled if one.attempt_rows])
-        changes = (f"[{runs}]", f"[{attempts}]" if attempts else None, None, None, None, None)
-        return NewRuns(list(commands), list(commands.values()), verified, changes, list(by_queue))
+        rows = f"[{runs}]", f"[{attempts}]" if attempts else None
+        return NewRuns(list(commands), list(commands.values()), verified, rows, list(by_queue))
 
     def _stencil(self, opening: Opening) -> Stencil | None:
         kind = opening.kind, tuple(opening.input)

@@ -53,6 +53,8 @@ _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
 _BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
 _BEGIN_NEW: LiteralString = "BEGIN; SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
+_START: LiteralString = """BEGIN; SELECT {schema}.start_runs(%s::uuid, %s::timestamptz, %s::text[], %s::text[],
+    %s::int[], %s::int, %s::json, %s::json, %s::json); COMMIT"""
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
@@ -399,6 +401,28 @@ class Transaction:
         time = None if self._storage.clock is not None else now
         self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
 
+    def start(
+        self,
+        run_ids: Sequence[str],
+        now: datetime,
+        verified: Sequence[Verified],
+        rows: tuple[str, str | None],
+        commit_id: UUID,
+        hints: Sequence[str],
+    ) -> None:
+        """Write the facts of new runs, queues first, and the rows of runs and attempts; commit, all in one message.
+
+        Raises:
+            psycopg.Error: as `write_new`.
+        """
+        threads, _, counts, entries = _appended(verified)
+        queues = sum(one.expected_rev is None for one in verified)
+        time = None if self._storage.clock is not None else now
+        values = (commit_id, time, names(run_ids), threads, counts, queues, entries, *rows)
+        found = self._send((_START, values), 1, commit_id, hints)
+        if not found.startswith("{"):  # the receipt, when hints were lost
+            self._storage.hear_now(found)
+
     def _write(
         self,
         before: "_Part",
@@ -408,21 +432,20 @@ class Transaction:
         commit_id: UUID | None,
         hints: Sequence[str],
     ) -> dict[str, int]:
-        ordered = sorted(verified, key=lambda one: one.thread)
-        place = {one.thread: i for i, one in enumerate(ordered, 1)}
-        values = (
-            commit_id,
-            names(one.thread for one in ordered),
-            _numbers(one.expected_rev for one in ordered),
-            _numbers(len(one.encoded) for one in ordered),
-            entries_json(verified, place),
-            *changes,
-        )
+        values = (*before[1], commit_id, *_appended(verified), *changes)
+        found = self._send((before[0] + _APPEND_AND_COMMIT, values), skipped, commit_id, hints)
+        receipt: dict[str, int] = found if isinstance(found, dict) else json.loads(found)
+        return receipt
+
+    def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, hints: Sequence[str]) -> Any:
+        """Send statements that end with a commit, and hints behind it; give the answer to one of them.
+
+        When only the hints could not be sent, that is the receipt of the commit, as a text.
+        """
         behind: _Part = (_HINT, (self._storage.channel, names(hints))) if hints else _NOTHING
         cursor = psycopg.ClientCursor(self._connection)
         try:
-            text = self._storage.sql(before[0] + _APPEND_AND_COMMIT + behind[0])
-            cursor.execute(text, (*before[1], *values, *behind[1]))
+            cursor.execute(self._storage.sql(part[0] + behind[0]), (*part[1], *behind[1]))
             for _ in range(skipped):
                 cursor.nextset()
         except psycopg.Error as error:
@@ -431,13 +454,23 @@ class Transaction:
             if not (hints and idle) or not cursor.execute(self._storage.sql(_FIND_COMMIT), (commit_id,)).rowcount:
                 raise
             logger.warning("cannot notify workers, who will find their work by polling: %s", error)
-        found = _answer(cursor)
-        receipt: dict[str, int] = json.loads(found) if isinstance(found, str) else found  # a text: after a lost hint
-        return receipt
+        return _answer(cursor)
 
 
 _Part = tuple[LiteralString, tuple[object, ...]]
 _NOTHING: _Part = ("", ())
+
+
+def _appended(verified: Sequence[Verified]) -> tuple[str, str, str, str]:
+    """Give threads, expected revisions, numbers of entries, and the entries, as `append_entries` takes them."""
+    ordered = sorted(verified, key=lambda one: one.thread)
+    place = {one.thread: i for i, one in enumerate(ordered, 1)}
+    return (
+        names(one.thread for one in ordered),
+        _numbers(one.expected_rev for one in ordered),
+        _numbers(len(one.encoded) for one in ordered),
+        entries_json(verified, place),
+    )
 
 
 def names(names: Iterable[str]) -> str:
