@@ -1,9 +1,11 @@
 """Connections: one SQLAlchemy pool per storage, psycopg underneath, and errors that say what to do."""
 
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import Connection
@@ -11,13 +13,14 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
-from sqlalchemy import Engine, create_engine, event, exc
+from sqlalchemy import Engine, Pool, create_engine, event, exc
 from sqlalchemy.engine import make_url
 
 from squid_dagster.journal.tiers import display_url, normalized_url
-from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 PgConnection = Connection[TupleRow]
+Explainer = Callable[[psycopg.Error], SquidError | None]
 
 
 def make_engine(url: str, pool_size: int = 5) -> Engine:
@@ -67,35 +70,109 @@ def connect(engine: Engine) -> PgConnection:
     return connection
 
 
-@contextmanager
-def borrow(engine: Engine) -> Iterator[PgConnection]:
-    """Lend a psycopg connection in autocommit mode; after one that broke, the pool starts anew.
+class Lender:
+    """Lends psycopg connections of an engine, in autocommit mode; after one that broke, the pool starts anew.
+
+    It keeps a few at hand between two loans: what a pool does for each of them takes as long as many a statement.
+    """
+
+    def __init__(self, engine: Engine, keep: int = 0) -> None:
+        """Lend from an engine's pool, and `keep` so many back."""
+        self.engine = engine
+        self._keep = keep
+        self._kept: list[_Lent] = []
+
+    def lend(self, explain: Explainer | None = None) -> "Loan":
+        """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
+        return Loan(self, explain)
+
+    def close(self) -> None:
+        """Give all connections back to the database. What is lent comes back later, and is closed then."""
+        while self._kept:
+            self.give_back(self._kept.pop())
+        self.engine.dispose()
+
+    def take(self) -> "_Lent":
+        """Give a connection. Raises `StorageUnavailable`."""
+        while self._kept:
+            with suppress(IndexError):  # somebody else was faster
+                lent = self._kept.pop()
+                if lent.pid == os.getpid() and lent.pool is self.engine.pool:
+                    return lent
+                if lent.pid == os.getpid():  # else it is our parent's
+                    self.give_back(lent)
+        pool = self.engine.pool
+        try:
+            fairy = self.engine.raw_connection()
+        except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
+            raise unavailable(self.engine, error) from None
+        connection: Any = fairy.driver_connection
+        lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
+        connection.autocommit = True
+        connection.prepare_threshold = None
+        return lent
+
+    def put(self, lent: "_Lent") -> None:
+        """Take a connection back."""
+        at_rest = not lent.connection.closed and lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if at_rest and len(self._kept) < self._keep and lent.pool is self.engine.pool:
+            self._kept.append(lent)
+        else:
+            self.give_back(lent)
+
+    def give_back(self, lent: "_Lent") -> None:
+        """Give a connection back to its pool."""
+        _give_back(self.engine, lent.fairy, lent.connection, lent.autocommit)
+        if self.engine.pool is not lent.pool:
+            lent.pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
+
+
+class _Lent(NamedTuple):
+    """A connection that is out of its pool, and how it was found there."""
+
+    pid: int
+    pool: Pool
+    fairy: Any
+    connection: PgConnection
+    autocommit: bool
+
+
+class Loan:
+    """A connection for a `with` block.
 
     Raises:
         StorageUnavailable: the database cannot be reached, or the connection broke on the way. Nothing is retried here.
     """
-    handled, pool = sys.exception(), engine.pool
-    try:
-        lent = engine.raw_connection()
-    except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
-        raise unavailable(engine, error) from None
-    connection: Any = lent.driver_connection
-    usual = connection.autocommit
-    try:
-        connection.autocommit = True
-        connection.prepare_threshold = None
-        yield connection
-    except psycopg.Error as error:
-        interruption = _interruption(error, handled)
-        if interruption is not None:
-            raise interruption from None
-        if connection.broken or connection.closed:
-            raise unavailable(engine, error) from error
-        raise
-    finally:
-        _give_back(engine, lent, connection, usual)
-        if engine.pool is not pool:
-            pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
+
+    __slots__ = ("_explain", "_handled", "_lender", "_lent")
+
+    def __init__(self, lender: Lender, explain: Explainer | None) -> None:
+        """Use `Lender.lend`."""
+        self._lender = lender
+        self._explain = explain
+
+    def __enter__(self) -> PgConnection:
+        self._handled = sys.exception()
+        self._lent = self._lender.take()
+        return self._lent.connection
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if isinstance(error, psycopg.Error):
+                if self._explain is not None and (told := self._explain(error)) is not None:
+                    raise told from None
+                interruption = _interruption(error, self._handled)
+                if interruption is not None:
+                    raise interruption from None
+                if self._lent.connection.broken or self._lent.connection.closed:
+                    raise unavailable(self._lender.engine, error) from error
+        finally:
+            self._lender.put(self._lent)
+
+
+def borrow(engine: Engine) -> Loan:
+    """Lend a connection of an engine, and keep none back."""
+    return Lender(engine).lend()
 
 
 def _interruption(error: BaseException, handled: BaseException | None) -> BaseException | None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from time import monotonic
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
@@ -17,7 +18,14 @@ from sqlalchemy import Engine, exc
 from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.journal.postgres import migrate
-from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine, make_step_engine, unavailable
+from squid_dagster.journal.postgres.connection import (
+    Lender,
+    Loan,
+    PgConnection,
+    make_engine,
+    make_step_engine,
+    unavailable,
+)
 from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
@@ -34,7 +42,7 @@ from squid_dagster.journal.storage import (
 )
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry, run_of
-from squid_dagster.protocol.errors import Conflict, InvalidArgument, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import Conflict, InvalidArgument, SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 from squid_dagster.protocol.unit import RunUnit
@@ -46,6 +54,7 @@ T = TypeVar("T")
 _CONFLICT, _BEGIN_AGAIN, NOT_NEW = "SQ001", "SQ002", "SQ003"
 _HEARD_OF_LATE = 60.0  # seconds after which the database is asked again what time it is
 _TRIES = 20
+_KEPT = 2  # connections at hand
 
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
@@ -112,6 +121,9 @@ class PostgresStorage:
         A process that goes quiet for `hold` in the middle of an append loses its locks, and tries again when it wakes.
         """
         self.engine = make_engine(engine) if isinstance(engine, str) else engine
+        # An engine that was handed over has rules of its own for connections at rest.
+        self._lender = Lender(self.engine, keep=_KEPT if isinstance(engine, str) else 0)
+        self._explain = partial(_explained, schema)
         self.step_engine = make_step_engine(self.engine)
         self.schema = check_schema_name(schema)
         self.channel = f"squid_{self.schema}"  # for hints about queues
@@ -144,7 +156,7 @@ class PostgresStorage:
 
     def close(self) -> None:
         """Give all connections back to the database."""
-        self.engine.dispose()
+        self._lender.close()
         self.step_engine.dispose()
 
     def delete_thread(self, thread: str) -> None:
@@ -217,11 +229,9 @@ class PostgresStorage:
         """Take part in the transaction that is open on a connection; `write` commits all of it."""
         return Transaction(self, connection, joined=True)
 
-    @contextmanager
-    def connection(self) -> Iterator[PgConnection]:
+    def connection(self) -> Loan:
         """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
-        with borrow(self.engine) as connection, _explained(self.schema):
-            yield connection
+        return self._lender.lend(self._explain)
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
         """Write facts to one thread, as the contract says."""
@@ -520,26 +530,23 @@ def persistently(attempt: Callable[[], T]) -> T:
     raise AssertionError  # the last try returns or raises
 
 
-@contextmanager
-def _explained(schema: str) -> Iterator[None]:
-    """Turn what the database refuses into the contract's errors."""
-    try:
-        yield
-    except psycopg.errors.UndefinedTable as error:
-        said = error.diag.message_primary or ""
-        if any(f"{schema}.{view}" in said for view in VIEWS):
-            raise ViewsMissing(f"the live views are incomplete ({said}): call rebuild_views()") from None
-        if f"{schema}.backlog" in said:
-            raise ViewsMissing(f"the cards are missing ({said}): run `squid backlog rebuild`") from None
-        raise missing(schema) from None
-    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
-        raise missing(schema) from None
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise StorageUnavailable(
-            f"the database does not let this user use schema {schema!r} ({error.diag.message_primary}): grant it the "
-            "rights, or connect as the schema's owner"
-        ) from None
-    except psycopg.Error as error:
-        if error.sqlstate == _CONFLICT and error.diag.message_detail:
-            raise Conflict(*json.loads(error.diag.message_detail)) from None
-        raise
+def _explained(schema: str, error: psycopg.Error) -> SquidError | None:
+    """Give the contract's error for what the database has refused, if there is one for it."""
+    said = error.diag.message_primary or ""
+    match error:
+        case psycopg.errors.UndefinedTable():
+            if any(f"{schema}.{view}" in said for view in VIEWS):
+                return ViewsMissing(f"the live views are incomplete ({said}): call rebuild_views()")
+            if f"{schema}.backlog" in said:
+                return ViewsMissing(f"the cards are missing ({said}): run `squid backlog rebuild`")
+            return missing(schema)
+        case psycopg.errors.UndefinedFunction() | psycopg.errors.InvalidSchemaName():
+            return missing(schema)
+        case psycopg.errors.InsufficientPrivilege():
+            return StorageUnavailable(
+                f"the database does not let this user use schema {schema!r} ({said}): grant it the rights, or connect "
+                "as the schema's owner"
+            )
+    if error.sqlstate == _CONFLICT and error.diag.message_detail:
+        return Conflict(*json.loads(error.diag.message_detail))
+    return None
