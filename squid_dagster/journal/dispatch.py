@@ -96,16 +96,15 @@ class Ending(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A new run of a `kind`: what follows its command is the same for all of that kind, but for id, time and values.
+    """A new run that begins as all of its `kind` do, but for its id, the time, and values, which are JSON.
 
-    The input is JSON; `command` gives the fact of the command at a time, and `facts` those that follow it, for any
-    run, any input with the same names in it, and any time. Both may raise to refuse, and are pure.
+    `facts` gives everything that is written of such a run, for any id, any values of the same names, and any time; a
+    value that is a text may have to be one. Pure.
     """
 
     run_id: str
     kind: Hashable
-    input: JsonObject
-    command: Callable[[datetime], Fact]
+    values: JsonObject
     facts: Callable[[str, JsonObject, datetime], list[Fact]]
 
 
@@ -165,7 +164,7 @@ class DispatchStore(Protocol):
 
     @property
     def wakes(self) -> bool:
-        """Whether `decide` tells workers about what it has scheduled; elsewhere the caller does."""
+        """Whether `open` and `decide` tell workers about what they have scheduled; elsewhere the caller does."""
 
     def claim(
         self,
@@ -196,14 +195,17 @@ class DispatchStore(Protocol):
         `NotFound`; or whatever `SquidError` the planner raised for the run.
         """
 
-    def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, openings: Sequence[Opening] = ()
-    ) -> list[Fact]:
+    def open(self, openings: Sequence[Opening]) -> datetime | None:
+        """Write new runs in a shorter way than `decide` does, all at once; give the time that they are written with.
+
+        None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.
+        """
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
 
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
-        With `new`, the runs are not read, and must not exist. Returns what was written. Where `openings` tell the same
-        of each run as the decision does, they may be written instead: then the commands are returned, in their order.
+        With `new`, the runs are not read, and must not exist. Returns what was written.
 
         Raises:
             Conflict: with `new`, a run that exists.

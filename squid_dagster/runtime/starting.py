@@ -12,7 +12,7 @@ from squid_dagster.journal import load_run
 from squid_dagster.journal.dispatch import Opening
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
-from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
@@ -63,7 +63,7 @@ class Start:
         return [self.signal.fact(self.run_id, now), *self._effect(self.run_id, self.input(), now)]
 
     def _effect(self, run_id: str, payload: JsonObject, now: datetime) -> list[Fact]:
-        """Give what follows the command, as it would for any run and payload."""
+        """Give what follows from the command, as it would for any run and payload."""
         definition = self.definition
         started = RunStarted.model_construct(
             run_id=run_id,
@@ -81,16 +81,28 @@ class Start:
         return [started, *plan_start(definition, started)]
 
     def opening(self) -> Opening | None:
-        """Give the same as `facts` does, where nothing but its payload makes it a start of its own; else None.
+        """Give the same as `facts` does, where nothing but key and payload makes it a start of its own; else None.
 
         Raises:
             InvalidPayload: the payload does not fit the workflow.
         """
-        if self.context or self.replayed_from is not None:
+        signal, key = self.signal, self.signal.idempotency_key
+        plain = signal.actor is None and signal.comment is None and not signal.metadata
+        if not plain or self.context or self.replayed_from is not None or len(key or "") > MAX_TEXT:
             return None
         # The definition by its identity: another one of the same fingerprint may retry or recover differently.
-        kind = id(self.definition), self.trigger, self.queue, self.priority
-        return Opening(self.run_id, kind, self.input(), lambda now: self.signal.fact(self.run_id, now), self._effect)
+        kind = id(self.definition), self.trigger, self.queue, self.priority, signal.type
+        values: JsonObject = {f"input.{name}": value for name, value in self.input().items()}
+        values["given"] = self.given
+        if key is not None:
+            values["key"] = key
+        return Opening(self.run_id, kind, values, self._opened)
+
+    def _opened(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+        given: JsonObject = {**self.signal.payload, "input": values["given"]}
+        signal = replace(self.signal, payload=given, idempotency_key=values.get("key"))  # type: ignore[arg-type]  # a text
+        payload = {name.removeprefix("input."): value for name, value in values.items() if name.startswith("input.")}
+        return [signal.fact(run_id, now), *self._effect(run_id, payload, now)]
 
 
 def prepare_start(
@@ -174,12 +186,14 @@ def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
         Conflict: one of them exists; where the storage allows it, nothing was written.
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
-    openings = [start.opening() for start in starts]
+    openings = [opening for start in starts if (opening := start.opening()) is not None]
+    at = runtime.dispatch.open(openings) if len(openings) == len(starts) else None
+    if at is not None:
+        return [Receipt(each.run_id, each.signal.type, at, each.signal.idempotency_key) for each in starts]
     written = runtime.decide(
         [start.run_id for start in starts],
         lambda _, now: [fact for start in starts for fact in start.facts(now)],
         new=True,
-        openings=[] if None in openings else openings,  # type: ignore[arg-type]  # none of them is None
     )
     return [Receipt.of(fact) for fact in written if isinstance(fact, RunSignalReceived)]
 

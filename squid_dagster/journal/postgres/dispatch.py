@@ -1,7 +1,7 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import LiteralString
 from uuid import UUID, uuid4
 
@@ -185,33 +185,30 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, openings: Sequence[Opening] = ()
-    ) -> list[Fact]:
+    def open(self, openings: Sequence[Opening]) -> datetime | None:
+        """Write new runs by the stencil of their kind, in one message, as the contract says."""
+        commit_id = uuid4()
+        tried: list[datetime] = []
+
+        def once() -> datetime | None:
+            now = self._storage.likely_now()
+            new = None if now is None else self._stencils.fill(openings, now)
+            if tried and self._storage.find_commit(commit_id) is not None:
+                return tried[0]  # written the first time; only the word of it was lost on the way
+            if now is None or new is None:
+                return None
+            tried[:] = [now]
+            return now if self._is_new(lambda transaction: transaction.start(new, now, commit_id)) else None
+
+        return persistently(once)
+
+    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        ways: list[Callable[[], bool]] = []
-        if openings:
-            ways.append(lambda: self._open_once(openings, commit_id, written))
-        if new:
-            ways.append(lambda: self._start_once(run_ids, decision, commit_id, written))
-        if not any(persistently(way) for way in ways):
+        if not new or not persistently(lambda: self._start_once(run_ids, decision, commit_id, written)):
             persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
         return written
-
-    def _open_once(self, openings: Sequence[Opening], commit_id: UUID, written: list[Fact]) -> bool:
-        """Write openings by stencils, in one message; False, and nothing written, when they do not fit."""
-        now = self._storage.likely_now()
-        if written or now is None:
-            return False
-        new = self._stencils.fill(openings, now)
-        if new is None:
-            return False
-        written[:] = new.commands
-        return self._is_new(
-            lambda transaction: transaction.start(new.run_ids, now, new.verified, new.rows, commit_id, new.queues)
-        )
 
     def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
         """Write what is decided about new runs in one message; False, and nothing written, when that cannot be done."""

@@ -1,9 +1,9 @@
-"""Stencils: what new runs of one kind write, as texts with holes for what differs between two of them.
+"""Stencils: what new runs of one kind write, as a text with holes for what differs between two of them.
 
 Planning, encoding and folding a start takes several times as long as writing it down, and gives the same each time but
-for the id, the time and the values. So they are done once, for an example; its texts are cut where the example shows
-through, and a second example is both made and filled in: where these differ, there is no stencil, and every run of that
-kind goes the long way. No rule of planner, codec or fold is written again here. Pure.
+for ids, times and values. So they are done once, for an example; its text is cut where the example shows through, and a
+second example is both made and filled in: where these differ, there is no stencil, and every run of that kind goes the
+long way. No rule of planner, codec or fold is written again here. Pure.
 """
 
 import re
@@ -19,22 +19,21 @@ from pydantic_core import PydanticSerializationError, to_json
 from squid_dagster.journal.dispatch import Opening
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.settling import arrange
-from squid_dagster.journal.storage import Verified, check_appends
+from squid_dagster.journal.storage import check_appends
 from squid_dagster.protocol.attempts import intent_content
-from squid_dagster.protocol.codec import EncodedFact, encode, is_plain
+from squid_dagster.protocol.codec import EncodedFact, is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import plan_content, start_content
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
-_RUN, _VALUE = f"run-{token_hex(16)}", f"value-{token_hex(16)}"  # nobody's names
-_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
-_OTHER_RUN, _OTHER_TIME = f"other-{token_hex(16)}", datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
-_OTHER_VALUE: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
-_PLACE = '"position":-'
 _MOST = 256  # kinds that are known at a time
+_NOBODYS = token_hex(16)
+_RUN, _VALUE = f"run-{_NOBODYS}", f"value-{_NOBODYS}"
+_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
+_OTHER_RUN, _OTHER_TIME = f"other-{_NOBODYS}", datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
+_OTHER_VALUE: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
 
 
 def _times(at: datetime) -> tuple[str, str]:
@@ -55,105 +54,104 @@ class Text(NamedTuple):
         return "".join(filled)
 
 
-class Filled(NamedTuple):
-    """What one new run writes, beyond the command that starts it: facts of its queue and of itself, and its rows."""
-
-    queue: str
-    queue_facts: list[EncodedFact]
-    run_facts: list[EncodedFact]
-    run_row: str
-    attempt_rows: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class Stencil:
     """What every new run of one kind writes."""
 
     example: Opening  # kept, so that what its kind is known by lives as long as this does
-    names: dict[str, str]  # holes by the names of values
+    values: dict[str, str]  # holes by the names of values
     queue: str
-    queue_facts: list[tuple[str, Text]]
-    run_facts: list[tuple[str, Text]]
-    run_row: Text
-    attempt_rows: Text | None
+    queue_facts: int
+    run_facts: int
+    text: Text  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
     digests: dict[str, Text]  # canonical texts of what digests cover, by the holes for these
-    places: dict[str, int]  # places of facts in the commit, by the holes for these
     max_fact_bytes: int
 
     @classmethod
     def of(cls, opening: Opening, max_fact_bytes: int) -> "Stencil | None":
         """Cut the stencil for an opening's kind; None when runs of that kind differ in more than a stencil knows of."""
-        names = {name: f'"{_VALUE}-{i}"' for i, name in enumerate(opening.input)}
+        values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(opening.values)}
+        markers: dict[str, JsonValue] = {name: hole.strip('"') for name, hole in values.items()}
+        # A text stays one: that may be what it has to be.
+        others: dict[str, JsonValue] = {
+            name: "other" if isinstance(value, str) else _OTHER_VALUE for name, value in opening.values.items()
+        }
         try:
-            first = _made(opening, _RUN, {name: hole.strip('"') for name, hole in names.items()}, _TIME, max_fact_bytes)
-            others: dict[str, JsonValue] = dict.fromkeys(names, _OTHER_VALUE)
-            second = _made(opening, _OTHER_RUN, others, _OTHER_TIME, max_fact_bytes)
+            first = _Made.of(opening, _RUN, markers, _TIME, max_fact_bytes)
+            second = _Made.of(opening, _OTHER_RUN, others, _OTHER_TIME, max_fact_bytes)
         except (SquidError, ValidationError):
             return None
         if first is None or second is None:
             return None
-        stencil = _cut(opening, names, *first, max_fact_bytes)
-        filled = stencil.fill(_OTHER_RUN, others, _OTHER_TIME, 0)
-        return stencil if filled == second[0] else None
+        stencil = first.cut(opening, values, max_fact_bytes)
+        return stencil if stencil.fill(_OTHER_RUN, others, _OTHER_TIME) == second.lines else None
 
-    def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime, before: int) -> Filled | None:
-        """Give what a run writes whose first fact has so many others `before` it in its commit.
-
-        None when there is anything in the values that has to be looked at more closely.
-        """
-        in_rows, in_facts = _times(now)
-        exact = dict(zip((_RUN, *_times(_TIME)), (run_id, in_rows, in_facts), strict=True))
-        holes = {**exact, **{hole: f"{_PLACE}{before + place}" for hole, place in self.places.items()}}
+    def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
+        """Give what a run writes, by line; None when there is anything in the values that needs a closer look."""
+        exact = dict(zip((_RUN, *_times(_TIME)), (run_id, *_times(now)), strict=True))
+        holes = exact.copy()
         try:
-            for name, hole in self.names.items():
+            for name, hole in self.values.items():
                 holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
         except (PydanticSerializationError, ValueError, RecursionError):
             return None
-        if not is_plain("".join([holes[hole] for hole in self.names.values()]), self.max_fact_bytes):
+        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
             return None
-        holes |= {hole: digest_of_text(text.fill(exact)) for hole, text in self.digests.items()}
-        return Filled(
+        for hole, text in self.digests.items():
+            holes[hole] = digest_of_text(text.fill(exact))
+        return self.text.fill(holes).split("\n")
+
+
+class _Made(NamedTuple):
+    """What one run writes, made the long way."""
+
+    queue: str
+    queue_facts: int
+    run_facts: int
+    lines: list[str]
+    digests: dict[str, str]
+
+    @classmethod
+    def of(
+        cls, opening: Opening, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
+    ) -> "_Made | None":
+        """Make it; None when it is about more than the run itself and one queue."""
+        verified = check_appends(arrange(opening.facts(run_id, values, now)), max_fact_bytes)
+        units = Units.new([run_id], now)
+        units.fold(verified)
+        runs, attempts, *more = units.changes()
+        unit = units.units[run_id]
+        queue = unit.dispatch.queue or ""
+        if [one.thread for one in verified] != [dispatch_thread(queue), run_thread(run_id)] or any(more):
+            return None
+        on_queue, on_run = verified[0].encoded, verified[1].encoded
+        lines = [
+            ",".join([_entry(fact) for fact in on_queue]),
+            ",".join([_entry(fact, f'"k":{k},') for k, fact in enumerate(on_run, 1)]),
+            runs[1:-1],
+            "" if attempts is None else attempts[1:-1],
+        ]
+        return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
+
+    def cut(self, opening: Opening, values: dict[str, str], max_fact_bytes: int) -> Stencil:
+        """Cut it where the example shows through."""
+        holes = [_RUN, *_times(_TIME), *values.values()]
+        whole, part = _pattern([*holes, *self.digests]), _pattern(holes)
+        return Stencil(
+            opening,
+            values,
             self.queue,
-            [EncodedFact(name, run_id, now, text.fill(holes)) for name, text in self.queue_facts],
-            [EncodedFact(name, run_id, now, text.fill(holes)) for name, text in self.run_facts],
-            self.run_row.fill(holes),
-            None if self.attempt_rows is None else self.attempt_rows.fill(holes),
+            self.queue_facts,
+            self.run_facts,
+            Text(whole.split("\n".join(self.lines))),
+            {hole: Text(part.split(text)) for hole, text in self.digests.items()},
+            max_fact_bytes,
         )
 
 
-def _made(
-    opening: Opening, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
-) -> tuple[Filled, RunUnit] | None:
-    """Give what a run writes the long way; None when that is about more than the run itself and one queue."""
-    verified = check_appends(arrange(opening.facts(run_id, values, now)), max_fact_bytes)
-    units = Units.new([run_id], now)
-    units.fold(verified)
-    runs, attempts, *more = units.changes()
-    unit = units.units[run_id]
-    queue = unit.dispatch.queue
-    if queue is None or [one.thread for one in verified] != [dispatch_thread(queue), run_thread(run_id)] or any(more):
-        return None
-    rows = None if attempts is None else attempts[1:-1]
-    return Filled(queue, verified[0].encoded, verified[1].encoded, runs[1:-1], rows), unit
-
-
-def _cut(opening: Opening, names: dict[str, str], made: Filled, unit: RunUnit, max_fact_bytes: int) -> Stencil:
-    digests = _digests(unit)
-    places = {f"{_PLACE}{place}": place for place in range(1, len(made.queue_facts) + 1)}
-    common = [_RUN, *_times(_TIME), *names.values()]
-    in_facts, in_rows = _pattern(common), _pattern([*common, *digests, *places])
-    return Stencil(
-        opening,
-        names,
-        made.queue,
-        [(fact.type, Text(in_facts.split(fact.data))) for fact in made.queue_facts],
-        [(fact.type, Text(in_facts.split(fact.data))) for fact in made.run_facts],
-        Text(in_rows.split(made.run_row)),
-        None if made.attempt_rows is None else Text(in_rows.split(made.attempt_rows)),
-        {hole: Text(in_facts.split(text)) for hole, text in digests.items()},
-        places,
-        max_fact_bytes,
-    )
+def _entry(fact: EncodedFact, more: str = "") -> str:
+    """Write a fact as `start_runs` takes it."""
+    return f'{{{more}"type":"{fact.type}","run_id":"{fact.run_id}","data":{fact.data}}}'
 
 
 def _digests(unit: RunUnit) -> dict[str, str]:
@@ -169,18 +167,19 @@ def _digests(unit: RunUnit) -> dict[str, str]:
 
 
 def _pattern(holes: Iterable[str]) -> re.Pattern[str]:
-    # Longer ones first: one hole's name may begin with another's.
-    return re.compile("(" + "|".join(map(re.escape, sorted(holes, key=len, reverse=True))) + ")")
+    return re.compile("(" + "|".join(map(re.escape, holes)) + ")")
 
 
 class NewRuns(NamedTuple):
-    """One commit of new runs: their commands, and everything as `Transaction.start` takes it."""
+    """One commit of new runs of one kind, as `start_runs` takes it."""
 
     run_ids: list[str]
-    commands: list[Fact]
-    verified: list[Verified]
-    rows: tuple[str, str | None]  # of runs and of attempts
-    queues: list[str]
+    queue: str
+    queue_facts: int
+    run_facts: int
+    entries: str
+    rows: str
+    attempts: str | None
 
 
 class Stencils:
@@ -192,38 +191,34 @@ class Stencils:
         self._known: dict[Hashable, Stencil | None] = {}
 
     def fill(self, openings: Sequence[Opening], now: datetime) -> NewRuns | None:
-        """Give what these runs write at that time; None when one of them has no stencil, or does not fit it.
-
-        Raises:
-            InvalidFact: a command that cannot be written down.
-        """
-        cut = [(opening, self._stencil(opening)) for opening in openings]
-        # Queues first and then runs, as every commit has it.
-        by_queue: dict[str, list[EncodedFact]] = {}
-        filled: list[tuple[Opening, Filled]] = []
-        before = 0
-        for opening, stencil in sorted(cut, key=lambda one: "" if one[1] is None else one[1].queue):
-            one = None if stencil is None else stencil.fill(opening.run_id, opening.input, now, before)
-            if one is None:
-                return None
-            by_queue.setdefault(one.queue, []).extend(one.queue_facts)
-            filled.append((opening, one))
-            before += len(one.queue_facts)
-        commands = {opening.run_id: opening.command(now) for opening in openings}
-        verified = [Verified(dispatch_thread(queue), None, (), facts) for queue, facts in by_queue.items()]
-        for opening, one in filled:
-            command = commands[opening.run_id]
-            facts = [encode(command, self._max_fact_bytes), *one.run_facts]
-            verified.append(Verified(run_thread(opening.run_id), 0, (), facts))
-        runs = ",".join([one.run_row for _, one in filled])
-        attempts = ",".join([one.attempt_rows for _, one in filled if one.attempt_rows])
-        rows = f"[{runs}]", f"[{attempts}]" if attempts else None
-        return NewRuns(list(commands), list(commands.values()), verified, rows, list(by_queue))
-
-    def _stencil(self, opening: Opening) -> Stencil | None:
-        kind = opening.kind, tuple(opening.input)
+        """Give what these runs write at that time; None when they are of several kinds, or one fits no stencil."""
+        kind = _kind(openings[0])
+        if any(_kind(each) != kind for each in openings[1:]):
+            return None
         if kind not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[kind] = Stencil.of(opening, self._max_fact_bytes)
-        return self._known.get(kind)
+            self._known[kind] = Stencil.of(openings[0], self._max_fact_bytes)
+        stencil = self._known.get(kind)
+        if stencil is None:
+            return None
+        filled: list[list[str]] = []
+        for opening in openings:
+            lines = stencil.fill(opening.run_id, opening.values, now)
+            if lines is None:
+                return None
+            filled.append(lines)
+        on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
+        return NewRuns(
+            [opening.run_id for opening in openings],
+            stencil.queue,
+            stencil.queue_facts,
+            stencil.run_facts,
+            f"[{on_queue},{on_runs}]",
+            f"[{rows}]",
+            None if not filled[0][3] else f"[{attempts}]",
+        )
+
+
+def _kind(opening: Opening) -> tuple[Hashable, ...]:
+    return opening.kind, *opening.values

@@ -30,6 +30,7 @@ from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
+from squid_dagster.journal.postgres.stencil import NewRuns
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import (
     Append,
@@ -62,8 +63,8 @@ _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
 _BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
 _BEGIN_NEW: LiteralString = "BEGIN; SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
-_START: LiteralString = """BEGIN; SELECT {schema}.start_runs(%s::uuid, %s::timestamptz, %s::text[], %s::text[],
-    %s::int[], %s::int, %s::json, %s::json, %s::json); COMMIT"""
+_START: LiteralString = """BEGIN; SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
+    %s::text[], %s::int, %s::int, %s::json, %s::json, %s::json); COMMIT"""
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
@@ -411,26 +412,17 @@ class Transaction:
         time = None if self._storage.clock is not None else now
         self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
 
-    def start(
-        self,
-        run_ids: Sequence[str],
-        now: datetime,
-        verified: Sequence[Verified],
-        rows: tuple[str, str | None],
-        commit_id: UUID,
-        hints: Sequence[str],
-    ) -> None:
-        """Write the facts of new runs, queues first, and the rows of runs and attempts; commit, all in one message.
+    def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
+        """Write new runs and commit, with a hint behind it, all in one message.
 
         Raises:
             psycopg.Error: as `write_new`.
         """
-        threads, _, counts, entries = _appended(verified)
-        queues = sum(one.expected_rev is None for one in verified)
-        time = None if self._storage.clock is not None else now
-        values = (commit_id, time, names(run_ids), threads, counts, queues, entries, *rows)
-        found = self._send((_START, values), 1, commit_id, hints)
-        if not found.startswith("{"):  # the receipt, when hints were lost
+        virtual = self._storage.clock is not None
+        shape = names(new.run_ids), new.queue_facts, new.run_facts
+        values = (commit_id, new.queue, now, virtual, *shape, new.entries, new.rows, new.attempts)
+        found = self._send((_START, values), 1, commit_id, [new.queue] if new.attempts else [])
+        if not found.startswith("{"):  # the receipt, when the hint was lost
             self._storage.hear_now(found)
 
     def _write(
@@ -442,8 +434,17 @@ class Transaction:
         commit_id: UUID | None,
         hints: Sequence[str],
     ) -> dict[str, int]:
-        values = (*before[1], commit_id, *_appended(verified), *changes)
-        found = self._send((before[0] + _APPEND_AND_COMMIT, values), skipped, commit_id, hints)
+        ordered = sorted(verified, key=lambda one: one.thread)
+        place = {one.thread: i for i, one in enumerate(ordered, 1)}
+        values = (
+            commit_id,
+            names(one.thread for one in ordered),
+            _numbers(one.expected_rev for one in ordered),
+            _numbers(len(one.encoded) for one in ordered),
+            entries_json(verified, place),
+            *changes,
+        )
+        found = self._send((before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), skipped, commit_id, hints)
         receipt: dict[str, int] = found if isinstance(found, dict) else json.loads(found)
         return receipt
 
@@ -469,18 +470,6 @@ class Transaction:
 
 _Part = tuple[LiteralString, tuple[object, ...]]
 _NOTHING: _Part = ("", ())
-
-
-def _appended(verified: Sequence[Verified]) -> tuple[str, str, str, str]:
-    """Give threads, expected revisions, numbers of entries, and the entries, as `append_entries` takes them."""
-    ordered = sorted(verified, key=lambda one: one.thread)
-    place = {one.thread: i for i, one in enumerate(ordered, 1)}
-    return (
-        names(one.thread for one in ordered),
-        _numbers(one.expected_rev for one in ordered),
-        _numbers(len(one.encoded) for one in ordered),
-        entries_json(verified, place),
-    )
 
 
 def names(names: Iterable[str]) -> str:

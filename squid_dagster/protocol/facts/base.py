@@ -22,6 +22,7 @@ from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import PART_MAX_LENGTH, PART_PATTERN, dispatch_thread, run_thread
 
 DEFAULT_MAX_DELIVERIES = 5
+MAX_TEXT = 1000  # characters
 
 
 def _to_utc(value: datetime) -> datetime:
@@ -40,7 +41,7 @@ def _redacted(value: Any) -> Any:
 
 UtcDatetime = Annotated[AwareDatetime, AfterValidator(_to_utc)]
 Part = Annotated[str, StringConstraints(pattern=PART_PATTERN, max_length=PART_MAX_LENGTH)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Comment = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 JsonObject = dict[str, JsonValue]
 Redacted = Annotated[dict[str, JsonValue], BeforeValidator(_redacted)]
