@@ -38,6 +38,7 @@ class StepPool:
         self._lock = threading.Lock()
         self._alive = 0  # threads
         self._taken = 0  # jobs that a thread has begun, ever
+        self._unfinished = 0  # jobs that were handed over
         self._growing = threading.Event()
         self._closed = False
 
@@ -47,19 +48,24 @@ class StepPool:
             staying = range(min(self._size, _STAYING) - self._alive)
             begins = self._alive == 0 and self._size > _STAYING
             self._alive += len(staying)
+            self._unfinished += len(jobs)
+            waits = self._unfinished > self._alive
         for job in jobs:
             self._jobs.put(job)
         for _ in staying:
             self._start(self._stay)
         if begins:
             self._start(self._grow)
-        self._growing.set()
+        if waits:  # else there is a thread for each: waking one more would only keep them waiting
+            self._growing.set()
 
     def take_back(self) -> list[Job]:
         """Give the jobs that no thread has begun."""
         found = []
         while (job := self._next()) is not None:
             found.append(job)
+        with self._lock:
+            self._unfinished -= len(found)
         return found
 
     def close(self) -> None:
@@ -81,10 +87,14 @@ class StepPool:
             self._run(job)
         with self._lock:
             self._alive -= 1
+        if not self._jobs.empty():  # handed over to us, so to speak, when we had just looked
+            self._growing.set()
 
     def _run(self, job: Job) -> None:
         self._taken += 1  # only ever compared with itself: a lost count does no harm
         self._work(job)
+        with self._lock:
+            self._unfinished -= 1
 
     def _next(self) -> Job | None:
         try:

@@ -30,7 +30,14 @@ from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
-from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, Transaction, persistently
+from squid_dagster.journal.postgres.storage import (
+    NOT_NEW,
+    PostgresStorage,
+    Transaction,
+    names,
+    persistently,
+    texts,
+)
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
     FactOf,
@@ -54,8 +61,8 @@ from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
-_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%b::uuid, %b::text, %b::text, %b::interval, %b::text[],
-    %b::text[], %b::text[], %b::timestamptz)"""
+_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
+    %s::text[], %s::text[], %s::timestamptz)"""
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
@@ -119,15 +126,15 @@ class PostgresDispatchStore:
             queue,
             owner_id,
             lease,
-            list(tokens),
-            [hash_token(token) for token in tokens.values()],
-            None if definitions is None else list(definitions),
+            names(tokens),
+            names(map(hash_token, tokens.values())),
+            None if definitions is None else texts(frozenset(definitions)),
             self._now(),
         )
 
         def call() -> tuple[list[Row], int]:
             with self._storage.connection() as connection:
-                row = connection.execute(self._storage.sql(_CLAIM), values).fetchone()
+                row = psycopg.ClientCursor(connection).execute(self._storage.sql(_CLAIM), values).fetchone()
                 assert row is not None  # noqa: S101  a function call always answers
                 return row[0]["claimed"] or [], row[0]["dead"]
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, LiteralString, TypeVar
 from uuid import UUID, uuid4
@@ -70,8 +70,8 @@ _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, 
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
 
 # Behind the commit and outside of it: inside, the global lock of NOTIFY would slow writers down.
-_HINT: LiteralString = """; SELECT pg_notify(%s, queue), set_config('synchronous_commit', 'off', true)
-    FROM unnest(%s::text[]) queue"""
+_HINT: LiteralString = "; SELECT set_config('synchronous_commit', 'off', true)"
+_HINT_ONE: LiteralString = ", pg_notify(%s, %s)"
 
 # journal_entries_thread
 _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s ORDER BY seq LIMIT %s"
@@ -453,7 +453,10 @@ class Transaction:
 
         When only the hints could not be sent, that is the receipt of the commit, as a text.
         """
-        behind: _Part = (_HINT, (self._storage.channel, names(hints))) if hints else _NOTHING
+        behind: _Part = _NOTHING
+        for i, queue in enumerate(hints):
+            first: LiteralString = "" if i else _HINT
+            behind = behind[0] + first + _HINT_ONE, (*behind[1], self._storage.channel, queue)
         cursor = psycopg.ClientCursor(self._connection)
         try:
             cursor.execute(self._storage.sql(part[0] + behind[0]), (*part[1], *behind[1]))
@@ -478,6 +481,12 @@ def names(names: Iterable[str]) -> str:
     psycopg's own arrays, which take any text, take ten times as long.
     """
     return "{" + ",".join([f'"{name}"' for name in names]) + "}"
+
+
+@lru_cache(maxsize=64)
+def texts(texts: frozenset[str]) -> str:
+    """Write any texts as an array."""
+    return names(text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
 
 
 def claims_json(refs: Iterable[ClaimRef]) -> str:
