@@ -199,7 +199,7 @@ class Worker:
                 self._begin(claims)
             elif idle and self._until_idle:
                 return
-            else:
+            if len(claims) < free:  # there is no more: whoever brings some, tells
                 self._rest(self._dues.next_within(self._poll))
 
     def _over(self) -> bool:
