@@ -22,15 +22,20 @@ DECLARE
     v_thread    text := 'squid:dispatch:' || p_queue;
     v_count     integer := cardinality(p_runs);
     v_attempts  integer := json_array_length(p_attempts) / v_count;  -- of each run
+    v_locked    text;                     -- nothing: an assignment is done without the executor, which PERFORM is not
     v_now       timestamptz;
     v_rev       bigint;
     v_made      integer;
     v_last      bigint;
     v_positions bigint[];
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared({gate});
-    PERFORM pg_advisory_xact_lock({buckets}, bucket)
-       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY 1) b;
+    v_locked := pg_advisory_xact_lock_shared({gate})::text;
+    IF v_count = 1 THEN
+        v_locked := pg_advisory_xact_lock({buckets}, hashtext(p_runs[1]) & 511)::text;
+    ELSE
+        PERFORM pg_advisory_xact_lock({buckets}, bucket)
+           FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY 1) b;
+    END IF;
     v_now := clock_timestamp();
     -- runs_pkey
     IF NOT p_any_time AND (p_at > v_now OR p_at < v_now - interval '100 milliseconds')
@@ -55,7 +60,7 @@ BEGIN
 
     -- As announce_positions does.
     SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO v_last FROM {schema}.journal_positions;
-    PERFORM pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int);
+    v_locked := pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int)::text;
     v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
                            FROM generate_series(1, v_count * (p_queue_facts + p_run_facts)));
     WITH entries AS (
