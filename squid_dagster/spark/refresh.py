@@ -4,7 +4,6 @@ Whatever goes wrong on the way, each table is what it was or what it is to be, a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -21,12 +20,18 @@ from squid_dagster.spark.manifest import ALL, UNKNOWN, Manifest, empty_manifest,
 from squid_dagster.spark.warehouse import QUEUE_HEALTH, STAGE, TABLES, Warehouse, settings
 from squid_dagster.spark.warehouse_lock import Check, alone
 from squid_dagster.spark.warehouse_stage import Journal, stage_days, stage_everything, stage_touched
-from squid_dagster.spark.warehouse_tables import columns_of, cut_queues, cut_table, fitting, stale_parts
+from squid_dagster.spark.warehouse_tables import (
+    after_cut,
+    after_tally,
+    columns_of,
+    cut_tables,
+    fitting,
+    stale_parts,
+    telling_parts,
+)
 from squid_dagster.spark.workers import reason
 
 Progress = Callable[[str], None]
-_LONGEST_FIRST = (QUEUE_HEALTH, "attempt_history")
-_TABLES_AT_ONCE = 6  # most of a small job is waiting for the scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,7 @@ def refresh(
     """
     with Refresher(spark, storage, location, warehouse, progress).begun(wait) as work:
         stage = work.stage(full=full, upto=upto)
-        with ThreadPoolExecutor(_TABLES_AT_ONCE) as pool:
-            tables = sorted(TABLES, key=lambda table: table not in _LONGEST_FIRST)
-            done = dict(zip(tables, pool.map(lambda table: work.table(table, full=full), tables), strict=True))
+        done = work.tables(TABLES, full=full)
     return Refreshed(
         cut=stage.manifest.covered,
         covered_before=stage.covered_before,
@@ -151,7 +154,13 @@ class Work:
         return self._published(before, after, full=everything)
 
     def table(self, table: str, *, full: bool = False, days: Sequence[date] = ()) -> TableRefreshed:
-        """Bring a table to where the stage is: the parts that differ; `full`, all of them; `days`, these and no others.
+        """Bring one table to where the stage is, as `tables` does."""
+        return self.tables([table], full=full, days=days)[table]
+
+    def tables(
+        self, tables: Sequence[str], *, full: bool = False, days: Sequence[date] = ()
+    ) -> dict[str, TableRefreshed]:
+        """Bring tables to where the stage is: the parts that differ; `full`, all of them; `days`, these and no others.
 
         Raises:
             InvalidArgument: there is no such table.
@@ -163,35 +172,38 @@ class Work:
             raise WarehouseUnavailable(
                 f"the warehouse {self.warehouse.path!r} holds no folded runs yet: materialize squid/folded_runs first"
             )
-        before = self._manifest(table, replace=full)
-        self.warehouse.tidy(before)
-        spark, generation = self.journal.spark, self._generation(stage.covered)
-        if table == QUEUE_HEALTH:
-            if not full and before.parts.get(ALL) and before.parts[ALL].source == stage.generation:
-                return TableRefreshed(table, before, before.covered, (), full=False)
-            with _explained(table):
-                after = cut_queues(spark, self.warehouse, stage, before, generation)
-            return self._published(before, after, full=full)
-        parts = _chosen(stage, before, full, days)
-        gone = before.parts.keys() - stage.parts.keys()
-        if before.generation and before.covered == stage.covered and not parts and not gone:
-            return TableRefreshed(table, before, before.covered, (), full=False)
-        self._tell(f"writing {len(parts)} days of {table}")
-        with _explained(table):
-            after = cut_table(spark, self.warehouse, stage, before, parts, generation)
-        return self._published(before, after, full=full and not days)
+        before = {table: self._manifest(table, replace=full) for table in tables}
+        for manifest in before.values():
+            self.warehouse.tidy(manifest)
+        wanted = {table: _wanted(stage, before[table], full, days) for table in tables}
+        behind = {table: parts for table, parts in wanted.items() if parts is not None}
+        generation = self._generation(stage.covered)
+        if behind:
+            self._tell(f"writing {', '.join(behind)}")
+        with _explained(*behind):
+            made = cut_tables(self.journal.spark, self.warehouse, stage, behind, generation)
+        done = {}
+        for table, manifest in before.items():
+            if table not in behind:
+                done[table] = TableRefreshed(table, manifest, manifest.covered, (), full=False)
+            elif table == QUEUE_HEALTH:
+                after = after_tally(self.warehouse, stage, manifest, made, generation)
+                done[table] = self._published(manifest, after, full=full)
+            else:
+                after = after_cut(stage, manifest, behind[table], made, generation)
+                done[table] = self._published(manifest, after, full=full and not days)
+        return done
 
     def _manifest(self, table: str, *, replace: bool) -> Manifest:
         """Give the manifest to go on from; one that cannot be read may be replaced, a newer one never."""
-        spark = self.journal.spark
         try:
-            return fitting(spark, self.warehouse.manifest(table), table)
+            return fitting(self.warehouse.manifest(table), table)
         except WarehouseTooNew:
             raise
         except WarehouseUnavailable:
             if not replace:
                 raise
-            return empty_manifest(table, columns_of(spark, table))
+            return empty_manifest(table, columns_of(table))
 
     def _require_same_journal(self, stage: Manifest) -> None:
         origin = self.journal.origin()
@@ -237,22 +249,30 @@ def _held(manifest: Manifest, name: str) -> tuple[str, str | None] | None:
     return None if part is None else (part.source, part.directory)
 
 
-def _chosen(stage: Manifest, table: Manifest, full: bool, days: Sequence[date]) -> set[str]:
-    """Tell which parts are to be cut. Pure."""
-    stale = stale_parts(stage, table)
+def _wanted(stage: Manifest, table: Manifest, full: bool, days: Sequence[date]) -> set[str] | None:
+    """Tell which parts of the stage a table is to be cut from; None if it is up to date. Pure."""
+    if table.table == QUEUE_HEALTH:
+        current = ALL in table.parts and table.parts[ALL].source == stage.generation
+        return None if current and not full else telling_parts(stage)
+    parts = stale_parts(stage, table)
     if days:
         # A run that has just got its start is in one of these days now, and not there any more.
-        return {day.isoformat() for day in days} & stage.parts.keys() | stale & {UNKNOWN}
-    return set(stage.parts) if full else stale
+        parts = {day.isoformat() for day in days} & stage.parts.keys() | parts & {UNKNOWN}
+    elif full:
+        parts = set(stage.parts)
+    gone = table.parts.keys() - stage.parts.keys()
+    current = bool(table.generation) and table.covered == stage.covered
+    return None if current and not parts and not gone else parts
 
 
 @contextmanager
-def _explained(table: str) -> Iterator[None]:
+def _explained(*tables: str) -> Iterator[None]:
     """Say what Spark failed of in one line."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
+        named = ", ".join(repr(table) for table in tables)
         raise RefreshFailed(
-            f"Spark could not write table {table!r} ({reason(error)}): what was there before is still there, "
+            f"Spark could not write table {named} ({reason(error)}): what was there before is still there, "
             "refresh again when this is put right"
         ) from error

@@ -6,7 +6,7 @@ A row holds everything that the tables of `tables` are cut from, so that each ru
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from squid_dagster.journal.postgres.rows import anomaly_rows
@@ -82,7 +82,7 @@ def fold_run(entries: Iterable[Entry]) -> Folded:
 
 def unit_row(run_id: str, folded: Folded) -> Row:
     """Give a run's row."""
-    unit = folded.unit
+    unit, start = folded.unit, folded.unit.run.start
     return {
         "run_id": run_id,
         "first_position": folded.first_position,
@@ -97,6 +97,8 @@ def unit_row(run_id: str, folded: Folded) -> Row:
         "children": [_child(child_id, unit) for child_id in unit.run.children],
         "queues": None,
         "anomalies": anomaly_rows(unit.anomalies),
+        "day": start.occurred_at.astimezone(UTC).date() if start else None,
+        "latest": max((attempt.last_at for attempt in unit.dispatch.attempts.values()), default=None),
     }
 
 

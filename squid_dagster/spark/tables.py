@@ -1,12 +1,11 @@
-"""The tables that are cut from folded runs, and the one schema that they share."""
+"""The columns of folded runs, and of the tables that are cut from them."""
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
     DateType,
+    DoubleType,
     LongType,
     StringType,
     StructField,
@@ -56,65 +55,36 @@ UNIT_SCHEMA = StructType(
         StructField("children", ArrayType(_CHILD)),
         StructField("queues", ArrayType(_QUEUE)),
         StructField("anomalies", ArrayType(_ANOMALY)),
+        StructField("day", DateType()),
+        StructField("latest", TimestampType()),
         StructField("views", _VIEWS),
     ]
 )
-"""A folded run, as `folds.fold_runs` gives it; a row without a run id stands for the facts that belong to no run."""
+"""A folded run, as `folds.fold_runs` gives it: with the day of its start, in UTC, and when an attempt last changed.
 
+A row without a run id stands for the facts that belong to no run.
+"""
 
-STAGE_SCHEMA = StructType(
-    [
-        *(each for each in UNIT_SCHEMA if each.name != "views"),
-        StructField("day", DateType()),
-        StructField("latest", TimestampType()),
-    ]
-)
-"""A folded run as the warehouse keeps it, with the day of its start and the time at which an attempt last changed."""
+STAGE_SCHEMA = StructType([each for each in UNIT_SCHEMA if each.name != "views"])
+"""A folded run as the warehouse keeps it."""
 
-# Whatever zone a session is in: days are days of UTC.
-_DAY = "date_from_unix_date(cast(floor(unix_micros(run.started_at) / 86400000000) AS int))"
+_RUN_ID, _DAY = StructField("run_id", StringType()), StructField("day", DateType())
 
-
-def staged(units: DataFrame) -> DataFrame:
-    """Give folded runs in the columns of `STAGE_SCHEMA`; a run without a start has no day."""
-    dated = units.drop("views").withColumn("day", f.expr(_DAY))
-    return dated.withColumn("latest", f.expr("array_max(attempts.last_at)"))
-
-
-def run_index(units: DataFrame, *keep: str) -> DataFrame:
-    """Give the runs that can be found under their workflow: run_id, workflow, queue, indexed_at.
-
-    Of the columns beside what was folded, each table has those that are to be kept, at its end.
-    """
-    return units.where("indexed IS NOT NULL").select("run_id", "indexed.*", *keep)
-
-
-def run_catalog(units: DataFrame, *keep: str) -> DataFrame:
-    """Give the runs that can be found among all: run_id, workflow, queue, indexed_at."""
-    return units.where("cataloged IS NOT NULL").select("run_id", "cataloged.*", *keep)
-
-
-def run_history(units: DataFrame, *keep: str) -> DataFrame:
-    """Give a row for each run that any fact names, with what its facts say of it."""
-    named = units.where("run_id IS NOT NULL")
-    return named.select("run_id", "first_position", "last_position", "entries", "run.*", *keep)
-
-
-def attempt_history(units: DataFrame, *keep: str) -> DataFrame:
-    """Give a row for each attempt; one that was planned and never scheduled has no status."""
-    return _exploded(units, "attempts", keep)
-
-
-def child_links(units: DataFrame, *keep: str) -> DataFrame:
-    """Give a row for each linked child."""
-    return _exploded(units, "children", keep)
-
-
-def anomalies(units: DataFrame, *keep: str) -> DataFrame:
-    """Give a row for each anomaly, also of facts that belong to no run."""
-    return units.select(f.explode("anomalies").alias("one"), *keep).select("one.*", *keep)
-
-
-def _exploded(units: DataFrame, column: str, keep: tuple[str, ...]) -> DataFrame:
-    named = units.where("run_id IS NOT NULL")
-    return named.select("run_id", f.explode(column).alias("one"), *keep).select("run_id", "one.*", *keep)
+TABLE_SCHEMAS = {
+    "run_index": StructType([_RUN_ID, *_SUMMARY, _DAY]),
+    "run_catalog": StructType([_RUN_ID, *_SUMMARY, _DAY]),
+    "run_history": StructType([_RUN_ID, *_struct(number="first_position last_position entries"), *_RUN, _DAY]),
+    "attempt_history": StructType([_RUN_ID, *_ATTEMPT, _DAY]),
+    "child_links": StructType([_RUN_ID, *_CHILD, _DAY]),
+    "journal_anomalies": StructType([*_ANOMALY, _DAY]),
+    "queue_health": StructType(
+        [
+            *_struct(text="queue", flag="paused", number="scheduled due claimed lease_over dead_letters"),
+            *_struct(time="oldest_due_at", number="deliveries expiries completed failed dead_lettered"),
+            StructField("waiting_p50_ms", DoubleType()),
+            StructField("waiting_p95_ms", DoubleType()),
+            StructField("as_of", TimestampType()),
+        ]
+    ),
+}
+"""What each table holds; `cuts` and `warehouse_queues` make them."""

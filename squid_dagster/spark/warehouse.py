@@ -9,7 +9,7 @@ refresh left behind that did not come to its end.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from uuid import uuid4
@@ -73,18 +73,10 @@ class Warehouse:
             )
         return self.read_parts(spark, manifest, None if days is None else {day_name(day) for day in days})
 
-    def read_parts(
-        self,
-        spark: SparkSession,
-        manifest: Manifest,
-        parts: Iterable[str] | None = None,
-        only: Collection[str] | None = None,
-    ) -> DataFrame:
-        """Give the rows that a manifest names, of some parts or of all, in some columns or in all."""
+    def read_parts(self, spark: SparkSession, manifest: Manifest, parts: Iterable[str] | None = None) -> DataFrame:
+        """Give the rows that a manifest names, of some parts or of all."""
         wanted = manifest.parts.keys() if parts is None else manifest.parts.keys() & set(parts)
         schema = StructType.fromJson(json.loads(manifest.columns))
-        if only is not None:  # here, and not by Spark: a plan of few columns is made in a fraction of the time
-            schema = StructType([field for field in schema if field.name in only])
         found = [manifest.parts[name].directory for name in sorted(wanted)]
         paths = [self._for_spark(manifest.table, each) for each in found if each is not None]
         if not paths:

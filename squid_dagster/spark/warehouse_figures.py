@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import Column, DataFrame, GroupedData, Row
 from pyspark.sql import functions as f
 
-from squid_dagster.spark.warehouse_queues import milliseconds, three_digits
-
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 _MOST_BUCKETS, _MOST_STEPS = 62, 12
 _MICROSECOND = timedelta(microseconds=1)
@@ -108,7 +106,10 @@ def _latest(counted: DataFrame, bucket: timedelta) -> list[tuple[datetime, Row]]
 
 
 def _seconds(since: str, until: str) -> Column:
-    return f.expr(f"{three_digits(milliseconds(since, until))} / 1000D")
+    """Give the time from one to the other, of three digits: percentiles of any number of times take bounded memory."""
+    number = f"((unix_micros({until}) - unix_micros({since})) / 1000D)"
+    scale = f"pow(10D, greatest(floor(log10(greatest({number}, 1D))) - 2, 0))"
+    return f.expr(f"round({number} / {scale}) * {scale} / 1000D")
 
 
 def _percentiles(seconds: Column, name: str) -> list[Column]:

@@ -5,13 +5,14 @@ Spark's JVM, which Spark Connect does not give.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import fs
@@ -23,7 +24,7 @@ from squid_dagster.spark.errors import WarehouseUnavailable
 T = TypeVar("T")
 
 ENDED, LATEST = "run.ended_at", "latest"
-_PART = "part="
+_PART, _PARQUET = "part=", ".parquet"
 _GLOB = re.compile(r"[*?\[\]{}\\]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AT_ONCE = 8
@@ -39,6 +40,14 @@ class Written(NamedTuple):
     rows: int
     open_runs: int
     latest: datetime | None
+
+
+class ParquetFile(NamedTuple):
+    """One file, by its name below the warehouse and by that in its directory."""
+
+    name: str
+    base_name: str
+    size: int
 
 
 class Files:
@@ -120,6 +129,41 @@ class Files:
         for each in directories:
             self._do("write", partial(remove, each))
 
+    def parquet_files(self, directory: str) -> list[ParquetFile]:
+        """Give the Parquet files in a directory, by name. Raises `WarehouseUnavailable`."""
+        found = [info for info in self._list(directory) if info.base_name.endswith(_PARQUET)]
+        return sorted(ParquetFile(f"{directory}/{info.base_name}", info.base_name, info.size) for info in found)
+
+    def batches(self, name: str, columns: Iterable[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Read some columns of a Parquet file, so many rows at a time. Raises `OSError`."""
+        with self._fs.open_input_file(f"{self.root}/{name}") as file:
+            yield from pq.ParquetFile(file).iter_batches(batch_size=rows, columns=sorted(columns))
+
+    @contextmanager
+    def writing(self, name: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+        """Write a Parquet file that shows when it is whole, and takes the place of one of that name.
+
+        So a task that is done twice, or by two at once, leaves one file. Raises `OSError`.
+        """
+        directory, _, base = f"{self.root}/{name}".rpartition("/")
+        target = f"{directory}/{base}"
+        # What begins with a dot is read by nobody, and goes with its directory.
+        new = target if isinstance(self._fs, _OBJECT_STORES) else f"{directory}/.{base}.{uuid4().hex}"
+        self._fs.create_dir(directory, recursive=True)
+        with self._fs.open_output_stream(new) as stream, pq.ParquetWriter(stream, schema) as writer:
+            yield writer
+        if new != target:
+            self._fs.move(new, target)
+
+    def write(self, name: str, rows: pa.Table) -> None:
+        """Write rows that are at hand as a Parquet file. Raises `WarehouseUnavailable`."""
+
+        def write() -> None:
+            with self.writing(name, rows.schema) as writer:
+                writer.write_table(rows)
+
+        self._do("write", write)
+
     def written(self, directory: str) -> dict[str, Written]:
         """Tell by the footers of its files what each part of a directory holds. Raises `WarehouseUnavailable`."""
         names = [name for name in self.below(directory) if name.startswith(_PART)]
@@ -128,15 +172,15 @@ class Files:
             return {name.removeprefix(_PART): each for name, each in zip(names, found, strict=True)}
 
     def _part(self, directory: str) -> Written:
-        told = [self._footer(info.path) for info in self._list(directory) if info.path.endswith(".parquet")]
+        told = [self._footer(each.name) for each in self.parquet_files(directory)]
         times = [each.latest for each in told if each.latest is not None]
         return Written(
             sum(each.rows for each in told), sum(each.open_runs for each in told), max(times) if times else None
         )
 
-    def _footer(self, path: str) -> Written:
+    def _footer(self, name: str) -> Written:
         def read() -> Written:
-            with self._fs.open_input_file(path) as file:
+            with self._fs.open_input_file(f"{self.root}/{name}") as file:
                 return _read_footer(pq.ParquetFile(file).metadata)
 
         return self._do("read", read)

@@ -1,84 +1,204 @@
-"""The health of queues, from folded runs as they stood at a time: what is open, and what the day before it was like."""
+"""The health of queues at a time: what is open, and what the day before it was like. Pure: tallies of runs, added up.
 
-from datetime import UTC, datetime, timedelta
-
-from pyspark.sql import DataFrame
-
-WINDOW = timedelta(days=1)
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-# One statement: a column at a time, Spark would look at the whole plan again for each of them.
-_HEALTH = """
-WITH attempts AS (
-    SELECT run.ended_at IS NULL AND NOT run.fenced AND NOT run.quarantined AS live, explode(attempts) AS one
-      FROM {{units}} WHERE run_id IS NOT NULL AND (run.ended_at IS NULL OR latest > {since})
-), paused AS (
-    SELECT explode(queues) AS one FROM {{units}} WHERE run_id IS NULL
-), told AS (
-    SELECT one.queue, one.status, one.visible_at, one.lease_until, one.scheduled_at, one.first_claimed_at,
-           one.deliveries, one.expiries, NULL AS paused,
-           live AND one.status IN ('available', 'retry_scheduled', 'claimed', 'dead_lettered') AND NOT one.applied
-               AS is_open,
-           one.claimed_at > {since} AS claimed_lately, one.settled_at > {since} AS settled_lately
-      FROM attempts WHERE one.status IS NOT NULL
-    UNION ALL
-    SELECT one.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, one.paused, NULL, NULL, NULL FROM paused
-), judged AS (
-    SELECT *,
-           is_open AND status IN ('available', 'retry_scheduled') AND visible_at > {now} AS later,
-           is_open AND status IN ('available', 'retry_scheduled') AND visible_at <= {now} AS is_due,
-           is_open AND status = 'claimed' AND lease_until <= {now} AS over,
-           -- From when it could be claimed to its first claim; a deferral moves the former again.
-           if(visible_at > scheduled_at AND visible_at <= first_claimed_at, visible_at, scheduled_at) AS claimable_at,
-           CASE WHEN first_claimed_at > {since} THEN {waited} END AS waited
-      FROM told WHERE is_open OR claimed_lately OR settled_lately OR paused IS NOT NULL
-)
-SELECT queue,
-       coalesce(max(paused), false) AS paused,
-       count_if(later) AS scheduled,
-       count_if(is_due) AS due,
-       count_if(is_open AND status = 'claimed' AND lease_until > {now}) AS claimed,
-       count_if(over) AS lease_over,
-       count_if(is_open AND status = 'dead_lettered') AS dead_letters,
-       min(CASE WHEN is_due THEN visible_at WHEN over THEN lease_until END) AS oldest_due_at,
-       coalesce(sum(CASE WHEN claimed_lately THEN deliveries END), 0) AS deliveries,
-       coalesce(sum(CASE WHEN claimed_lately THEN expiries END), 0) AS expiries,
-       count_if(settled_lately AND status = 'completed') AS completed,
-       count_if(settled_lately AND status = 'failed') AS failed,
-       count_if(settled_lately AND status = 'dead_lettered') AS dead_lettered,
-       percentile(waited, 0.5) AS waiting_p50_ms,
-       percentile(waited, 0.95) AS waiting_p95_ms,
-       max({now}) AS as_of
-  FROM judged GROUP BY queue
+Each task tallies the runs that it reads; a tally is as small as the number of queues, however many runs there are.
 """
 
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-def queue_health(units: DataFrame, as_of: datetime) -> DataFrame:
-    """Give a row for each queue that has open attempts, had any delivered within a day of `as_of`, or was ever paused.
+import pyarrow as pa
+import pyarrow.compute as pc
 
-    `units` must hold the runs that are open and those that have changed within that day; others make no difference.
-    Counts of deliveries, expiries and outcomes, and waiting times, are of that day: of attempts that were last claimed,
-    settled or first claimed in it.
-    """
-    text = _HEALTH.format(
-        now=_time(as_of),
-        since=_time(as_of - WINDOW),
-        waited=three_digits(milliseconds("claimable_at", "first_claimed_at")),
+WINDOW = timedelta(days=1)
+_OF_ATTEMPTS = (
+    *("queue", "status", "applied", "deliveries", "expiries", "scheduled_at", "visible_at"),
+    *("first_claimed_at", "claimed_at", "lease_until", "settled_at"),
+)
+COLUMNS = (
+    *("run_id", "queues", "latest", "run.ended_at", "run.fenced", "run.quarantined"),
+    *(f"attempts.list.element.{name}" for name in _OF_ATTEMPTS),
+)
+"""The columns of folded runs that say anything about queues, as Parquet names them; more of them do no harm."""
+
+_TIME = pa.timestamp("us", tz="UTC")
+_WAITING, _OPEN = ["available", "retry_scheduled"], ["available", "retry_scheduled", "claimed", "dead_lettered"]
+_OUTCOMES = ("completed", "failed", "dead_lettered")
+_COUNTS = ("scheduled", "due", "claimed", "lease_over", "dead_letters", "deliveries", "expiries", *_OUTCOMES)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class QueueTally:
+    """What some runs say about queues, as of a time. Queues without open attempts and without any of late have none."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    oldest_due: dict[str, int] = field(default_factory=dict)  # microseconds
+    waited: Counter[tuple[str, float]] = field(default_factory=Counter)  # milliseconds, of three digits
+    paused: dict[str, bool] = field(default_factory=dict)
+
+    def add_runs(self, runs: pa.RecordBatch, as_of: datetime) -> None:
+        """Tally folded runs, which must have `COLUMNS`."""
+        for queues in runs.column("queues").to_pylist():
+            self.paused.update({each["queue"]: each["paused"] for each in queues or ()})
+        told = _told(runs, as_of)
+        sums = told.group_by("queue").aggregate([*((name, "sum") for name in _COUNTS), ("due_since", "min")])
+        for row in sums.to_pylist():
+            counts = self.counts.setdefault(row["queue"], Counter())
+            counts.update({name: row[f"{name}_sum"] or 0 for name in _COUNTS})
+            self._note_due(row["queue"], row["due_since_min"])
+        waits = told.group_by(["queue", "waited"]).aggregate([([], "count_all")])
+        for queue, waited, count in zip(*(waits[name].to_pylist() for name in waits.column_names), strict=True):
+            if waited is not None:
+                self.waited[queue, waited] += count
+
+    def add(self, other: "QueueTally") -> None:
+        """Add what other runs say; a queue's pause is told in one place only."""
+        for queue, counts in other.counts.items():
+            self.counts.setdefault(queue, Counter()).update(counts)
+        for queue, due in other.oldest_due.items():
+            self._note_due(queue, due)
+        self.waited.update(other.waited)
+        self.paused.update(other.paused)
+
+    def rows(self, as_of: datetime) -> list[dict[str, Any]]:
+        """Give a row for each queue that has open attempts, had any delivered within a day, or was ever paused.
+
+        Counts of deliveries, expiries and outcomes, and waiting times, are of that day: of attempts that were last
+        claimed, settled or first claimed in it.
+        """
+        waited: dict[str, list[tuple[float, int]]] = {}
+        for (queue, milliseconds), count in sorted(self.waited.items()):
+            waited.setdefault(queue, []).append((milliseconds, count))
+        return [
+            {
+                "queue": queue,
+                "paused": self.paused.get(queue, False),
+                **{name: self.counts.get(queue, Counter())[name] for name in _COUNTS},
+                "oldest_due_at": _from_micros(self.oldest_due.get(queue)),
+                "waiting_p50_ms": percentile(waited.get(queue, []), 0.5),
+                "waiting_p95_ms": percentile(waited.get(queue, []), 0.95),
+                "as_of": as_of,
+            }
+            for queue in sorted(self.counts.keys() | self.paused.keys())
+        ]
+
+    def dump(self) -> str:
+        """Give the tally as text, for the way from a task to the driver."""
+        waited = [[*key, count] for key, count in self.waited.items()]
+        return json.dumps([self.counts, self.oldest_due, waited, self.paused])
+
+    @classmethod
+    def load(cls, text: str) -> "QueueTally":
+        """Read what `dump` gave."""
+        counts, oldest_due, waited, paused = json.loads(text)
+        return cls(
+            {queue: Counter(each) for queue, each in counts.items()},
+            oldest_due,
+            Counter({(queue, milliseconds): count for queue, milliseconds, count in waited}),
+            paused,
+        )
+
+    def _note_due(self, queue: str, since: int | None) -> None:
+        if since is not None:
+            self.oldest_due[queue] = min(since, self.oldest_due.get(queue, since))
+
+
+def percentile(counted: Iterable[tuple[float, int]], share: float) -> float | None:
+    """Give a percentile of sorted values, each with how often it is there; between two values, in proportion."""
+    values = list(counted)
+    if not values:
+        return None
+    place = (sum(count for _, count in values) - 1) * share
+    low, high = int(place), -int(-place // 1)
+    below, above = _at(values, low), _at(values, high)
+    return below if low == high else below * (high - place) + above * (place - low)
+
+
+def _at(values: list[tuple[float, int]], index: int) -> float:
+    for value, count in values:
+        if index < count:
+            return value
+        index -= count
+    raise IndexError(index)
+
+
+def _told(runs: pa.RecordBatch, as_of: datetime) -> pa.Table:
+    """Give the attempts that count, each with what it counts for."""
+    now, since = pa.scalar(as_of, _TIME), pa.scalar(as_of - WINDOW, _TIME)
+    run = _fields(runs.column("run"))
+    unended = pc.and_(pc.is_null(run["ended_at"]), pc.is_valid(runs.column("run_id")))
+    runs = runs.append_column("live", pc.and_(unended, _no(pc.or_(run["fenced"], run["quarantined"]))))
+    runs = runs.filter(pc.or_(unended, _yes(pc.greater(runs.column("latest"), since))))
+    attempts = runs.column("attempts")
+    live = runs.column("live").take(pc.list_parent_indices(attempts))
+    one = _fields(pc.list_flatten(attempts))
+    is_open = pc.and_(pc.and_(live, pc.is_in(one["status"], pa.array(_OPEN))), _no(one["applied"]))
+    claimed_lately = _yes(pc.greater(one["claimed_at"], since))
+    settled_lately = _yes(pc.greater(one["settled_at"], since))
+    counting = pc.and_(pc.is_valid(one["status"]), pc.or_(pc.or_(is_open, claimed_lately), settled_lately))
+    told = pa.table({**one, "is_open": is_open, "claimed_lately": claimed_lately, "settled_lately": settled_lately})
+    return _counted(told.filter(counting), now, since)
+
+
+def _counted(told: pa.Table, now: pa.Scalar, since: pa.Scalar) -> pa.Table:
+    status, is_open, visible_at = told["status"], told["is_open"], told["visible_at"]
+    waiting = pc.and_(is_open, pc.is_in(status, pa.array(_WAITING)))
+    held = pc.and_(is_open, pc.equal(status, "claimed"))
+    due = pc.and_(waiting, _yes(pc.less_equal(visible_at, now)))
+    over = pc.and_(held, _yes(pc.less_equal(told["lease_until"], now)))
+    # From when it could be claimed to its first claim; a deferral moves the former again.
+    first, scheduled_at = told["first_claimed_at"], told["scheduled_at"]
+    later = pc.and_(pc.greater(visible_at, scheduled_at), pc.less_equal(visible_at, first))
+    waited = pc.subtract(_micros(first), _micros(pc.if_else(_yes(later), visible_at, scheduled_at)))
+    lately = told["claimed_lately"]
+    flags = {
+        "scheduled": pc.and_(waiting, _yes(pc.greater(visible_at, now))),
+        "due": due,
+        "claimed": pc.and_(held, _yes(pc.greater(told["lease_until"], now))),
+        "lease_over": over,
+        "dead_letters": pc.and_(is_open, pc.equal(status, "dead_lettered")),
+        **{name: pc.and_(told["settled_lately"], pc.equal(status, name)) for name in _OUTCOMES},
+    }
+    none = pa.scalar(None, pa.int64())
+    due_since = pc.if_else(due, _micros(visible_at), pc.if_else(over, _micros(told["lease_until"]), none))
+    return pa.table(
+        {
+            "queue": told["queue"],
+            **{name: flag.cast(pa.int64()) for name, flag in flags.items()},
+            **{name: pc.if_else(lately, told[name], none) for name in ("deliveries", "expiries")},
+            "due_since": due_since,
+            "waited": pc.if_else(_yes(pc.greater(first, since)), _three_digits(waited), pa.scalar(None, pa.float64())),
+        }
     )
-    return units.sparkSession.sql(text, units=units)
 
 
-def milliseconds(since: str, until: str) -> str:
-    """Say in SQL how long it is from one time to another."""
-    return f"((unix_micros({until}) - unix_micros({since})) / 1000D)"
+def _three_digits(micros: Any) -> Any:
+    """Give milliseconds of three digits: a percentile of any number of times then takes bounded memory."""
+    number = pc.divide(micros.cast(pa.float64()), 1000.0)
+    digits = pc.floor(pc.log10(pc.max_element_wise(number, pa.scalar(1.0))))
+    scale = pc.power(10.0, pc.max_element_wise(pc.subtract(digits, 2.0), pa.scalar(0.0)))
+    return pc.multiply(pc.round(pc.divide(number, scale), round_mode="half_towards_infinity"), scale)
 
 
-def three_digits(number: str) -> str:
-    """Round a number, given in SQL, to three digits: a percentile of any number of times then takes bounded memory."""
-    scale = f"pow(10D, greatest(floor(log10(greatest({number}, 1D))) - 2, 0))"
-    return f"(round({number} / {scale}) * {scale})"
+def _fields(structs: Any) -> dict[str, Any]:
+    return dict(zip([each.name for each in structs.type], structs.flatten(), strict=True))
 
 
-def _time(time: datetime) -> str:
-    return f"timestamp_micros({(time - _EPOCH) // _MICROSECOND})"
+def _micros(times: Any) -> Any:
+    return times.cast(pa.int64())
+
+
+def _yes(flags: Any) -> Any:
+    return pc.fill_null(flags, False)
+
+
+def _no(flags: Any) -> Any:
+    return pc.invert(_yes(flags))
+
+
+def _from_micros(micros: int | None) -> datetime | None:
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)

@@ -18,7 +18,6 @@ from squid_dagster.spark.folds import COLUMNS, fold_runs
 from squid_dagster.spark.manifest import LOOSE, UNKNOWN, Manifest, Part
 from squid_dagster.spark.ranges import usual_fold_partitions, usual_run_partitions
 from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.tables import staged
 from squid_dagster.spark.warehouse import PART, STAGE, Warehouse, directory_of
 from squid_dagster.spark.warehouse_files import Written
 
@@ -76,7 +75,7 @@ class Journal:
         return read_journal(self.spark, self.location, upto=upto, after=after, schema=schema, only=only, by=by)
 
     def _folded(self, entries: DataFrame, partitions: int, after: int = 0) -> DataFrame:
-        return staged(fold_runs(entries, partitions, after=after)).withColumn(PART, f.expr(_PART_OF))
+        return fold_runs(entries, partitions, after=after).drop("views").withColumn(PART, f.expr(_PART_OF))
 
 
 def stage_everything(journal: Journal, warehouse: Warehouse, stage: Manifest, upto: int, generation: str) -> Manifest:

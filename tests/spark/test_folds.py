@@ -13,8 +13,9 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Entry, Fact, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark import rows, tables
+from squid_dagster.spark import rows
 from squid_dagster.spark.columns import SCHEMA
+from squid_dagster.spark.cuts import cut_frame
 from squid_dagster.spark.folds import COLUMNS, fold_runs, fold_runs_with_views
 from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.lives import Mix
@@ -98,14 +99,18 @@ def test_tables_hold_what_was_generated(spark: SparkSession, postgres: PostgresS
     done = generate(postgres, Plan(800, seed=5, mix=RICH, runs_per_commit=30))
     units = fold_runs(entries_of(spark, postgres), 2).cache()
 
-    history, attempts = tables.run_history(units).collect(), tables.attempt_history(units).collect()
+    history, attempts = cut_frame(units, "run_history").collect(), cut_frame(units, "attempt_history").collect()
 
-    assert tables.run_index(units).count() == tables.run_catalog(units).count() == len(history) == done.runs
+    assert cut_frame(units, "run_index").count() == cut_frame(units, "run_catalog").count() == len(history) == done.runs
     assert sum(row.retries for row in history) == done.retries
     assert sum(row.expiries for row in history) == sum(row.expiries for row in attempts) == done.expiries
     assert sum(row.resolutions for row in history) == done.approvals
-    assert tables.child_links(units).count() == sum(row.parent_run_id is not None for row in history) == done.children
-    assert tables.anomalies(units).count() == sum(row.anomalies for row in history) == done.anomalies
+    assert (
+        cut_frame(units, "child_links").count()
+        == sum(row.parent_run_id is not None for row in history)
+        == done.children
+    )
+    assert cut_frame(units, "journal_anomalies").count() == sum(row.anomalies for row in history) == done.anomalies
     assert sum(row.ended_at is None for row in history) == done.unfinished
     settled = [row for row in attempts if row.settled_at is not None]
     assert all(row.scheduled_at <= row.first_claimed_at <= row.claimed_at <= row.settled_at for row in settled)
@@ -180,7 +185,7 @@ def test_damaged_entries_become_anomalies_of_their_runs(spark: SparkSession, pos
 
     units = fold_runs(entries_of(spark, postgres), 2).cache()
 
-    found = {(row.run_id, row.reason, row.entry_type) for row in tables.anomalies(units).collect()}
+    found = {(row.run_id, row.reason, row.entry_type) for row in cut_frame(units, "journal_anomalies").collect()}
     assert found == {
         ("run-0-000000001", "malformed_entry", "run_started"),
         ("run-0-000000002", "malformed_entry", "run_terminal"),
@@ -188,7 +193,7 @@ def test_damaged_entries_become_anomalies_of_their_runs(spark: SparkSession, pos
         (None, "malformed_entry", "queue_paused"),
     }
     expected = groups(postgres)
-    assert {row.run_id: row.status for row in tables.run_history(units).collect()} == {
+    assert {row.run_id: row.status for row in cut_frame(units, "run_history").collect()} == {
         run_id: RunUnit.fold(entries).run.status for run_id, entries in expected.items() if run_id is not None
     }
     units.unpersist()
@@ -228,6 +233,6 @@ def test_the_fold_runs_in_workers_and_not_in_the_driver(
         raise AssertionError("the driver folds")
 
     monkeypatch.setattr(rows, "apply_unit", refuse)  # in this process alone: workers have their own
-    folded = tables.run_history(fold_runs(entries_of(spark, journal), 2)).collect()
+    folded = cut_frame(fold_runs(entries_of(spark, journal), 2), "run_history").collect()
 
     assert {row.run_id: row.status for row in folded} == expected

@@ -8,9 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, LiteralString
 
+import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
@@ -27,9 +29,9 @@ from squid_dagster.spark.lives import Life, Mix, make_life
 from squid_dagster.spark.manifest import UNKNOWN
 from squid_dagster.spark.refresh import Refreshed, Refresher, refresh
 from squid_dagster.spark.rows import fold_run, loose_row, unit_row
-from squid_dagster.spark.tables import UNIT_SCHEMA, staged
+from squid_dagster.spark.tables import STAGE_SCHEMA
 from squid_dagster.spark.warehouse import STAGE, TABLES, Warehouse
-from squid_dagster.spark.warehouse_queues import queue_health
+from squid_dagster.spark.warehouse_queues import QueueTally
 from tests.facts import (
     claimed,
     completed,
@@ -365,7 +367,7 @@ def test_a_refresh_is_refused_before_anything_is_touched(
     assert contents(warehouse) == before
 
 
-def test_the_health_of_a_queue_is_that_of_the_last_fact(spark: SparkSession) -> None:
+def test_the_health_of_a_queue_is_that_of_the_last_fact() -> None:
     day = 86_400.0
     runs: dict[str, list[Fact]] = {
         "done": [started("done"), scheduled("done"), claimed("done", at=10), completed("done"), terminal("done")],
@@ -377,9 +379,13 @@ def test_the_health_of_a_queue_is_that_of_the_last_fact(spark: SparkSession) -> 
     }
     units = [unit_row(run, fold_run(entries(facts))) for run, facts in runs.items()]
     units.append(loose_row(entries([queue_paused(), queue_paused("quiet"), queue_resumed("quiet")])))
-    frame = staged(spark.createDataFrame(units, UNIT_SCHEMA))
+    schema, tally = to_arrow_schema(STAGE_SCHEMA, timezone="UTC"), QueueTally()
+    for one in units:  # each by a task of its own
+        told = QueueTally()
+        told.add_runs(pa.RecordBatch.from_pylist([one], schema=schema), t(100))
+        tally.add(QueueTally.load(told.dump()))
 
-    found = {row.queue: row.asDict() for row in queue_health(frame, t(100)).collect()}
+    found = {row["queue"]: row for row in tally.rows(t(100))}
 
     assert found["default"] == {
         "queue": "default",
@@ -389,7 +395,7 @@ def test_the_health_of_a_queue_is_that_of_the_last_fact(spark: SparkSession) -> 
         "claimed": 1,
         "lease_over": 1,
         "dead_letters": 0,
-        "oldest_due_at": t(-9 * day).replace(tzinfo=None),
+        "oldest_due_at": t(-9 * day),
         "deliveries": 3,
         "expiries": 0,
         "completed": 1,
@@ -397,7 +403,7 @@ def test_the_health_of_a_queue_is_that_of_the_last_fact(spark: SparkSession) -> 
         "dead_lettered": 0,
         "waiting_p50_ms": 20_000.0,
         "waiting_p95_ms": 29_000.0,
-        "as_of": t(100).replace(tzinfo=None),
+        "as_of": t(100),
     }
     assert (found["quiet"]["paused"], found["quiet"]["due"], found["quiet"]["waiting_p50_ms"]) == (False, 0, None)
     assert len(found) == 2

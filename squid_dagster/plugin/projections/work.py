@@ -53,7 +53,7 @@ class Projecting:
         """Bring histories to where the folded runs are; with days and `full`, fold the runs of these days first."""
         if full and days:
             self.work.stage(days=days)
-        return [self.work.table(name, full=full, days=days) for name in names]
+        return list(self.work.tables(names, full=full, days=days).values())
 
     def metadata(self, done: TableRefreshed, days: Sequence[date] = ()) -> dict[str, dg.MetadataValue]:
         """Tell of a table what everybody wants to know, and draw what a history has to show."""
