@@ -35,17 +35,16 @@ Groups = Iterator[tuple[str | None, Iterator[Entry]]]
 """Runs one after another, by id, each with its entries by position; one group without an id for those of no run."""
 
 
-def fold_runs(entries: DataFrame, partitions: int, *, after: int = 0) -> DataFrame:
+def fold_runs(entries: DataFrame, partitions: int) -> DataFrame:
     """Fold all entries of each run, from every thread, and give one row per run (`tables.UNIT_SCHEMA`).
 
     `entries` must hold whole runs, in the columns of `COLUMNS`; `partitions` is the number of tasks. An entry that
-    cannot be read, or was changed after it was written, becomes an anomaly of its run. Runs without any entry after
-    the position `after` are left out.
+    cannot be read, or was changed after it was written, becomes an anomaly of its run.
 
     Raises:
         InvalidArgument: a column is missing, or there is no task to do it.
     """
-    return _folded(entries, partitions, _history_row, after)
+    return _folded(entries, partitions, _history_row)
 
 
 def fold_runs_with_views(entries: DataFrame, partitions: int) -> DataFrame:
@@ -68,24 +67,35 @@ def map_runs(
     if partitions < 1:
         raise InvalidArgument(f"partitions is {partitions}: a fold needs a task to do it, from 1 on")
     grouped = entries.select(*COLUMNS).repartition(partitions, "run_id").sortWithinPartitions("run_id", "position")
-    target = to_arrow_schema(schema, timezone="UTC")
 
     def fold(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        groups: Groups = (
-            (run_id, (entry for _, entry in group))
-            for run_id, group in groupby(_entries(batches), key=lambda pair: pair[0])
-        )
-        set_heap_aside()
-        with _collected_seldom():
-            yield from _batches(work(groups), target)
+        return work_on(batches, work, schema)
 
     return grouped.mapInArrow(fold, schema)
 
 
-def _folded(entries: DataFrame, partitions: int, make: RowMaker, after: int = 0) -> DataFrame:
+def work_on(
+    batches: Iterable[pa.RecordBatch], work: Callable[[Groups], Iterator[Row]], schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """Let `work` make rows of entries that come by run and by position, in the columns of `COLUMNS`; in a worker."""
+    target = to_arrow_schema(schema, timezone="UTC")
+    groups: Groups = (
+        (run_id, (entry for _, entry in group))
+        for run_id, group in groupby(_entries(batches), key=lambda pair: pair[0])
+    )
+    set_heap_aside()
+    with _collected_seldom():
+        yield from _batches(work(groups), target)
+
+
+def history_rows(groups: Groups) -> Iterator[Row]:
+    """Give the row of each run, and one for all facts of no run."""
+    return (_history_row(run_id, entries) for run_id, entries in groups)
+
+
+def _folded(entries: DataFrame, partitions: int, make: RowMaker) -> DataFrame:
     def rows(groups: Groups) -> Iterator[Row]:
-        made = (make(run_id, group) for run_id, group in groups)
-        return (row for row in made if row["last_position"] > after)
+        return (make(run_id, group) for run_id, group in groups)
 
     return map_runs(entries, partitions, rows, UNIT_SCHEMA)
 

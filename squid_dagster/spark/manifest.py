@@ -144,6 +144,13 @@ def _marked(name: str, part: Part, as_of: datetime | None) -> Part:
     return part if part.sealed == sealed else part.model_copy(update={"sealed": sealed})
 
 
+def part_of(run_id: str | None, day: date | None) -> str:
+    """Give the part that a run belongs to, by its day; or, without a run, the facts of none."""
+    if run_id is None:
+        return LOOSE
+    return UNKNOWN if day is None else day.isoformat()
+
+
 def day_name(day: date | str) -> str:
     """Give the name of a day's part."""
     return day if isinstance(day, str) else day.isoformat()

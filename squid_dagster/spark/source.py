@@ -2,8 +2,8 @@
 
 Options: one of `url`, `url_file`, `url_env` (see `credentials`); `schema` (squid); `after` and `upto`, positions of
 which the first is excluded; `partitions`; `by`: ranges of positions or of threads, or whole runs, which gives every
-entry up to `upto` of each run that has one behind `after`; `pushdown` (false). Without `upto`, a loaded frame reads up
-to a cut that is taken when it is first used.
+entry up to `upto` of each run that has one behind `after`, one run after another, by position; `pushdown` (false).
+Without `upto`, a loaded frame reads up to a cut that is taken when it is first used.
 
 Positions under a cut never change, and every commit is whole under a cut. So partitions need no common snapshot, and
 reads `(a, b]`, `(b, c]` between cuts miss nothing and repeat nothing.
@@ -35,7 +35,8 @@ NAME = "squid_journal"
 _OPTIONS = frozenset({"url", "url_file", "url_env", "schema", "after", "upto", "partitions", "by", "pushdown"})
 _BY = ("position", "thread", "run")
 _FLAGS = {"": False, "false": False, "true": True}
-_SELECT = sql.SQL("SELECT {columns} FROM {schema}.journal_entries WHERE {conditions}")
+_SELECT = sql.SQL("SELECT {columns} FROM {schema}.journal_entries WHERE {conditions}{order}")
+_BY_RUN = sql.SQL(" ORDER BY run_id, position")  # journal_entries_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,10 @@ class JournalReader(DataSourceReader):
         pushed = [found for one in self._pushed if (found := _condition(one)) is not None]
         return [Part(self._statement([part, *pushed])) for part in divided]
 
+    def parts_by_run(self, after: int, upto: int) -> list[Part]:
+        """Divide the runs that have an entry in `(after, upto]`, both of them cuts; asks nothing of the database."""
+        return [Part(self._statement([part])) for part in self._runs(after, upto)]
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as the batches come in.
 
@@ -145,15 +150,17 @@ class JournalReader(DataSourceReader):
     def _divided(self, cursor: Any, after: int, upto: int) -> list[sql.Composable]:
         asked = self._asked
         if asked.by == "run":
-            return ranges.by_run(
-                asked.schema, after, upto, asked.partitions or ranges.usual_run_partitions(after, upto)
-            )
+            return self._runs(after, upto)
         parts = asked.partitions or ranges.usual_partitions(after, upto)
         if filters.is_narrow(self._pushed):
             parts = 1
         if asked.by == "thread":
             return ranges.by_thread(cursor, asked.schema, after, upto, parts)
         return ranges.by_position(after, upto, parts)
+
+    def _runs(self, after: int, upto: int) -> list[sql.Composable]:
+        parts = self._asked.partitions or ranges.usual_run_partitions(after, upto)
+        return ranges.by_run(self._asked.schema, after, upto, parts)
 
     def _statement(self, conditions: Sequence[sql.Composable]) -> str:
         known = columns(self._asked.schema)
@@ -165,6 +172,7 @@ class JournalReader(DataSourceReader):
             columns=sql.SQL(", ").join(chosen),
             schema=sql.Identifier(self._asked.schema),
             conditions=sql.SQL(" AND ").join(conditions),
+            order=_BY_RUN if self._asked.by == "run" else sql.SQL(""),
         )
         return composed.as_string(None)
 

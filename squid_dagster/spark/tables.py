@@ -68,6 +68,9 @@ A row without a run id stands for the facts that belong to no run.
 STAGE_SCHEMA = StructType([each for each in UNIT_SCHEMA if each.name != "views"])
 """A folded run as the warehouse keeps it."""
 
+TOUCHED_SCHEMA = StructType([*STAGE_SCHEMA, *_struct(text="part", flag="moving")])
+"""A run that was folded again: with the part that it belongs to, and whether it may stand in another one so far."""
+
 _RUN_ID, _DAY = StructField("run_id", StringType()), StructField("day", DateType())
 
 TABLE_SCHEMAS = {

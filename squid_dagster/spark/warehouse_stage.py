@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import LiteralString
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.folds import COLUMNS, fold_runs
 from squid_dagster.spark.manifest import LOOSE, UNKNOWN, Manifest, Part
-from squid_dagster.spark.ranges import usual_fold_partitions, usual_run_partitions
+from squid_dagster.spark.merging import Merge, merge_files
+from squid_dagster.spark.ranges import usual_fold_partitions
 from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.tasks import packed
+from squid_dagster.spark.touched import Touched, fold_touched
 from squid_dagster.spark.warehouse import PART, STAGE, Warehouse, directory_of
-from squid_dagster.spark.warehouse_files import Written
+from squid_dagster.spark.warehouse_files import Files, Written
 
+_FILE_BYTES = 32 << 20  # files of a part that are smaller are put together when they are written anew
 _PART_OF = f"coalesce(cast(day AS string), CASE WHEN run_id IS NULL THEN '{LOOSE}' ELSE '{UNKNOWN}' END)"
-# A start is a fact and stays, so a run keeps its day, unless it had none yet or an entry was damaged since.
-_MAY_MOVE = f"run_id IS NOT NULL AND ({PART} = '{UNKNOWN}' OR exists(anomalies, one -> one.reason = 'malformed_entry'))"
 
 # journal_entries_pkey, for both
 _ORIGIN: LiteralString = "SELECT encode(digest, 'hex') FROM {schema}.journal_entries ORDER BY position LIMIT 1"
@@ -53,29 +54,26 @@ class Journal:
     def everything(self, upto: int) -> DataFrame:
         """Fold all runs up to a cut."""
         parts = usual_fold_partitions(0, upto)
-        return self._folded(self._entries(upto, by="position"), parts)
-
-    def touched(self, after: int, upto: int) -> DataFrame:
-        """Fold the runs that have a fact between two cuts, from their beginning."""
-        entries = self._entries(upto, by="run", after=after)
-        # Facts of no run are read whenever anything is; they are news only if one of them is new.
-        return self._folded(entries, usual_run_partitions(after, upto), after)
+        return self._folded(self._entries(upto), parts)
 
     def started_on(self, days: Sequence[date], upto: int) -> DataFrame:
         """Fold the runs that started on these days."""
-        starts = self._entries(upto, by="position", only=("run_id", "type", "occurred_at"))
+        starts = self._entries(upto, only=("run_id", "type", "occurred_at"))
         micros = f.unix_micros("occurred_at")
         day = f.date_from_unix_date(f.floor(micros / 86_400_000_000).cast("int"))
         chosen = starts.where((f.col("type") == "run_started") & day.isin(list(days))).select("run_id").distinct()
-        entries = self._entries(upto, by="position").join(chosen, "run_id", "left_semi")
+        entries = self._entries(upto).join(chosen, "run_id", "left_semi")
         return self._folded(entries, usual_fold_partitions(0, upto)).where(f.col("day").isin(list(days)))
 
-    def _entries(self, upto: int, *, by: str, after: int = 0, only: Sequence[str] = COLUMNS) -> DataFrame:
-        schema = self.storage.schema
-        return read_journal(self.spark, self.location, upto=upto, after=after, schema=schema, only=only, by=by)
+    def touched(self, files: Files, directory: str, after: int, upto: int) -> Touched:
+        """Fold the runs that have a fact between two cuts, from their beginning, into files of a directory."""
+        return fold_touched(self.spark, files, directory, self.location, self.storage.schema, after, upto)
 
-    def _folded(self, entries: DataFrame, partitions: int, after: int = 0) -> DataFrame:
-        return fold_runs(entries, partitions, after=after).drop("views").withColumn(PART, f.expr(_PART_OF))
+    def _entries(self, upto: int, *, only: Sequence[str] = COLUMNS) -> DataFrame:
+        return read_journal(self.spark, self.location, upto=upto, schema=self.storage.schema, only=only)
+
+    def _folded(self, entries: DataFrame, partitions: int) -> DataFrame:
+        return fold_runs(entries, partitions).drop("views").withColumn(PART, f.expr(_PART_OF))
 
 
 def stage_everything(journal: Journal, warehouse: Warehouse, stage: Manifest, upto: int, generation: str) -> Manifest:
@@ -87,13 +85,15 @@ def stage_everything(journal: Journal, warehouse: Warehouse, stage: Manifest, up
 
 def stage_touched(journal: Journal, warehouse: Warehouse, stage: Manifest, upto: int, generation: str) -> Manifest:
     """Fold what was touched since the stage's position and write the days that hold it; gives the manifest."""
-    news = journal.touched(stage.covered, upto).persist(StorageLevel.MEMORY_AND_DISK)
+    directory = f"{STAGE}/{generation}-touched"
     try:
-        parts = _touched_parts(journal, warehouse, stage, news)
-        written = _write(warehouse, _merged(journal, warehouse, stage, news, parts), generation) if parts else {}
+        touched = journal.touched(warehouse.files, directory, stage.covered, upto)
+        parts = _touched_parts(journal, warehouse, stage, touched)
+        merges = [merge for part in sorted(parts) for merge in _merges(warehouse, stage, touched, part, generation)]
+        merge_files(journal.spark, warehouse.files, merges)
     finally:
-        news.unpersist()
-    changed = _parts(written, generation, upto)
+        warehouse.files.remove([directory])
+    changed = _parts(warehouse.files.written(f"{STAGE}/{generation}"), generation, upto)
     return _following(journal, stage, upto, generation, changed, parts - changed.keys())
 
 
@@ -107,29 +107,39 @@ def stage_days(
     return _following(journal, stage, stage.covered, generation, changed, gone)
 
 
-def _touched_parts(journal: Journal, warehouse: Warehouse, stage: Manifest, news: DataFrame) -> set[str]:
+def _touched_parts(journal: Journal, warehouse: Warehouse, stage: Manifest, touched: Touched) -> set[str]:
     """Tell which parts are to be written anew: where the rows belong, and where they stood."""
-    # Positions are compared here: as constants in the code that Spark makes, they would have it compiled every time.
-    told = news.groupBy(PART).agg(f.expr(f"min(first_position) FILTER (WHERE {_MAY_MOVE}) AS first")).collect()
-    parts = {row[PART] for row in told}
-    if any(row["first"] is not None and row["first"] <= stage.covered for row in told):
-        ids = news.where(_MAY_MOVE).where(f"first_position <= {stage.covered}").select("run_id")
+    parts = set(touched.parts)
+    if touched.moving:
+        paths = [f"{warehouse.files.for_spark}/{name}" for name in touched.moving]
+        moving = journal.spark.read.schema("run_id string").parquet(*paths)
         old = warehouse.read_parts(journal.spark, stage).select("run_id", "day")
-        found = old.join(ids, "run_id", "left_semi").select(f.expr(_PART_OF).alias(PART)).distinct().collect()
+        found = old.join(moving, "run_id", "left_semi").select(f.expr(_PART_OF).alias(PART)).distinct().collect()
         parts |= {row[PART] for row in found}
     # A run may get its start at any time, and goes from here to its day.
     return parts | ({UNKNOWN} & stage.parts.keys() if parts else set())
 
 
-def _merged(
-    journal: Journal, warehouse: Warehouse, stage: Manifest, news: DataFrame, parts: Iterable[str]
-) -> DataFrame:
-    """Put new rows in the place of those of the same runs."""
-    former = set(parts) & stage.parts.keys() - {LOOSE}  # there is one such row, and it is new
-    if not former:
-        return news
-    old = warehouse.read_parts(journal.spark, stage, former).withColumn(PART, f.expr(_PART_OF))
-    return old.join(news.select("run_id"), "run_id", "left_anti").unionByName(news)
+def _merges(warehouse: Warehouse, stage: Manifest, touched: Touched, part: str, generation: str) -> list[Merge]:
+    """Say which files make up a part from now on: small ones become one, and what is new goes where there is room."""
+    former = stage.parts[part].directory if part in stage.parts else None
+    # Of facts that belong to no run there is one row, and it is new.
+    files = warehouse.files.parquet_files(f"{STAGE}/{former}") if former and part != LOOSE else []
+    new = touched.parts.get(part, ())
+    packs = packed(files, lambda file: file.size, _FILE_BYTES)
+    if new and (not packs or sum(file.size for file in packs[-1]) >= _FILE_BYTES):
+        packs.append([])
+    # Whoever got a start has gone from there, to whichever day.
+    replaced = [name for each in touched.parts.values() for name in each] if part == UNKNOWN else new
+    return [
+        Merge(
+            target=f"{STAGE}/{directory_of(generation, part)}/{number}.parquet",
+            former=tuple(file.name for file in pack),
+            replaced=(*replaced, *touched.moving),
+            new=new if number == len(packs) - 1 else (),
+        )
+        for number, pack in enumerate(packs)
+    ]
 
 
 def _write(warehouse: Warehouse, rows: DataFrame, generation: str) -> dict[str, Written]:

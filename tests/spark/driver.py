@@ -116,8 +116,16 @@ class Driver:
             done = refresh(self.session, self.storage, self.location, warehouse, full=True)
         finally:
             folds._history_row = kept
-        tables = {table: digest(warehouse.read(self.session, table)) for table in TABLES}
-        say(rebuilt={"tables": tables, "rows": done.rows, "folded_in": noted(), "pid": os.getpid()})
+        say(rebuilt={"tables": self._tables(warehouse), "rows": done.rows, "folded_in": noted(), "pid": os.getpid()})
+
+    def refresh(self, path: str) -> None:
+        """Refresh all tables after what is new, and tell what they say."""
+        warehouse = Warehouse(path)
+        done = refresh(self.session, self.storage, self.location, warehouse)
+        say(refreshed={"tables": self._tables(warehouse), "full": done.full})
+
+    def _tables(self, warehouse: Warehouse) -> dict[str, str]:
+        return {table: digest(warehouse.read(self.session, table)) for table in TABLES}
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def fill(storage: PostgresStorage) -> None:
 
 
 @pytest.mark.timeout(900)  # three JVMs and their workers, where others may be busy too
-def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver(
+def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver_and_a_refresh_gives_the_same(
     postgres: PostgresStorage, tmp_path: Path
 ) -> None:
     log, trap = tmp_path / "events", tmp_path / "trap"
@@ -51,7 +51,15 @@ def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver(
         kill(killed)
         hit = program.told("rebuilt", 2)
 
+        generate(postgres, Plan(500, seed=3, runs_per_commit=10))
+        program.tell(f"refresh {tmp_path / 'calm'}")
+        refreshed = program.told("refreshed")
+        program.tell(f"rebuild {tmp_path / 'hit'}")
+        again = program.told("rebuilt", 3)
+
     assert hit["tables"] == calm["tables"]
+    assert not refreshed["full"]
+    assert refreshed["tables"] == again["tables"] != calm["tables"]
     assert SECRET not in "".join([*commands.values(), *logged(log)])
     assert calm["rows"]["run_history"] > FACTS / 20
     found = events(log)

@@ -18,11 +18,18 @@ from tests.spark.clusters import (
 )
 
 
-def test_a_connect_server_folds_as_one_process_does_and_shows_no_password(
+def test_a_connect_server_folds_and_refreshes_as_one_process_does_and_shows_no_password(
     spark: SparkSession, postgres: PostgresStorage, tmp_path: Path
 ) -> None:
     generate(postgres, Plan(300, runs_per_commit=10))
     with connect_server(tmp_path) as cluster, driver(cluster.master, postgres, tmp_path) as program:
+        program.tell(f"refresh {tmp_path / 'house'}")
+        program.told("refreshed")
+        generate(postgres, Plan(100, seed=1, runs_per_commit=10))
+        program.tell(f"refresh {tmp_path / 'house'}")
+        refreshed = program.told("refreshed", 2)
+        program.tell(f"refresh {tmp_path / 'whole'}")
+        whole = program.told("refreshed", 3)
         program.tell("look")
         looked = program.told("looked")
         shown = [
@@ -31,6 +38,8 @@ def test_a_connect_server_folds_as_one_process_does_and_shows_no_password(
             *(command_line(pid) for each in [program, *cluster.programs] for pid in each.processes()),
         ]
 
+    assert (refreshed["full"], whole["full"]) == (False, True)
+    assert refreshed["tables"] == whole["tables"]
     assert_as_in_this_process(spark, postgres, looked)
     assert_hidden(shown, tmp_path)
 

@@ -18,6 +18,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import Fact, RunStarted
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated
+from squid_dagster.spark import warehouse_stage
 from squid_dagster.spark.errors import (
     ForeignWarehouse,
     RefreshFailed,
@@ -26,11 +27,12 @@ from squid_dagster.spark.errors import (
     WarehouseUnavailable,
 )
 from squid_dagster.spark.lives import Life, Mix, make_life
-from squid_dagster.spark.manifest import UNKNOWN
+from squid_dagster.spark.manifest import UNKNOWN, Manifest
 from squid_dagster.spark.refresh import Refreshed, Refresher, refresh
 from squid_dagster.spark.rows import fold_run, loose_row, unit_row
 from squid_dagster.spark.tables import STAGE_SCHEMA
 from squid_dagster.spark.warehouse import STAGE, TABLES, Warehouse
+from squid_dagster.spark.warehouse_files import Files
 from squid_dagster.spark.warehouse_queues import QueueTally
 from tests.facts import (
     claimed,
@@ -364,6 +366,78 @@ def test_a_refresh_is_refused_before_anything_is_touched(
     manifest.write_text(kept.replace("last_position", "older_position"))
     done = run_refresh(spark, postgres, warehouse)
     assert done.full
+    assert contents(warehouse) == before
+
+
+def test_a_part_of_several_files_is_refreshed_as_one(
+    spark: SparkSession, postgres: PostgresStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warehouse_stage, "_FILE_BYTES", 1)
+    random = Random(11)
+    steps, whole = Warehouse(str(tmp_path / "steps")), Warehouse(str(tmp_path / "whole"))
+    moments = mixed(random, [life.moments for life in lives(random, 9, timedelta(minutes=1))])
+    third = len(moments) // 3
+    for at in range(0, 3 * third, third):
+        write(postgres, moments[at : at + third] if at < 2 * third else moments[at:])
+        last = run_refresh(spark, postgres, steps)
+    run_refresh(spark, postgres, whole, upto=last.cut)
+    assert len(list((tmp_path / "steps" / STAGE).glob(f"{last.cut}-*/part=2026-01-01/*.parquet"))) == 3
+    assert contents(steps) == contents(whole)
+
+
+class _Crash(BaseException):
+    """The end of a process, at a line of ours."""
+
+
+@pytest.mark.parametrize("published", range(1 + len(TABLES)))
+def test_a_crash_before_any_table_is_published_leaves_all_readable_and_the_next_refresh_right(
+    spark: SparkSession, postgres: PostgresStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: int
+) -> None:
+    random, warehouse = Random(13), Warehouse(str(tmp_path / "house"))
+    moments = mixed(random, [life.moments for life in lives(random, 5, timedelta(hours=9))])
+    write(postgres, moments[:-10])
+    run_refresh(spark, postgres, warehouse)
+    before = contents(warehouse)
+    write(postgres, moments[-10:])
+    whole = Warehouse(str(tmp_path / "whole"))
+    cut = run_refresh(spark, postgres, whole).cut
+    names = (STAGE, *TABLES)
+
+    def publish(self: Warehouse, manifest: Manifest) -> None:
+        if manifest.table == names[published]:
+            raise _Crash
+        real(self, manifest)
+
+    real = Warehouse.publish
+    with monkeypatch.context() as crashing:
+        crashing.setattr(Warehouse, "publish", publish)
+        crashing.setattr(Files, "remove", lambda *_: None)  # nor did it get to put things away
+        with pytest.raises(_Crash):
+            run_refresh(spark, postgres, warehouse, upto=cut)
+
+    after, found = contents(whole), contents(warehouse)
+    assert found == {name: (after if names.index(name) < published else before)[name] for name in names}
+    run_refresh(spark, postgres, warehouse, upto=cut)
+    assert contents(warehouse) == after
+    assert not list((tmp_path / "house" / STAGE).glob("*-touched"))
+
+
+def test_a_file_that_cannot_be_merged_is_told_and_nothing_is_left_of_the_try(
+    spark: SparkSession, postgres: PostgresStorage, tmp_path: Path
+) -> None:
+    random, warehouse = Random(17), Warehouse(str(tmp_path / "house"))
+    moments = mixed(random, [life.moments for life in lives(random, 3, timedelta(minutes=1))])
+    write(postgres, moments[:-3])
+    run_refresh(spark, postgres, warehouse)
+    before = contents(warehouse)
+    write(postgres, moments[-3:])
+    (file,) = (tmp_path / "house" / STAGE).glob("*/part=2026-01-01/*.parquet")
+    kept = file.read_bytes()
+    file.write_bytes(b"damaged")
+    with pytest.raises(RefreshFailed, match=f"could not write table '{STAGE}'"):
+        run_refresh(spark, postgres, warehouse)
+    assert not list((tmp_path / "house" / STAGE).glob("*-touched"))
+    file.write_bytes(kept)
     assert contents(warehouse) == before
 
 
