@@ -21,7 +21,7 @@ from squid_dagster.spark.warehouse_files import Files
 from squid_dagster.spark.warehouse_queues import QueueTally
 
 _BYTES_PER_TASK = 4 << 20  # of folded runs; a task by itself costs as much as some thousand runs
-_RUNS_AT_ONCE = 5_000
+_RUNS_AT_ONCE = 2_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from squid_dagster.spark.tables import STAGE_SCHEMA
 from squid_dagster.spark.tasks import in_workers
 from squid_dagster.spark.warehouse_files import Files
 
-_RUNS_AT_ONCE = 5_000
+_RUNS_AT_ONCE = 2_000
 _LOOKED_UP_AT_ONCE = 500_000
 _COLUMNS = STAGE_SCHEMA.fieldNames()
 

@@ -29,6 +29,7 @@ def in_workers(spark: SparkSession, orders: Sequence[T], work: Callable[[T], str
         set_heap_aside()
         said = [work(orders[number]) for batch in batches for number in batch["id"].to_pylist()]
         yield pa.record_batch([pa.array(said, pa.string())], ["said"])
+        pa.default_memory_pool().release_unused()  # the worker stays, and what it does next may need it
 
     rows = spark.range(0, len(orders), 1, len(orders)).mapInArrow(task, "said string").collect()
     return [row["said"] for row in rows]
