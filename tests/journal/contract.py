@@ -53,6 +53,9 @@ AWKWARD: dict[str, JsonValue] = {
 # A failing example on a shared journal is told as it was found: another try would meet what the first one left.
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
 
+LONG = 30.0
+"""Seconds: nobody waits so long unless something is broken."""
+
 EVERYTHING = 2**62
 """A position beyond all others."""
 
@@ -112,6 +115,14 @@ def raw(storage: PostgresStorage, *, autocommit: bool = True) -> Iterator[psycop
         yield connection
         if not autocommit:
             connection.rollback()
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Return once it is so."""
+    deadline = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < deadline, "it never became so"
+        time.sleep(0.01)
 
 
 def plain_url(url: str) -> str:

@@ -4,8 +4,7 @@ import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
@@ -17,10 +16,9 @@ from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.listener import Patience
 from squid_dagster.journal.postgres.notifier import Hint, Sender
 from squid_dagster.protocol.errors import InvalidArgument
-from tests.journal.contract import Opener, plain_url, raw
+from tests.journal.contract import LONG, Opener, eventually, plain_url, raw
 from tests.processes import Child, children
 
-LONG = 30.0  # nobody waits so long unless something is broken
 A, B = Hint("c", "a"), Hint("c", "b")
 
 
@@ -31,14 +29,6 @@ def sessions(storage: PostgresStorage) -> list[int]:
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'squid_dagster listener'"
         ).fetchall()
     return [pid for (pid,) in found]
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    """Return once it is so."""
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never became so"
-        time.sleep(0.01)
 
 
 def no_threads() -> bool:
@@ -245,6 +235,7 @@ def test_a_listener_takes_no_connection_from_the_pool(postgres: PostgresStorage,
     for listener in listeners:
         listener.close()
     notifier.close()
+    postgres.close()  # with the one that it keeps at hand
     assert postgres.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
