@@ -164,7 +164,7 @@ class DispatchStore(Protocol):
 
     @property
     def wakes(self) -> bool:
-        """Whether `open` and `decide` tell workers about what they have scheduled; elsewhere the caller does."""
+        """Whether `open_runs` and `decide` tell workers about what they have scheduled; elsewhere the caller does."""
 
     def claim(
         self,
@@ -195,7 +195,7 @@ class DispatchStore(Protocol):
         `NotFound`; or whatever `SquidError` the planner raised for the run.
         """
 
-    def open(self, openings: Sequence[Opening]) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """Write new runs in a shorter way than `decide` does, all at once; give the time that they are written with.
 
         None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.

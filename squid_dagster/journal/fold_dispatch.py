@@ -126,7 +126,7 @@ class FoldDispatchStore:
         refs = [settlement.ref for settlement in settlements]
         return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
 
-    def open(self, openings: Sequence[Opening]) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """There is no shorter way here."""
         return None
 

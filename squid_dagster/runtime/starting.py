@@ -187,7 +187,7 @@ def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
     openings = [opening for start in starts if (opening := start.opening()) is not None]
-    at = runtime.dispatch.open(openings) if len(openings) == len(starts) else None
+    at = runtime.dispatch.open_runs(openings) if len(openings) == len(starts) else None
     if at is not None:
         return [Receipt(each.run_id, each.signal.type, at, each.signal.idempotency_key) for each in starts]
     written = runtime.decide(

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
 _REST = timedelta(seconds=30)  # before an attempt that we, not its step, have failed is tried again
+_SECOND_LOOK = 0.02  # seconds after a claim that got some, but less than it asked for
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
 
@@ -199,8 +200,9 @@ class Worker:
                 self._begin(claims)
             elif idle and self._until_idle:
                 return
-            if len(claims) < free:  # there is no more: whoever brings some, tells
-                self._rest(self._dues.next_within(self._poll))
+            if len(claims) < free:
+                # No more, but for what somebody else had locked. What was begun goes first, then a second look.
+                self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if claims else self._poll))
 
     def _over(self) -> bool:
         return self._stops > 0 or (self._ends_at is not None and time.monotonic() > self._ends_at)

@@ -14,6 +14,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed, Settlement, hash_token, new_claims
 from squid_dagster.journal.postgres import dispatch as dispatch_module
 from squid_dagster.journal.postgres import storage as storage_module
+from squid_dagster.journal.postgres import transaction as transaction_module
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
@@ -335,7 +336,7 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
     with raw(deep) as connection:
         for _ in range(8):
             before = attempts_read(connection)
-            connection.execute(deep.sql(storage_module._LOCK), arguments)
+            connection.execute(deep.sql(transaction_module._LOCK), arguments)
             after = attempts_read(connection)
             assert (after.seq_scans, after.rows - before.rows <= 2) == (0, True)
 

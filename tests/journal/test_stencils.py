@@ -89,14 +89,14 @@ def squid(postgres_virtual: PostgresStorage) -> Squid:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each start, whether it was written by a stencil."""
     found: list[bool] = []
-    usual = PostgresDispatchStore.open
+    usual = PostgresDispatchStore.open_runs
 
     def counted(store: PostgresDispatchStore, openings: Any) -> Any:
         at = usual(store, openings)
         found.append(at is not None)
         return at
 
-    monkeypatch.setattr(PostgresDispatchStore, "open", counted)
+    monkeypatch.setattr(PostgresDispatchStore, "open_runs", counted)
     return found
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage, verify
-from squid_dagster.journal.postgres.storage import Transaction
+from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.postgres.units import Touched
 from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol import RunSignalReceived

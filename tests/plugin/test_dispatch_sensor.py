@@ -11,9 +11,9 @@ import pytest
 from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from sqlalchemy import event
 
 from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.queries import BacklogRow
 from squid_dagster.plugin import SquidResource
@@ -134,14 +134,21 @@ def test_a_paused_queue_launches_nothing(resource: SquidResource, instance: dg.D
 # --- idle -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_tick_costs_one_query(resource: SquidResource, instance: dg.DagsterInstance, squid: Squid) -> None:
+def test_an_idle_tick_costs_one_query(
+    resource: SquidResource, instance: dg.DagsterInstance, squid: Squid, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert tick(resource, instance) == ([], "nothing is due on default, mail")
-    statements: list[Any] = []
-    engine = storage_of(resource._place()).engine
-    event.listen(engine, "checkout", lambda *_: statements.append(1))
+    loans: list[Any] = []
+    usual = PostgresStorage.connection
+
+    def counted(storage: PostgresStorage) -> Any:
+        loans.append(storage)
+        return usual(storage)
+
+    monkeypatch.setattr(PostgresStorage, "connection", counted)
     for _ in range(3):
         assert tick(resource, instance)[0] == []
-    assert len(statements) == 3
+    assert loans == [storage_of(resource._place())] * 3
 
 
 # --- launching ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 WITHOUT_A_WINDOW = {
     "journal/fold_dispatch.py _write: self._storage.commit": "where commits span threads, there is one append",
     "journal/fold_dispatch.py commit_in_order: storage.commit": "where commits span threads, there is one append",
-    "runtime/starting.py _start_batch: runtime.decide": "only where commits span threads: one append for all runs",
+    "runtime/starting.py write_starts: runtime.dispatch.open_runs": "only on Postgres: one transaction for all runs",
     "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
     "runtime/leases.py claim: runtime.dispatch.claim": "one append",
     "runtime/leases.py extended: runtime.dispatch.heartbeat": "one append",

@@ -30,14 +30,8 @@ from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
-from squid_dagster.journal.postgres.storage import (
-    NOT_NEW,
-    PostgresStorage,
-    Transaction,
-    names,
-    persistently,
-    texts,
-)
+from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, persistently
+from squid_dagster.journal.postgres.transaction import Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
     FactOf,
@@ -192,7 +186,7 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def open(self, openings: Sequence[Opening]) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """Write new runs by the stencil of their kind, in one message, as the contract says."""
         commit_id = uuid4()
         tried: list[datetime] = []

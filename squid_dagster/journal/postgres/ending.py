@@ -15,7 +15,8 @@ from pydantic_core import to_json
 
 from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Settlement
 from squid_dagster.journal.postgres.short import candidates
-from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, claims_json, names
+from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage
+from squid_dagster.journal.postgres.transaction import claims_json, names
 from squid_dagster.journal.settling import completion_fact
 from squid_dagster.protocol.attempts import Attempt, completed
 from squid_dagster.protocol.codec import encode
