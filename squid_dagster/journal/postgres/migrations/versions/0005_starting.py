@@ -1,4 +1,4 @@
-"""The function for starts whose facts and rows are known beforehand, and a claim with fewer statements."""
+"""The function for starts whose facts and rows are known beforehand."""
 
 from alembic import context, op
 
@@ -9,9 +9,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Add the one and replace the other in the schema at hand."""
-    schema = context.config.attributes["schema"]
+    """Add the function to the schema at hand."""
     connection = op.get_bind().connection.driver_connection
     assert connection is not None  # noqa: S101  Alembic never runs a migration without one
-    for part in ("claim", "starting"):
-        connection.execute(render(f"0005_{part}", schema))
+    connection.execute(render("0005_starting", context.config.attributes["schema"]))
