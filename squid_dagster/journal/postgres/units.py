@@ -182,7 +182,7 @@ class Units:
 
     def _changed_attempts(self, run_id: str, unit: RunUnit) -> Iterable[Row]:
         before, run, dispatch = self.loaded[run_id], unit.run, unit.dispatch
-        for key in {*dispatch.attempts, *run.planned}:
+        for key in dict.fromkeys([*dispatch.attempts, *run.planned]):  # always in the same order, as no set is
             # Rules give new values and never change old ones, so the same object is the same state.
             same = (
                 dispatch.attempts.get(key) is before.attempts.get(key)
