@@ -192,14 +192,16 @@ class PostgresDispatchStore:
         tried: list[datetime] = []
 
         def once() -> datetime | None:
+            earlier = list(tried)
             now = self._storage.likely_now()
             new = None if now is None else self._stencils.fill(openings, now)
-            if tried and self._storage.find_commit(commit_id) is not None:
-                return tried[0]  # written the first time; only the word of it was lost on the way
-            if now is None or new is None:
-                return None
-            tried[:] = [now]
-            return now if self._is_new(lambda transaction: transaction.start(new, now, commit_id)) else None
+            if now is not None and new is not None:
+                tried[:] = [now]
+                if self._is_new(lambda transaction: transaction.start(new, now, commit_id)):
+                    return now
+            if earlier and self._storage.find_commit(commit_id) is not None:
+                return earlier[0]  # written the first time; only the word of it was lost on the way
+            return None
 
         return persistently(once)
 
