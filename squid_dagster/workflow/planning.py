@@ -15,6 +15,7 @@ from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
+    AttemptScheduled,
     Fact,
     ManualStepPaused,
     ManualStepResolved,
@@ -372,6 +373,8 @@ class _Planning:
         return {**error, "compensation_failures": failures} if failures else error
 
     def _end(self, status: str, error: JsonObject | None = None) -> None:
+        # What a sibling settled beside this one has just planned never begins: its schedule could come after the end.
+        self.facts = [fact for fact in self.facts if not isinstance(fact, AttemptScheduled)]
         for fact in plan_end(self.run, status, self.now, error):
             self.add(fact)
 

@@ -185,6 +185,23 @@ def test_siblings_that_fail_together_end_the_run_once_with_the_first_error() -> 
     assert sheet.unit.run.terminal_error == {"message": "first"}
 
 
+def test_what_a_sibling_has_just_planned_is_not_put_on_the_queue_of_a_run_that_ends() -> None:
+    wf = diamond()
+    wf.step(name="later", after=["left"])(nothing)
+    sheet = Sheet(wf)
+    sheet.settle(root=Ok())
+    facts = sheet.settle(left=Ok(), right=Error())
+    assert types(facts) == [
+        "runnable_applied",
+        "runnables_planned",
+        "runnable_applied",
+        "run_fenced",
+        "run_terminal",
+    ]
+    assert sheet.unit.anomalies == []
+    assert sheet.open() == []
+
+
 def test_a_success_beside_a_failure_in_the_same_commit_is_undone_where_that_is_declared() -> None:
     wf = Workflow("pair")
     wf.step(name="good", compensate=nothing)(nothing)
