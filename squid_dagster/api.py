@@ -159,22 +159,19 @@ class Squid:
             ConflictingCommand: the key, or the run id, was used with another payload.
         """
         options = signal_options(actor=actor, comment=comment, metadata=metadata, idempotency_key=idempotency_key)
-        return self._receipt(
-            start_run(
+        with self.runtime.dispatch.announce(self.runtime.queue if queue is None else queue) as announced:
+            start = prepare_start(
                 self.runtime,
-                prepare_start(
-                    self.runtime,
-                    workflow,
-                    payload,
-                    trigger=trigger,
-                    queue=queue,
-                    run_id=run_id,
-                    priority=priority,
-                    version=version,
-                    options=options,
-                ),
+                workflow,
+                payload,
+                trigger=trigger,
+                queue=queue,
+                run_id=run_id,
+                priority=priority,
+                version=version,
+                options=options,
             )
-        )
+            return self._receipt(start_run(self.runtime, start, announced))
 
     def start_many(
         self,

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -159,6 +160,16 @@ class Answer:
         return self.attempt
 
 
+class Announcement(Protocol):
+    """A start that workers were told of before it is written."""
+
+    def is_late(self) -> bool:
+        """Tell whether workers may have given up waiting for it, so that they have to be told again."""
+
+    def withdraw(self) -> None:
+        """Let nobody wait for it any longer. May be called more than once."""
+
+
 class DispatchStore(Protocol):
     """Claims and their outcomes. Members of a group are independent: a stale one never fails the others."""
 
@@ -174,12 +185,13 @@ class DispatchStore(Protocol):
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
+        after: int | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts in claim order: priority, due time, position.
 
         Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; gives nothing
         from a paused queue, and only what `definitions` names (see `definition_key`), unless that is None. Never
-        raises a conflict.
+        raises a conflict. With the number of an announced start, it waits a moment `after` which that is written.
 
         Raises:
             InvalidArgument, InvalidThread: a bad limit, lease, owner or queue.
@@ -195,7 +207,14 @@ class DispatchStore(Protocol):
         `NotFound`; or whatever `SquidError` the planner raised for the run.
         """
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
+    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
+        """Tell workers that a run is about to be written, so that they wait for it while it is being prepared.
+
+        Whatever comes of that, it is nobody's error: at best the run's first step begins sooner. It is to be handed to
+        `open_runs`, or withdrawn; the end of the block does that, too.
+        """
+
+    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
         """Write new runs in a shorter way than `decide` does, all at once; give the time that they are written with.
 
         None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.

@@ -1,10 +1,12 @@
 """Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
+    Announcement,
     Answer,
     Claim,
     ClaimRef,
@@ -64,6 +66,7 @@ class FoldDispatchStore:
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
+        after: int | None = None,  # nothing is announced here
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
@@ -126,7 +129,11 @@ class FoldDispatchStore:
         refs = [settlement.ref for settlement in settlements]
         return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
+    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
+        """Whoever shares a storage object is told in no time."""
+        return nullcontext()
+
+    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
         """There is no shorter way here."""
         return None
 

@@ -54,9 +54,14 @@ BACKLOG_THREAD = "squid:backlog:cards"
 _ONLY_PART = {ThreadKind.RUN_CATALOG: "all", ThreadKind.BACKLOG: "cards"}
 
 
+def is_part(value: object) -> bool:
+    """Tell whether a value may stand in a thread id."""
+    return isinstance(value, str) and len(value) <= PART_MAX_LENGTH and _PART.match(value) is not None
+
+
 def check_part(value: str, what: str) -> str:
     """Return `value` if it may stand in a thread id; raise `InvalidThread` naming `what` and the value otherwise."""
-    if not isinstance(value, str) or len(value) > PART_MAX_LENGTH or not _PART.match(value):
+    if not is_part(value):
         raise InvalidThread(
             f"{what} {value!r} cannot be part of a thread id: use 1 to {PART_MAX_LENGTH} letters, digits, "
             "'_', '.' or '-', beginning with a letter or a digit"

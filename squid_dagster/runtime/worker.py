@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
 _REST = timedelta(seconds=30)  # before an attempt that we, not its step, have failed is tried again
-_SECOND_LOOK = 0.02  # seconds after a claim that got some, but less than it asked for
+_SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for, or not what was announced
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
 
@@ -183,13 +183,15 @@ class Worker:
     # --- claiming ---------------------------------------------------------------------------------------------------
 
     def _claim_loop(self) -> None:
+        assert self._listener is not None  # noqa: S101  run opened it
         backoff = 0.0
         while not self._over():
             free, idle = self._free_slots()
             if not free or self._over():
                 continue
+            after = self._listener.announced()
             try:
-                claims = self._claim(free)
+                claims = self._claim(free, after)
             except SquidError as error:
                 backoff = min(max(0.2, backoff * 2), LONGEST_BACKOFF)
                 logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
@@ -201,8 +203,10 @@ class Worker:
             elif idle and self._until_idle:
                 return
             if len(claims) < free:
-                # No more, but for what somebody else had locked. What was begun goes first, then a second look.
-                self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if claims else self._poll))
+                # No more, but for what somebody else had locked, or has announced and not written yet. What was begun
+                # goes first, then a second look.
+                soon = bool(claims) or after is not None
+                self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
 
     def _over(self) -> bool:
         return self._stops > 0 or (self._ends_at is not None and time.monotonic() > self._ends_at)
@@ -229,7 +233,7 @@ class Worker:
         running = len(self._held) - self._executed
         return min(self._concurrency - running, 2 * self._concurrency - len(self._held))
 
-    def _claim(self, free: int) -> list[Claim]:
+    def _claim(self, free: int, after: int | None) -> list[Claim]:
         claims: list[Claim] = []
         try:
             for queue in list(self._queues):
@@ -240,7 +244,9 @@ class Worker:
                         limit=min(free - len(claims), MAX_CLAIMS),
                         lease=self._lease,
                         definitions=self._runtime.registry.keys,
+                        after=after,
                     )
+                    after = None
         except SquidError:
             if not claims:  # what was claimed is ours, and must be done
                 raise

@@ -90,10 +90,16 @@ def test_an_engine_that_began_anew_has_none_of_the_old_ones_used(storage: Postgr
 def test_a_process_that_was_forked_uses_connections_of_its_own(storage: PostgresStorage) -> None:
     before = session(storage)
     context = multiprocessing.get_context("fork")
-    answers: multiprocessing.Queue[int] = context.Queue()
-    child = context.Process(target=lambda: answers.put(session(storage)))
+    answers: multiprocessing.Queue[list[int]] = context.Queue()
+
+    def ask() -> None:
+        with ExitStack() as loans:
+            lent = [loans.enter_context(storage.connection()) for _ in range(3)]
+            answers.put([connection.info.backend_pid for connection in lent])
+
+    child = context.Process(target=ask)
     child.start()
-    assert answers.get(timeout=30) != before
+    assert before not in answers.get(timeout=30)
     child.join(30)
     assert child.exitcode == 0
     assert session(storage) == before, "and leaves its parent's alone"

@@ -91,8 +91,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     usual = PostgresDispatchStore.open_runs
 
-    def counted(store: PostgresDispatchStore, openings: Any) -> Any:
-        at = usual(store, openings)
+    def counted(store: PostgresDispatchStore, *given: Any) -> Any:
+        at = usual(store, *given)
         found.append(at is not None)
         return at
 

@@ -81,10 +81,16 @@ class Lender:
         self.engine = engine
         self._keep = keep
         self._kept: list[_Lent] = []
+        self._parents: list[_Lent] = []  # in a process that was forked: forgotten, they would go back to the pool
 
     def lend(self, explain: Explainer | None = None) -> "Loan":
         """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
         return Loan(self, explain)
+
+    def lend_kept(self, explain: Explainer | None = None) -> "Loan | None":
+        """Lend one that is at hand, without asking the pool; None when there is none."""
+        lent = self._take_kept()
+        return None if lent is None else Loan(self, explain, lent)
 
     def close(self) -> None:
         """Give all connections back to the database. What is lent comes back later, and is closed then."""
@@ -94,13 +100,9 @@ class Lender:
 
     def take(self) -> "_Lent":
         """Give a connection. Raises `StorageUnavailable`."""
-        while self._kept:
-            with suppress(IndexError):  # somebody else was faster
-                lent = self._kept.pop()
-                if lent.pid == os.getpid() and lent.pool is self.engine.pool:
-                    return lent
-                if lent.pid == os.getpid():  # else it is our parent's
-                    self.give_back(lent)
+        kept = self._take_kept()
+        if kept is not None:
+            return kept
         pool = self.engine.pool
         try:
             fairy = self.engine.raw_connection()
@@ -111,6 +113,18 @@ class Lender:
         connection.autocommit = True
         connection.prepare_threshold = None
         return lent
+
+    def _take_kept(self) -> "_Lent | None":
+        while self._kept:
+            with suppress(IndexError):  # somebody else was faster
+                lent = self._kept.pop()
+                if lent.pid == os.getpid() and lent.pool is self.engine.pool:
+                    return lent
+                if lent.pid == os.getpid():
+                    self.give_back(lent)
+                else:
+                    self._parents.append(lent)
+        return None
 
     def put(self, lent: "_Lent") -> None:
         """Take a connection back."""
@@ -146,17 +160,27 @@ class Loan:
 
     __slots__ = ("_explain", "_handled", "_lender", "_lent")
 
-    def __init__(self, lender: Lender, explain: Explainer | None) -> None:
-        """Use `Lender.lend`."""
+    def __init__(self, lender: Lender, explain: Explainer | None, lent: _Lent | None = None) -> None:
+        """Use `Lender.lend`; or `Lender.lend_kept`, and then be sure to enter it."""
         self._lender = lender
         self._explain = explain
+        self._lent = lent
+
+    @property
+    def connection(self) -> PgConnection:
+        """The connection, while it is lent."""
+        assert self._lent is not None  # noqa: S101  asked for outside of the block
+        return self._lent.connection
 
     def __enter__(self) -> PgConnection:
         self._handled = sys.exception()
-        self._lent = self._lender.take()
+        if self._lent is None:
+            self._lent = self._lender.take()
         return self._lent.connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        lent, self._lent = self._lent, None
+        assert lent is not None  # noqa: S101  entered
         try:
             if isinstance(error, psycopg.Error):
                 if self._explain is not None and (told := self._explain(error)) is not None:
@@ -164,10 +188,10 @@ class Loan:
                 interruption = _interruption(error, self._handled)
                 if interruption is not None:
                     raise interruption from None
-                if self._lent.connection.broken or self._lent.connection.closed:
+                if lent.connection.broken or lent.connection.closed:
                     raise unavailable(self._lender.engine, error) from error
         finally:
-            self._lender.put(self._lent)
+            self._lender.put(lent)
 
 
 def borrow(engine: Engine) -> Loan:

@@ -1,7 +1,9 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import LiteralString
 from uuid import UUID, uuid4
 
@@ -9,6 +11,7 @@ import psycopg
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
+    Announcement,
     Answer,
     Claim,
     ClaimRef,
@@ -25,8 +28,10 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
-from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.announcing import WAIT_MILLISECONDS, PostgresAnnouncement
+from squid_dagster.journal.postgres.connection import Loan, PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
+from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
@@ -52,11 +57,13 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.threads import check_part, run_thread
+from squid_dagster.protocol.threads import check_part, is_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
     %s::text[], %s::text[], %s::timestamptz)"""
+# The timeout is there for the announced start; a claim that has to wait for anything else is repeated without it.
+_AWAIT: LiteralString = "SELECT set_config('lock_timeout', %s, true), pg_advisory_xact_lock_shared(%s, %s); "
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
@@ -81,6 +88,8 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
       AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
+_QUIET = 0.02  # seconds without a start before one is announced: in a row of them, workers are awake
+
 
 class PostgresDispatchStore:
     """`DispatchStore` on a `PostgresStorage`."""
@@ -91,6 +100,7 @@ class PostgresDispatchStore:
         """Bind to a storage."""
         self._storage = storage
         self._stencils = Stencils(storage.max_fact_bytes)
+        self._opened_at = -_QUIET
 
     def claim(
         self,
@@ -100,19 +110,27 @@ class PostgresDispatchStore:
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
+        after: int | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
         claims: list[Claim] = []
         while len(claims) < limit:
-            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions)
+            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions, after)
             claims += found
+            after = None
             if not dead:
                 break
         return claims
 
     def _claim(
-        self, queue: str, owner_id: str, limit: int, lease: timedelta, definitions: Collection[str] | None
+        self,
+        queue: str,
+        owner_id: str,
+        limit: int,
+        lease: timedelta,
+        definitions: Collection[str] | None,
+        after: int | None,
     ) -> tuple[list[Claim], int]:
         tokens = dict(new_claims(limit))
         values = (
@@ -126,13 +144,22 @@ class PostgresDispatchStore:
             self._now(),
         )
 
-        def call() -> tuple[list[Row], int]:
+        def call(after: int | None) -> tuple[list[Row], int]:
             with self._storage.connection() as connection:
-                row = psycopg.ClientCursor(connection).execute(self._storage.sql(_CLAIM), values).fetchone()
-                assert row is not None  # noqa: S101  a function call always answers
-                return row[0]["claimed"] or [], row[0]["dead"]
+                if after is None:
+                    results = execute(connection, self._storage.sql(_CLAIM), values)
+                else:
+                    wait = str(WAIT_MILLISECONDS), self._storage.arrivals, after
+                    results = execute(connection, self._storage.sql(_AWAIT + _CLAIM), (*wait, *values))
+                answer = json_of(results[-1])
+                return answer["claimed"] or [], answer["dead"]
 
-        rows, dead = persistently(call)
+        try:
+            rows, dead = persistently(lambda: call(after))
+        except psycopg.errors.LockNotAvailable:
+            if after is None:
+                raise
+            rows, dead = persistently(lambda: call(None))
         attempts = [attempt_from_row(row) for row in rows]
         return [make_claim(attempt, tokens) for attempt in attempts], dead
 
@@ -186,7 +213,13 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
+    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
+        """Tell workers that a start is about to be written, as the contract says; not in the midst of many."""
+        if monotonic() - self._opened_at < _QUIET or not is_part(queue):
+            return nullcontext()
+        return PostgresAnnouncement(self._storage, queue)
+
+    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
         """Write new runs by the stencil of their kind, in one message, as the contract says."""
         commit_id = uuid4()
         tried: list[datetime] = []
@@ -197,13 +230,17 @@ class PostgresDispatchStore:
             new = None if now is None else self._stencils.fill(openings, now)
             if now is not None and new is not None:
                 tried[:] = [now]
-                if self._is_new(lambda transaction: transaction.start(new, now, commit_id)):
+                loan = announced.take() if isinstance(announced, PostgresAnnouncement) else None
+                if self._is_new(lambda transaction: transaction.start(new, now, commit_id), loan):
                     return now
             if earlier and self._storage.find_commit(commit_id) is not None:
                 return earlier[0]  # written the first time; only the word of it was lost on the way
             return None
 
-        return persistently(once)
+        try:
+            return persistently(once)
+        finally:
+            self._opened_at = monotonic()
 
     def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
@@ -231,11 +268,11 @@ class PostgresDispatchStore:
             lambda transaction: transaction.write_new(list(run_ids), now, verified, units.changes(), commit_id, queues)
         )
 
-    def _is_new(self, write: Callable[[Transaction], None]) -> bool:
+    def _is_new(self, write: Callable[[Transaction], None], announced: Loan | None = None) -> bool:
         """Write what is about new runs only; False when one of them is not, or the time was not the database's."""
         try:
-            with self._storage.transaction() as transaction:
-                write(transaction)
+            with announced or self._storage.connection() as connection:
+                write(Transaction(self._storage, connection, joined=announced is not None))
         except psycopg.Error as error:
             if error.sqlstate != NOT_NEW:
                 raise
@@ -280,7 +317,7 @@ class PostgresDispatchStore:
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
 
-    def _now(self) -> object:
+    def _now(self) -> datetime | None:
         return self._storage.clock.now() if self._storage.clock is not None else None
 
     def _attempts(

@@ -14,6 +14,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import to_json
 
 from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Settlement
+from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.short import candidates
 from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage
 from squid_dagster.journal.postgres.transaction import claims_json, names
@@ -57,14 +58,13 @@ def settle_ends(storage: PostgresStorage, settlements: Sequence[Settlement], com
     )
     try:
         with storage.connection() as connection:
-            row = psycopg.ClientCursor(connection).execute(storage.sql(_END), values).fetchone()
+            answer = json_of(execute(connection, storage.sql(_END), values)[0])
     except psycopg.Error as error:
         if error.sqlstate != NOT_NEW:
             raise
         return {}
-    assert row is not None  # noqa: S101  a function call always answers
-    now = storage.hear_now(row[0]["now"])
-    return {members[i - 1].place: _answer(members[i - 1], now) for i in row[0]["ended"] or ()}
+    now = storage.hear_now(answer["now"])
+    return {members[i - 1].place: _answer(members[i - 1], now) for i in answer["ended"] or ()}
 
 
 def _member(storage: PostgresStorage, place: int, settlement: Settlement) -> _Member | None:

@@ -17,6 +17,7 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine
 
 from squid_dagster.journal.notifier import Bell
+from squid_dagster.journal.postgres.announcing import heard
 from squid_dagster.journal.postgres.connection import PgConnection, connect, unavailable
 from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -60,6 +61,7 @@ class PostgresListener:
         self._echo = echo
         self._patience = patience or Patience()
         self._bell = Bell()
+        self._announced: int | None = None
         self._hears = False
         self._warned = False
         self._stopping = threading.Event()
@@ -71,6 +73,11 @@ class PostgresListener:
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
         return self._bell.wait(timeout)
+
+    def announced(self) -> int | None:
+        """Give the number of the last announced start, once."""
+        number, self._announced = self._announced, None
+        return number
 
     def wake(self) -> None:
         """Wake whoever waits here."""
@@ -137,7 +144,11 @@ class PostgresListener:
     def _heard(self, channel: str, payload: str) -> None:
         if channel == self._own_channel:
             self._hears, self._warned = True, False
-        elif payload in self._queues:
+            return
+        queue, number = heard(payload)
+        if queue in self._queues:
+            if number is not None:
+                self._announced = number
             self._bell.ring()
 
     def _warn(self, what: str) -> None:

@@ -10,10 +10,11 @@ from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import TupleRow
+from psycopg.pq.abc import PGresult
 
 from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.stencil import NewRuns
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
@@ -32,7 +33,7 @@ _BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
 _BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
 _BEGIN_NEW: LiteralString = "BEGIN; SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
-_START: LiteralString = """BEGIN; SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
+_START: LiteralString = """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
     %s::text[], %s::int, %s::int, %s::json, %s::json, %s::json); COMMIT"""
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
@@ -68,13 +69,8 @@ class Transaction:
 
     def lock(self, touched: Touched) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
-        cursor = psycopg.ClientCursor(self._connection)
-        if self._joined:
-            cursor.execute(self._storage.sql(_LOCK), self._arguments(touched))
-        else:
-            cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), self._arguments(touched))
-            cursor.nextset()
-        return self._units(cursor, touched)
+        text = _LOCK if self._joined else _BEGIN_AND_LOCK
+        return self._units(self._execute(text, self._arguments(touched))[-1], touched)
 
     def lock_claims(self, refs: Sequence[ClaimRef]) -> tuple[datetime, dict[int, bool]]:
         """Lock runs by their claims, one of a run, in the order of run ids; give the time, and which claims stand.
@@ -82,25 +78,24 @@ class Transaction:
         These are by place; the value tells whether no other attempt of the run is open.
         """
         hold, clock = int(self._storage.hold / timedelta(milliseconds=1)), self._storage.clock
-        cursor = psycopg.ClientCursor(self._connection)
         values = (hold, names(ref.run_id for ref in refs), claims_json(refs), clock.now() if clock else None)
-        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK_CLAIMS), values)
-        cursor.nextset()
-        answer = _answer(cursor)
+        answer = json_of(self._execute(_BEGIN_AND_LOCK_CLAIMS, values)[-1])
         return self._storage.hear_now(answer["now"]), {i - 1: alone for i, alone in answer["held"] or ()}
 
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
         missing = touched.without(units)
         if missing:
-            cursor = self._connection.execute(self._storage.sql(_LOCK), self._arguments(missing))
-            units.merge(self._units(cursor, missing))
+            units.merge(self._units(self._execute(_LOCK, self._arguments(missing))[-1], missing))
 
-    def _arguments(self, touched: Touched) -> tuple[object, ...]:
+    def _execute(self, text: LiteralString, values: Sequence[Value]) -> list[PGresult]:
+        return execute(self._connection, self._storage.sql(text), values)
+
+    def _arguments(self, touched: Touched) -> tuple[Value, ...]:
         return (int(self._storage.hold / timedelta(milliseconds=1)), *touched.arguments())
 
-    def _units(self, cursor: psycopg.Cursor[TupleRow], touched: Touched) -> Units:
-        answer = _answer(cursor)
+    def _units(self, result: PGresult, touched: Touched) -> Units:
+        answer = json_of(result)
         return Units.read(answer, touched, self._storage.hear_now(answer["now"]))
 
     def read_plans(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
@@ -158,7 +153,7 @@ class Transaction:
         self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
-        """Write new runs and commit, with a hint behind it, all in one message.
+        """Write new runs and commit, in one message; with a hint behind it, unless we have joined an announced start.
 
         Raises:
             psycopg.Error: as `write_new`.
@@ -166,8 +161,11 @@ class Transaction:
         virtual = self._storage.clock is not None
         shape = names(new.run_ids), new.queue_facts, new.run_facts
         values = (commit_id, new.queue, now, virtual, *shape, new.entries, new.rows, new.attempts)
-        found = self._send((_START, values), 1, commit_id, [new.queue] if new.attempts else [])
-        if not found.startswith("{"):  # the receipt, when the hint was lost
+        if self._joined:
+            found = self._send((_START, values), 0, commit_id, ())
+        else:
+            found = self._send(("BEGIN; " + _START, values), 1, commit_id, [new.queue] if new.attempts else ())
+        if isinstance(found, str):  # else the receipt, when the hint was lost
             self._storage.hear_earlier(found)
 
     def _write(
@@ -189,34 +187,33 @@ class Transaction:
             entries_json(verified, place),
             *changes,
         )
-        found = self._send((before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), skipped, commit_id, hints)
-        receipt: dict[str, int] = found if isinstance(found, dict) else json.loads(found)
+        receipt: dict[str, int] = self._send(
+            (before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), skipped, commit_id, hints
+        )
         return receipt
 
     def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, hints: Sequence[str]) -> Any:
         """Send statements that end with a commit, and hints behind it; give the answer to one of them.
 
-        When only the hints could not be sent, that is the receipt of the commit, as a text.
+        When only the hints could not be sent, that is the receipt of the commit.
         """
         behind: _Part = _NOTHING
         for i, queue in enumerate(hints):
             first: LiteralString = "" if i else _HINT
             behind = behind[0] + first + _HINT_ONE, (*behind[1], self._storage.channel, queue)
-        cursor = psycopg.ClientCursor(self._connection)
         try:
-            cursor.execute(self._storage.sql(part[0] + behind[0]), (*part[1], *behind[1]))
-            for _ in range(skipped):
-                cursor.nextset()
+            return json_of(self._execute(part[0] + behind[0], (*part[1], *behind[1]))[skipped])
         except psycopg.Error as error:
             # A hint that cannot be sent (the queue of NOTIFY may be full) must not make a commit look like none.
             idle = not self._connection.broken and self._connection.info.transaction_status == TransactionStatus.IDLE
-            if not (hints and idle) or not cursor.execute(self._storage.sql(FIND_COMMIT), (commit_id,)).rowcount:
+            found = self._execute(FIND_COMMIT, (commit_id,))[0] if hints and idle else None
+            if found is None or not found.ntuples:
                 raise
             logger.warning("cannot notify workers, who will find their work by polling: %s", error)
-        return _answer(cursor)
+            return json_of(found)
 
 
-_Part = tuple[LiteralString, tuple[object, ...]]
+_Part = tuple[LiteralString, tuple[Value, ...]]
 _NOTHING: _Part = ("", ())
 
 
@@ -230,8 +227,8 @@ def names(names: Iterable[str]) -> str:
 
 @lru_cache(maxsize=64)
 def texts(texts: frozenset[str]) -> str:
-    """Write any texts as an array."""
-    return names(text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
+    """Write any texts as an array, each set of them once."""
+    return array(sorted(texts))
 
 
 def claims_json(refs: Iterable[ClaimRef]) -> str:
@@ -241,10 +238,3 @@ def claims_json(refs: Iterable[ClaimRef]) -> str:
 
 def _numbers(numbers: Iterable[int | None]) -> str:
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"
-
-
-def _answer(cursor: psycopg.Cursor[TupleRow]) -> Any:
-    """Give the one value of a function call."""
-    row = cursor.fetchone()
-    assert row is not None  # noqa: S101  a function call always answers
-    return row[0]
