@@ -40,7 +40,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 pytest: setup
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 demo: setup ## Set up, then run the example workflows on the embedded Postgres, driven by Dagster's daemon, with a run worker killed on the way
 	$(BIN)/python -m examples.demo

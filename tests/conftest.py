@@ -27,14 +27,16 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # xdist tells its workers how wide the terminal of the one who started them is; what is printed here is for pipes.
 os.environ.pop("COLUMNS", None)
 
-# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is.
+# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is. By the same examples
+# also where the result is one of the change alone, as Hypothesis has it by itself: new ones are drawn at every desk.
 _MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
+_CI = os.environ.get("CI") == "true"
 settings.register_profile(
     "squid",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    derandomize=_MUTANTS,
-    database=None if _MUTANTS else settings.get_profile("default").database,
+    derandomize=_MUTANTS or _CI,
+    database=None if _MUTANTS or _CI else settings.get_profile("default").database,
     phases=(Phase.explicit, Phase.generate) if _MUTANTS else tuple(Phase),
 )
 settings.load_profile("squid")

@@ -1,6 +1,7 @@
 """One journal, one Dagster with this repository's code location, and one page of a browser, for all tests here.
 
-Without a Chromium these tests are skipped, and say how to get one; with `CI=true` that is a failure.
+They are gone when other tests go on in the same process: a browser's loop is in the way of everybody else's. Without a
+Chromium these tests are skipped, and say how to get one; with `CI=true` that is a failure.
 """
 
 import os
@@ -25,7 +26,7 @@ ARTIFACTS = Path(__file__).parent / "artifacts"
 _PATIENCE_MS = 60_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """A headless Chromium."""
     try:
@@ -37,13 +38,13 @@ def browser() -> Iterator[Browser]:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def schema(schema_names: Iterator[str]) -> str:
     """The schema of the journal."""
     return next(schema_names)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def squid(browser: Browser, postgres_url: str, schema: str) -> Iterator[Squid]:
     """The journal, as seen from outside of Dagster."""
     storage = PostgresStorage(postgres_url, schema)
@@ -54,7 +55,7 @@ def squid(browser: Browser, postgres_url: str, schema: str) -> Iterator[Squid]:
     storage.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(squid: Squid, postgres_url: str, schema: str) -> Iterator[Stack]:
     """Dagster with this repository's code location: code server, daemon and webserver."""
     with tempfile.TemporaryDirectory(prefix="squid-browser-", dir="/tmp") as folder:
@@ -68,7 +69,7 @@ def stack(squid: Squid, postgres_url: str, schema: str) -> Iterator[Stack]:
             yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
     """A page of the browser."""
     shutil.rmtree(ARTIFACTS, ignore_errors=True)

@@ -54,8 +54,8 @@ STORAGE_READS = {
     "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",
     "read_run", "get_checkpoint", "visible", "expired", "wakes",
 }  # fmt: skip
-# Caches and tools: no fact is written by these.
-STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread"}
+# Caches, hints and tools: no fact is written by these.
+STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread", "announce"}
 
 
 @pytest.fixture(scope="module")

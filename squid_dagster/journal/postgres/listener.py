@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class PostgresListener:
         self._echo = echo
         self._patience = patience or Patience()
         self._bell = Bell()
-        self._announced: int | None = None
+        self._announced: deque[int] = deque(maxlen=1)
         self._hears = False
         self._warned = False
         self._stopping = threading.Event()
@@ -76,8 +77,10 @@ class PostgresListener:
 
     def announced(self) -> int | None:
         """Give the number of the last announced start, once."""
-        number, self._announced = self._announced, None
-        return number
+        try:
+            return self._announced.pop()
+        except IndexError:
+            return None
 
     def wake(self) -> None:
         """Wake whoever waits here."""
@@ -148,7 +151,7 @@ class PostgresListener:
         queue, number = heard(payload)
         if queue in self._queues:
             if number is not None:
-                self._announced = number
+                self._announced.append(number)
             self._bell.ring()
 
     def _warn(self, what: str) -> None:
