@@ -27,8 +27,8 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # xdist tells its workers how wide the terminal of the one who started them is; what is printed here is for pipes.
 os.environ.pop("COLUMNS", None)
 
-# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is. By the same examples
-# also where the result is one of the change alone, as Hypothesis has it by itself: new ones are drawn at every desk.
+# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is. With CI=true the
+# examples are the same, too, as Hypothesis has it by itself: the change alone decides. New ones come at every desk.
 _MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
 _CI = os.environ.get("CI") == "true"
 settings.register_profile(
