@@ -60,7 +60,7 @@ def _literal(connection: PgConnection, value: Value) -> bytes:
         case bool():
             return b"true" if value else b"false"
         case int():
-            return b"%d" % value
+            return b"(%d)" % value  # a sign binds less than a cast
         case str():
             text = value
         case timedelta():

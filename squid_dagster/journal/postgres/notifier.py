@@ -1,6 +1,7 @@
 """Hints by NOTIFY, sent after the commit and outside of its transaction: inside, its global lock would slow writers.
 
-A hint is a commit of its own that does not wait for the disk. How one listens is in `listener`.
+A hint is a commit of its own that does not wait for the disk. How one listens is in `listener`; hints that come before
+the commit are in `announcing`.
 """
 
 import logging
