@@ -201,7 +201,7 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 # --- lost answers ---------------------------------------------------------------------------------------------------
 
-_IDLE = b"Z\x00\x00\x00\x05I"  # the server's ReadyForQuery outside of a transaction
+_READY = b"Z\x00\x00\x00\x05"  # the server's ReadyForQuery; what follows tells whether in a transaction
 
 
 class Wire:
@@ -214,15 +214,20 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self._marker: bytes | None = None
+        self._end = _READY
         self.lost = 0
         port = self._listener.getsockname()[1]
         self.url = f"postgresql+psycopg://{target.username}@127.0.0.1:{port}/{target.database}?sslmode=disable"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def lose_answer_to(self, marker: str) -> None:
-        """Break the wire once the server has answered the next request that holds this text."""
+    def lose_answer_to(self, marker: str, *, in_transaction: bool = False) -> None:
+        """Break the wire once the server has answered the next request that holds this text.
+
+        That is when its transaction has ended, unless the request is to leave it open.
+        """
         self._marker = marker.encode()
+        self._end = _READY + (b"T" if in_transaction else b"I")
 
     def cut(self) -> None:
         """Break the connections that there are: the server goes on with what it does, and others can come."""
@@ -269,7 +274,7 @@ class Wire:
                 tail = tail[-100:] + data
                 if not doomed.is_set():
                     client.sendall(data)
-                elif tail.endswith(_IDLE):
+                elif tail.endswith(self._end):
                     self.lost += 1
                     break
             for one in (client, server):

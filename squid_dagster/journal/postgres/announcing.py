@@ -7,6 +7,7 @@ announcement fails, or nothing follows from it, that costs time and no work.
 """
 
 import time
+from contextlib import suppress
 from random import getrandbits
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -60,24 +61,26 @@ class PostgresAnnouncement:
 
     def take(self) -> Loan | None:
         """Give the connection with the open transaction that workers wait for, once; None where there is none."""
-        if self._loan is not None:
-            try:
-                receive(self._loan.connection)
-                loan, self._loan = self._loan, None
-                return loan
-            except psycopg.Error:
-                pass  # refused, or the server has gone: whoever starts finds out by a connection of its own
-            finally:
-                self.withdraw()
-        return None
+        loan, self._loan = self._loan, None
+        if loan is None:
+            return None
+        try:
+            receive(loan.connection)
+        except psycopg.Error:  # refused, or the server has gone: whoever starts finds out by a connection of its own
+            _give_back(loan)
+            return None
+        except BaseException:  # a signal
+            _give_back(loan)
+            raise
+        return loan
 
     def withdraw(self) -> None:
         """Give the connection back, unless somebody took it: nobody waits any longer."""
-        loan, self._loan = self._loan, None
-        if loan is None:
-            return
-        try:
-            with loan as connection:
-                receive(connection)
-        except (psycopg.Error, StorageUnavailable):
-            pass  # as above
+        loan = self.take()
+        if loan is not None:
+            _give_back(loan)
+
+
+def _give_back(loan: Loan) -> None:
+    with suppress(psycopg.Error, StorageUnavailable), loan:
+        """Whatever is open there is rolled back."""
