@@ -191,7 +191,7 @@ class DispatchStore(Protocol):
 
         Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; gives nothing
         from a paused queue, and only what `definitions` names (see `definition_key`), unless that is None. Never
-        raises a conflict. With the number of an announced start, it waits a moment `after` which that is written.
+        raises a conflict. With `after`, the number of an announced start, it first waits a moment for that one.
 
         Raises:
             InvalidArgument, InvalidThread: a bad limit, lease, owner or queue.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from squid_dagster.workflow import Workflow
 from tests.journal.contract import eventually, raw
 
 _WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND classid::bigint = %s"
+_IS_THERE = "SELECT pid FROM pg_stat_activity WHERE pid = %s"
 _IN_TRANSACTION = """SELECT pid FROM pg_stat_activity
     WHERE application_name = 'squid_dagster' AND datname = current_database() AND state LIKE 'idle in transaction%%'"""
 
@@ -172,6 +174,23 @@ def test_a_session_that_is_cut_off_after_the_announcement_costs_nothing(squid: S
         receipt = start_run(squid.runtime, prepare_start(squid.runtime, "orders", {"n": 1}), announced)
     assert hints.next() == "default"
     assert [claim.ref.run_id for claim in squid.runtime.dispatch.claim("default", "w", limit=5)] == [receipt.run_id]
+
+
+def test_a_process_that_goes_quiet_after_the_announcement_loses_its_session_and_no_start(
+    postgres: PostgresStorage,
+) -> None:
+    url = postgres.engine.url.render_as_string(hide_password=False)
+    storage = PostgresStorage(url, postgres.schema, hold=timedelta(milliseconds=50))
+    squid = Squid(storage, orders())
+    squid.start("orders", {"n": 0})
+    session = storage.rows("SELECT pg_backend_pid()")[0][0]  # of the connection at hand
+    assert postgres.rows(_IS_THERE, session) != []
+    with squid.runtime.dispatch.announce("default") as announced:
+        eventually(lambda: postgres.rows(_IS_THERE, session) == [])
+        receipt = start_run(squid.runtime, prepare_start(squid.runtime, "orders", {"n": 1}), announced)
+    assert squid.inspect_run(receipt.run_id).status == "running"
+    assert len(squid.list_runs().runs) == 2
+    storage.close()
 
 
 def test_an_announcement_that_is_refused_does_not_refuse_the_start(

@@ -8,6 +8,7 @@ announcement fails, or nothing follows from it, that costs time and no work.
 
 import time
 from contextlib import suppress
+from datetime import timedelta
 from random import getrandbits
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +27,8 @@ _LATE = 0.025  # seconds after which whoever waited may have given up
 
 # A queue's name needs no more than quotes.
 _ANNOUNCE = """BEGIN; SELECT set_config('synchronous_commit', 'off', true), pg_notify('{0.channel}', '{1}:{2}');
-    COMMIT AND CHAIN; SELECT pg_advisory_xact_lock({0.arrivals}, {2})"""
+    COMMIT AND CHAIN; SELECT pg_advisory_xact_lock({0.arrivals}, {2}),
+    set_config('idle_in_transaction_session_timeout', '{3:.0f}', true)"""
 
 
 def heard(payload: str) -> tuple[str, int | None]:
@@ -43,7 +45,8 @@ class PostgresAnnouncement:
         self._at = time.monotonic()
         self._loan = storage.connection_at_hand()
         if self._loan is not None:
-            text = _ANNOUNCE.format(storage, queue, getrandbits(31))
+            hold = storage.hold / timedelta(milliseconds=1)
+            text = _ANNOUNCE.format(storage, queue, getrandbits(31), hold)
             try:
                 send(self._loan.connection, text.encode())
             except psycopg.Error:
