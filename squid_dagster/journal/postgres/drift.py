@@ -1,4 +1,4 @@
-"""Whether a schema is what the migrations make of it: both are read from the catalog and compared object by object.
+"""Whether a schema is what an upgrade makes of it: both are read from the catalog and compared object by object.
 
 The other one is made beside it, in a transaction that is rolled back: nobody sees it, and nothing of it stays.
 """
@@ -11,6 +11,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, exc, text
 
 from squid_dagster.journal.postgres.connection import unavailable
+from squid_dagster.journal.postgres.migrate import build
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW
@@ -68,7 +69,8 @@ def drift(storage: PostgresStorage) -> list[str]:
     try:
         with storage.engine.connect() as connection:
             try:
-                _create(connection, scratch)
+                connection.exec_driver_sql(f'CREATE SCHEMA "{scratch}"')
+                build(connection, scratch)
                 there, meant = _objects(connection, storage.schema), _objects(connection, scratch)
             finally:
                 connection.rollback()
@@ -89,17 +91,6 @@ def differences(meant: Objects, there: Objects) -> Iterator[str]:
             continue
         what = "is missing" if right is None else "is not ours" if left is None else "differs"
         yield f"{kind} {name} {what}"
-
-
-def _create(connection: Connection, schema: str) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
-    config = Config()
-    config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
-    config.attributes.update(connection=connection, schema=schema)
-    command.upgrade(config, "head")
 
 
 def _objects(connection: Connection, schema: str) -> Objects:

@@ -1,9 +1,11 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
 import threading
+from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 
+from squid_dagster.journal.postgres.functions import apply_functions, digest
 from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
 from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew
 
@@ -20,26 +22,38 @@ def upgrade(engine: Engine, schema: str) -> int:
     with _ALEMBIC, engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
         found = _version(connection, schema)
-        if found is not None and found >= CODE_VERSION:
-            return _checked(connection, schema)
-        if not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
-            connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
-        # Here, because most processes find their schema up to date and need no Alembic.
-        from alembic import command
-        from alembic.config import Config
-
-        config = Config()
-        config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
-        config.attributes.update(connection=connection, schema=schema)
-        command.upgrade(config, "head")
+        if found is None or found < CODE_VERSION or _has_other_functions(connection, schema, found):
+            if not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
+                connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+            build(connection, schema)
         return _checked(connection, schema)
+
+
+def build(connection: Connection, schema: str) -> None:
+    """Run the migrations that a schema lacks and replace its functions, in the open transaction."""
+    if _version(connection, schema) != CODE_VERSION:
+        migrate_tables(connection, schema)
+    driver: Any = connection.connection.driver_connection
+    apply_functions(driver, schema)
+
+
+def migrate_tables(connection: Connection, schema: str, upto: str = "head") -> None:
+    """Run the numbered migrations that a schema lacks, in the open transaction."""
+    # Here, because most processes find their schema up to date and need no Alembic.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
+    config.attributes.update(connection=connection, schema=schema)
+    command.upgrade(config, upto)
 
 
 def check(engine: Engine, schema: str) -> int:
     """Return the schema's version if this code can work with it.
 
     Raises:
-        SchemaOutdated: it is missing or older than this code needs; the message names the command.
+        SchemaOutdated: it, or its functions, are missing or older than this code needs; the message names the command.
         SchemaTooNew: a newer version wrote it and says that this code cannot use it.
         ForeignSchema: tables of our names are there that are not ours.
     """
@@ -74,6 +88,10 @@ def _checked(connection: Connection, schema: str) -> int:
         raise SchemaOutdated(
             f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
         )
+    if _has_other_functions(connection, schema, version):
+        raise SchemaOutdated(
+            f"the functions of schema {schema!r} are not those of this code: run `{_remedy(schema)}` to replace them"
+        )
     oldest = connection.exec_driver_sql(f'SELECT oldest_code FROM "{schema}".squid_schema').scalar_one()  # noqa: S608
     if oldest > CODE_VERSION:
         raise SchemaTooNew(
@@ -81,6 +99,14 @@ def _checked(connection: Connection, schema: str) -> int:
             f"this is {CODE_VERSION}: upgrade squid-dagster"
         )
     return version
+
+
+def _has_other_functions(connection: Connection, schema: str, version: int) -> bool:
+    """Return whether a schema of this code's version has functions of other code; those of newer schemas are newer."""
+    if version != CODE_VERSION:
+        return False
+    found = connection.exec_driver_sql(f'SELECT digest FROM "{schema}".squid_functions').scalar_one_or_none()  # noqa: S608
+    return found != digest()
 
 
 def _version(connection: Connection, schema: str) -> int | None:

@@ -11,7 +11,7 @@ from psycopg import sql
 from squid_dagster.protocol.errors import InvalidArgument
 
 DEFAULT_SCHEMA = "squid"
-CODE_VERSION = 5  # the schema version that this code was written for
+CODE_VERSION = 6  # the schema version that this code was written for
 VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
 JOURNAL = ("journal_positions", "journal_threads", "journal_entries", "journal_commits", "journal_checkpoints")
 _VIEWS_SQL = "0001_views"  # the newest definition of the views
@@ -38,6 +38,11 @@ def lock_number(schema: str, purpose: str) -> int:
 def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
     """Read one SQL file of the migrations and fill in the schema's names."""
     text = files("squid_dagster.journal.postgres.migrations").joinpath("sql", f"{name}.sql").read_text("utf-8")
+    return fill_in(text, schema, suffix)
+
+
+def fill_in(text: LiteralString, schema: str, suffix: str = "") -> sql.Composed:
+    """Return the statements of a file of ours with the schema's name and the numbers of its advisory locks."""
     return sql.SQL(text).format(
         schema=sql.Identifier(schema),
         suffix=sql.SQL(suffix),
