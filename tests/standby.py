@@ -53,7 +53,7 @@ def make_standby(primary: EmbeddedPostgres, data_dir: Path) -> EmbeddedPostgres:
         assert major is not None
         binaries = wheel.readable_by(account, wheel.installed()[major], layout.binaries)
         source = make_conninfo(host=str(primary.status().socket_dir), port=PORT, user=cluster.SUPERUSER)
-        command = [
+        command: list[str | Path] = [
             binaries.program("pg_basebackup"),
             f"--dbname={source}",
             f"--pgdata={layout.pgdata}",
