@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import JsonValue
 
-from squid_dagster.agents import DispatchAgent, WorkflowAgent
+from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
 from squid_dagster.backlog.backlog import Backlog
 from squid_dagster.inspection import (
     Explanation,
@@ -26,9 +26,9 @@ from squid_dagster.journal import PostgresStorage, Storage, open_journal
 from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
 from squid_dagster.runtime import applying, controls, crons, recovery
-from squid_dagster.runtime.children import Parent, start_child_run
+from squid_dagster.runtime.children import ChildStarter, start_child_run
 from squid_dagster.runtime.cloudevents import from_cloudevent, signal_from_json
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.recovery import RecoveryReport
@@ -241,7 +241,7 @@ class Squid:
 
     def start_child_run(
         self,
-        parent: StepContext,
+        parent: StepContext | ClaimResult,
         workflow: WorkflowRef,
         payload: Payload = None,
         *,
@@ -250,26 +250,26 @@ class Squid:
         queue: str | None = None,
         metadata: Mapping[str, JsonValue] | None = None,
     ) -> Receipt:
-        """Start a child of the run that a step belongs to, once for the step and `child_key`.
+        """Start a child of the run that a step belongs to, once for the step and `child_key`, while its claim holds.
+
+        `parent` is the context that a worker gave to the step, or what `DispatchAgent.claim_next` gave.
 
         Raises:
-            TerminalRun: the parent has ended.
+            StaleClaim: the step was taken over or is settled, or the context is none that a worker has made.
+            ExpiredClaim, TerminalRun: the lease ran out, or the parent has ended.
             ConflictingCommand: the key was used for another workflow or payload.
             NotFound, InvalidPayload, InvalidInput, InvalidArgument, InvalidThread: as `start`.
         """
-        origin = Parent(parent.run_id, parent.runnable_key, parent.step, parent.attempt)
-        return self._receipt(
-            start_child_run(
-                self.runtime,
-                origin,
-                workflow,
-                payload,
-                child_key=child_key,
-                trigger=trigger,
-                queue=queue,
-                metadata=metadata,
+        options: dict[str, Any] = {"child_key": child_key, "trigger": trigger, "queue": queue, "metadata": metadata}
+        if isinstance(parent, ClaimResult):
+            return self._receipt(start_child_run(self.runtime, parent.claim, workflow, payload, **options))
+        if not isinstance(parent, StepContext):
+            raise InvalidArgument(f"parent must be a StepContext or a ClaimResult, not a {type(parent).__name__}")
+        if not isinstance(parent.child_starter, ChildStarter):
+            raise StaleClaim(
+                f"the context of {parent.runnable_key!r} holds no claim: use the one that a worker gave to the step"
             )
-        )
+        return self._receipt(parent.child_starter.start(self.runtime, parent, workflow, payload, **options))
 
     # --- controlling ------------------------------------------------------------------------------------------------
 

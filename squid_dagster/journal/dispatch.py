@@ -220,14 +220,19 @@ class DispatchStore(Protocol):
         None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.
         """
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+    ) -> list[Fact]:
         """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
 
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
-        With `new`, the runs are not read, and must not exist. Returns what was written.
+        With `new`, the runs are not read, and must not exist. With `fence`, the claim of the step that asks for it, on
+        an attempt of one of these runs: the decision is asked, and its facts are written, only while the claim holds
+        (where a commit cannot span threads, it is checked just before). Returns what was written.
 
         Raises:
             Conflict: with `new`, a run that exists.
+            StaleClaim, ExpiredClaim, TerminalRun, NotFound: the `fence` may not act any more; nothing is written.
             SquidError: whatever the decision raises; nothing is written then.
         """
 

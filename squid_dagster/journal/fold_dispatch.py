@@ -28,6 +28,7 @@ from squid_dagster.journal.settling import (
     Group,
     arrange,
     ask,
+    check_held,
     dead_letter_fact,
     heartbeat_fact,
     judge,
@@ -137,15 +138,21 @@ class FoldDispatchStore:
         """There is no shorter way here."""
         return None
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+    ) -> list[Fact]:
         """Read runs and write what follows, as the contract says."""
         while True:
+            revisions = self._fence_revision(fence)
             found = {run_id: [] if new else self._storage.read_run(run_id) for run_id in run_ids}
             units = {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
-            facts = list(decision(units, self._storage.now()))
+            now = self._storage.now()
+            if fence is not None:
+                check_held(units[fence.run_id], fence, now)
+            facts = list(decision(units, now))
             if not facts:
                 return []
-            revisions = {run_thread(run_id): revision_of(run_id, entries) for run_id, entries in found.items()}
+            revisions |= {run_thread(run_id): revision_of(run_id, entries) for run_id, entries in found.items()}
             try:
                 commit_in_order(self._storage, facts, revisions)
             except Conflict:
@@ -153,6 +160,13 @@ class FoldDispatchStore:
                     raise
                 continue
             return facts
+
+    def _fence_revision(self, fence: ClaimRef | None) -> dict[str, int]:
+        """Return the revision of the claim's queue: a takeover before the commit makes that a conflict."""
+        if fence is None or not self._storage.atomic_across_threads:
+            return {}
+        thread = dispatch_thread(fence.queue)
+        return {thread: self._storage.revision(thread)}
 
     def visible(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None

@@ -45,6 +45,7 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
+from squid_dagster.protocol.unit import RunUnit
 
 _FACTS = frozenset(FACT_TYPES.values())
 
@@ -66,6 +67,16 @@ def find(run: RunDispatch, ref: ClaimRef) -> Attempt:
     if attempt is None or attempt.queue != ref.queue:
         raise NotFound(f"no attempt {ref.runnable_key!r} of run {ref.run_id!r} on queue {ref.queue!r}")
     return attempt
+
+
+def check_held(unit: RunUnit, ref: ClaimRef, now: datetime) -> None:
+    """Raise `TerminalRun`, `NotFound`, `StaleClaim` or `ExpiredClaim` unless the claim holds its attempt then."""
+    if unit.run.terminal:
+        raise TerminalRun(
+            f"run {ref.run_id!r} has ended as {unit.run.terminal_status}: the claim on {ref.runnable_key!r} may act no "
+            "more, and starts no children"
+        )
+    _checked_time(find(unit.dispatch, ref), ref, now)
 
 
 def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact | None:

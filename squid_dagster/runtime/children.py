@@ -1,10 +1,11 @@
 """Child runs: started by a step, linked on the parent, once per step and key, whatever is repeated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, TerminalRun
+from squid_dagster.journal.dispatch import Claim, ClaimRef
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.facts.run import Origin
@@ -15,22 +16,43 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
+from squid_dagster.workflow.context import StepContext
 from squid_dagster.workflow.definition import Definition
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """The attempt that asks for a child."""
+class ChildStarter:
+    """Start children for the step that a claim is held for, as `StepContext.child_starter`.
 
-    run_id: str
-    runnable_key: str
-    step: str
-    attempt: int
+    The claim with its token is private to this object: the fields of a context, which anybody can make up, say nothing
+    about whether children may be started.
+    """
+
+    __slots__ = ("_claim", "_runtime")
+
+    def __init__(self, runtime: Runtime, claim: Claim) -> None:
+        """Bind to the claim whose step is executed."""
+        self._runtime, self._claim = runtime, claim
+
+    def __call__(self, context: StepContext, workflow: WorkflowRef, payload: Payload = None, **options: Any) -> Receipt:
+        """Start a child with the runtime that executes the step. Raises as `start_child_run`."""
+        return self.start(self._runtime, context, workflow, payload, **options)
+
+    def start(
+        self, runtime: Runtime, context: StepContext, workflow: WorkflowRef, payload: Payload, **options: Any
+    ) -> Receipt:
+        """Start a child with the definitions of any runtime on the same journal. Raises as `start_child_run`."""
+        ref = self._claim.ref
+        if (context.run_id, context.runnable_key) != (ref.run_id, ref.runnable_key):
+            raise StaleClaim(
+                f"the context names {context.runnable_key!r} of run {context.run_id!r}, but its claim is on "
+                f"{ref.runnable_key!r}: use the context that the step was given"
+            )
+        return start_child_run(runtime, self._claim, workflow, payload, **options)
 
 
 def start_child_run(
     runtime: Runtime,
-    parent: Parent,
+    parent: Claim,
     workflow: WorkflowRef,
     payload: Payload,
     *,
@@ -41,12 +63,13 @@ def start_child_run(
 ) -> Receipt:
     """Start a child run and link it to its parent, in one commit where the storage allows it.
 
-    The same step and key give the same child again: the first link stands. The parent neither waits for the child nor
-    gets its result. The child's queue is its parent's, unless another is named.
+    It is an effect of the step, and fenced by its claim like every other: a claim that does not hold its attempt any
+    more starts nothing. The same step and key give the same child again: the first link stands. The parent neither
+    waits for the child nor gets its result. The child's queue is its parent's, unless another is named.
 
     Raises:
-        NotFound: no such parent run, or no such workflow.
-        TerminalRun: the parent has ended.
+        StaleClaim, ExpiredClaim, TerminalRun: the parent's claim may not act any more; nothing was written.
+        NotFound: no such workflow.
         ConflictingCommand: the key was used by this step for another workflow or payload.
         InvalidArgument, InvalidThread, InvalidPayload: as for a start.
     """
@@ -56,28 +79,41 @@ def start_child_run(
     if name not in definition.triggers:
         raise InvalidArgument(f"workflow {definition.name!r} has no trigger {name!r}")
     about = payload_json(dict(metadata or {}))
-    child_id = derived_run_id(definition.name, name, f"{parent.run_id}|{parent.step}|{child_key}")
+    attempt = parent.attempt
+    child_id = derived_run_id(definition.name, name, f"{parent.ref.run_id}|{attempt.step}|{child_key}")
     link = ChildRunStarted.model_construct(
-        run_id=parent.run_id,
+        run_id=parent.ref.run_id,
         child_run_id=child_id,
         child_workflow=definition.name,
         child_trigger=name,
         child_key=child_key,
-        origin=Origin(runnable_key=parent.runnable_key, step=parent.step, attempt=parent.attempt),
+        origin=Origin(runnable_key=parent.ref.runnable_key, step=attempt.step, attempt=attempt.attempt_number),
         child_input=payload_json(payload),
         child_queue=None if queue is None else check_part(queue, "queue"),
         metadata=about,
         occurred_at=runtime.now(),
     )
-    return _start_linked(runtime, link, definition, handed_over(payload, definition))
+    return _start_linked(runtime, link, definition, handed_over(payload, definition), parent.ref)
 
 
 def start_linked_child(runtime: Runtime, link: ChildRunStarted) -> Receipt:
-    """Start the child of a link that is on record and whose child is missing. Raises as `start_child_run`."""
+    """Start the child of a link that is on record and whose child is missing.
+
+    The link was fenced when it was written; this is not the effect of a step any more.
+
+    Raises:
+        NotFound, TerminalRun, ConflictingCommand: no such parent or workflow, it has ended, or the id is in use.
+    """
     return _start_linked(runtime, link, runtime.registry.select(link.child_workflow))
 
 
-def _start_linked(runtime: Runtime, link: ChildRunStarted, definition: Definition, payload: Payload = None) -> Receipt:
+def _start_linked(
+    runtime: Runtime,
+    link: ChildRunStarted,
+    definition: Definition,
+    payload: Payload = None,
+    fence: ClaimRef | None = None,
+) -> Receipt:
     receipts: list[Receipt] = []
 
     def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
@@ -97,7 +133,7 @@ def _start_linked(runtime: Runtime, link: ChildRunStarted, definition: Definitio
         receipts[:] = [Receipt.of(fact) for fact in facts if isinstance(fact, RunSignalReceived)]
         return facts if known is not None else [link.model_copy(update={"occurred_at": now}), *facts]
 
-    runtime.decide([link.run_id, link.child_run_id], decision)
+    runtime.decide([link.run_id, link.child_run_id], decision, fence=fence)
     return receipts[0]
 
 

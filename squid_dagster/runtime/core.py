@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Decision, DispatchStore, Ending, PlanRequest
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, Ending, PlanRequest
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
@@ -87,9 +87,11 @@ class Runtime:
             return None
         return Ending(definition.endings[attempt.step])
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+    ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
-        written = self.dispatch.decide(run_ids, decision, new=new)
+        written = self.dispatch.decide(run_ids, decision, new=new, fence=fence)
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
         if queues and not self.dispatch.wakes:
             self.notifier.notify(queues)  # a hint: losing it costs latency, never work

@@ -6,7 +6,7 @@ from typing import Any
 from squid_dagster.journal import load_run
 from squid_dagster.journal.dispatch import Answer, Claim, Failed, Outcome
 from squid_dagster.protocol.errors import IncompatibleDefinition
-from squid_dagster.runtime.children import Parent, start_child_run
+from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import (
     AsyncRunner,
@@ -17,9 +17,8 @@ from squid_dagster.runtime.execution import (
     outcome_of,
 )
 from squid_dagster.runtime.isolation import run_isolated
-from squid_dagster.runtime.signals import Receipt
 from squid_dagster.runtime.transactions import run_transactional
-from squid_dagster.workflow.context import Cancellation, StepContext
+from squid_dagster.workflow.context import Cancellation
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import InvalidInput, MissingResource
 from squid_dagster.workflow.state import outputs_of, payload_of
@@ -44,7 +43,7 @@ class Executor:
         if definition is None:
             raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
         state = LazyState(lambda: self._state(definition, attempt.run_id))
-        context = make_context(claim, definition, state, cancelled, child_starter=self._start_child)
+        context = make_context(claim, definition, state, cancelled, child_starter=ChildStarter(self.runtime, claim))
         try:
             call = make_call(definition, attempt, context, self.runtime.resources)
         except InvalidInput as error:
@@ -60,7 +59,3 @@ class Executor:
     def _state(self, definition: Definition, run_id: str) -> dict[str, Any]:
         _, run = load_run(self.runtime.storage, run_id)
         return {**payload_of(run), **outputs_of(definition, run)}
-
-    def _start_child(self, context: StepContext, workflow: Any, payload: Any, **options: Any) -> Receipt:
-        parent = Parent(context.run_id, context.runnable_key, context.step, context.attempt)
-        return start_child_run(self.runtime, parent, workflow, payload, **options)

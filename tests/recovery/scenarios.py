@@ -8,7 +8,7 @@ from squid_dagster.agents import DispatchAgent
 from squid_dagster.protocol.errors import ExpiredClaim
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.workflow import StepContext, Workflow
+from squid_dagster.workflow import Workflow
 from tests.facts import T0
 from tests.recovery import damage
 from tests.recovery import workflows as w
@@ -92,12 +92,15 @@ def _resume(scene: Scene) -> None:
 
 
 def _start_child_from_outside(scene: Scene) -> None:
-    """Do what a step does that was handed the squid instead of its context."""
-    key = f"{scene.name('run')}:long:1"
-    context = StepContext(
-        run_id=scene.name("run"), workflow="waiting", step="long", runnable_key=f"{key}:1", idempotency_key=key
-    )
-    scene.squid.start_child_run(context, "line", {}, child_key="outside")
+    """Do what a program does that holds a claim, and is no worker: start the child that the step would start."""
+    agent = scene.squid.dispatch_agent(scene.case)
+    claim = agent.claim_next(OWNER)
+    if claim is None:  # held since a crash
+        scene.clock.advance(scene.squid.runtime.lease)
+        claim = agent.claim_next(OWNER)
+    assert claim is not None
+    scene.squid.start_child_run(claim, "line", {}, child_key="only", metadata={"why": "test"})
+    agent.release(claim)
 
 
 def _signals(kind: str, attempt: int, **payload: Any) -> Move:
@@ -232,8 +235,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario(
         "start child",
         Move("start child", _start_child_from_outside, lambda scene: scene.has("child_run_started")),
-        known=(w.waiting(),),
-        before=(starts(w.waiting()),),
+        known=(w.parent(),),
+        before=(starts(w.parent()),),
         after=(WORK,),
     ),
     _scenario(

@@ -247,15 +247,8 @@ def test_a_cancelled_parent_starts_no_more_children(make_squid: MakeSquid) -> No
     claim = squid.dispatch_agent().claim_next("w")
     assert claim is not None
     squid.cancel(run_id, cascade=True)
-    context = StepContext(
-        run_id=run_id,
-        workflow="tree",
-        step="grow",
-        runnable_key=f"{run_id}:grow:1:1",
-        idempotency_key=f"{run_id}:grow:1",
-    )
     with pytest.raises(TerminalRun, match="cancelled"):
-        squid.start_child_run(context, "tree", child_key="late")
+        squid.start_child_run(claim, "tree", child_key="late")
 
 
 class Disturbed(MemoryStorage):

@@ -1,22 +1,33 @@
 """Child runs: started by a step, linked on the parent, once for the step and the key, whatever is repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
 
+from squid_dagster.agents import ClaimResult
+from squid_dagster.api import Squid
+from squid_dagster.journal import MemoryStorage, PostgresStorage
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.postgres.transaction import Transaction
+from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
+    ExpiredClaim,
     InvalidArgument,
     InvalidPayload,
     InvalidThread,
     NotFound,
     SquidError,
+    StaleClaim,
     TerminalRun,
 )
+from squid_dagster.runtime.children import start_child_run, start_linked_child
 from squid_dagster.workflow import Fail, Manual, Retry, StepContext, Workflow, path
 from tests.runtime.stage import MakeSquid, complete_run, drain, facts, finish, run_facts, state_of, unit
 
@@ -67,6 +78,13 @@ def context(run_id: str, step: str = "claim", attempt: int = 1) -> StepContext:
         idempotency_key=key,
         attempt=attempt,
     )
+
+
+def claimed(squid: Squid, lease: timedelta = timedelta(minutes=5)) -> ClaimResult:
+    """Return a claim on what is due next."""
+    claim = squid.dispatch_agent().claim_next("w", lease=lease)
+    assert claim is not None
+    return claim
 
 
 def test_a_child_is_linked_to_its_parent_and_knows_it(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -173,11 +191,12 @@ def test_a_key_used_for_something_else_is_refused(
     other = Workflow("other", payload=Refund)
     other.step(name="go")(lambda: None)
     squid = make_squid([parent(one_child), refund(), other])
-    run_id = squid.start("order").run_id
-    squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="a")
+    squid.start("order")
+    claim = claimed(squid)
+    squid.start_child_run(claim, "refund", {"amount": 5}, child_key="a")
     written = state_of(squid.journal)
     with pytest.raises(ConflictingCommand, match="child_key 'a'"):
-        squid.start_child_run(context(run_id), workflow, payload, child_key="a", **options)
+        squid.start_child_run(claim, workflow, payload, child_key="a", **options)
     assert state_of(squid.journal) == written
 
 
@@ -192,7 +211,8 @@ def test_a_key_used_for_something_else_is_refused(
         ({"child_key": ""}, InvalidThread, "child_key"),
         ({"queue": "a b"}, InvalidThread, "queue"),
         ({"metadata": {"x": object()}}, InvalidPayload, "JSON"),
-        ({"parent": context("nobody")}, NotFound, "nobody"),
+        ({"parent": context("nobody")}, StaleClaim, "nobody"),
+        ({"parent": "claim"}, InvalidArgument, "StepContext"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
@@ -200,25 +220,199 @@ def test_a_child_that_makes_no_sense_is_refused_before_anything_is_written(
     make_squid: MakeSquid, arguments: dict[str, Any], error: type[SquidError], named: str
 ) -> None:
     squid = make_squid([parent(one_child), refund()])
-    run_id = squid.start("order").run_id
+    squid.start("order")
+    claim = claimed(squid)
     written = state_of(squid.journal)
-    usual = {"parent": context(run_id), "workflow": "refund", "payload": {"amount": 5}, "child_key": "a"}
+    usual = {"parent": claim, "workflow": "refund", "payload": {"amount": 5}, "child_key": "a"}
     with pytest.raises(error, match=named):
         squid.start_child_run(**{**usual, **arguments})
     assert state_of(squid.journal) == written
 
 
-def test_a_parent_that_has_ended_starts_no_children_but_still_knows_those_it_has(
-    make_squid: MakeSquid, clock: VirtualClock
-) -> None:
+def test_a_parent_that_has_ended_starts_no_children(make_squid: MakeSquid) -> None:
     squid = make_squid([parent(one_child), refund()])
-    run_id = complete_run(squid, clock, "order").run_id
+    run_id = squid.start("order").run_id
+    claim = claimed(squid)
+    squid.start_child_run(claim, "refund", {"amount": 5}, child_key="a")
+    squid.dispatch_agent().complete(claim)
     written = state_of(squid.journal)
     with pytest.raises(TerminalRun, match=f"{run_id}.*completed"):
-        squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="b")
+        squid.start_child_run(claim, "refund", {"amount": 5}, child_key="b")
     assert state_of(squid.journal) == written
-    known = squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="a")
-    assert known.repeated
+
+
+# --- the fence ------------------------------------------------------------------------------------------------------
+
+
+def test_a_context_made_by_hand_starts_no_children(make_squid: MakeSquid) -> None:
+    squid = make_squid([parent(one_child), refund()])
+    run_id = squid.start("order").run_id
+    claimed(squid)
+    written = state_of(squid.journal)
+    with pytest.raises(StaleClaim, match="holds no claim"):
+        squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="a")
+    with pytest.raises(RuntimeError, match="child_starter"):
+        context(run_id).start_child_run("refund", {"amount": 5}, child_key="a")
+    assert state_of(squid.journal) == written
+
+
+def test_a_steps_own_way_to_children_serves_no_other_run(make_squid: MakeSquid, clock: VirtualClock) -> None:
+    refused: list[str] = []
+
+    def act(ctx: StepContext) -> None:
+        for forged in (replace(ctx, run_id=victim), replace(context(victim), child_starter=ctx.child_starter)):
+            with pytest.raises(StaleClaim, match=victim) as caught:
+                forged.start_child_run("refund", {"amount": 5}, child_key="a")
+            refused.append(str(caught.value))
+        assert "child_starter" not in repr(ctx)
+
+    squid = make_squid([parent(act), refund()])
+    victim = squid.start("order", queue="elsewhere").run_id
+    assert complete_run(squid, clock, "order").status == "completed"
+    assert len(refused) == 2
+    assert facts(squid, victim, "child_run_started") == []
+
+
+def test_a_step_may_use_any_squid_on_the_journal_for_its_children(make_squid: MakeSquid, clock: VirtualClock) -> None:
+    def act(ctx: StepContext) -> list[str]:
+        return [squid.start_child_run(ctx, "refund", {"amount": 5}, child_key="a").run_id for squid in (mine, other)]
+
+    mine, other = make_squid([parent(act), refund()]), make_squid(refund())
+    first, again = complete_run(mine, clock, "order").outputs["claim"]
+    assert first == again
+
+
+def _take_over(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    clock.advance(claim.lease_until - clock.now())
+    claimed(squid)
+
+
+def _complete(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    squid.dispatch_agent().complete(claim, "done")
+
+
+def _fail(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    squid.dispatch_agent().fail(claim, {"message": "no"}, retry_after=timedelta(minutes=1))
+
+
+def _give_back(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    squid.dispatch_agent().release(claim)
+
+
+def _let_it_run_out(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    clock.advance(claim.lease_until - clock.now())
+
+
+def _cancel(squid: Squid, claim: ClaimResult, clock: VirtualClock) -> None:
+    squid.cancel(claim.attempt.run_id)
+
+
+@pytest.mark.parametrize(
+    ("happens", "error"),
+    [
+        (_take_over, StaleClaim),
+        (_complete, StaleClaim),
+        (_fail, StaleClaim),
+        (_give_back, StaleClaim),
+        (_let_it_run_out, ExpiredClaim),
+        (_cancel, TerminalRun),
+    ],
+)
+def test_a_claim_that_does_not_hold_any_more_starts_no_children(
+    make_squid: MakeSquid,
+    clock: VirtualClock,
+    happens: Callable[[Squid, ClaimResult, VirtualClock], None],
+    error: type[SquidError],
+) -> None:
+    wf = Workflow("order")
+    wf.step(name="claim")(one_child)
+    wf.step(name="after", after=["claim"])(lambda: None)
+    squid = make_squid([wf, refund()])
+    squid.start("order")
+    claim = claimed(squid, timedelta(minutes=1))
+    start = partial(squid.start_child_run, claim, "refund", {"amount": 5}, queue="children")
+    assert start(child_key="a").run_id == start(child_key="a").run_id
+    happens(squid, claim, clock)
+    written = state_of(squid.journal)
+    for key in ("a", "b"):  # one that it has, and one more
+        with pytest.raises(error):
+            start(child_key=key)
+    assert state_of(squid.journal) == written
+
+
+def test_a_claim_with_a_wrong_token_starts_no_children(make_squid: MakeSquid) -> None:
+    squid = make_squid([parent(one_child), refund()])
+    squid.start("order")
+    claim = claimed(squid)
+    forged = replace(claim, claim=replace(claim.claim, ref=replace(claim.claim.ref, token="guessed")))
+    with pytest.raises(StaleClaim):
+        squid.start_child_run(forged, "refund", {"amount": 5}, child_key="a")
+    assert facts(squid, claim.attempt.run_id, "child_run_started") == []
+
+
+def test_a_zombie_whose_step_another_worker_completed_starts_no_children(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
+    def act(ctx: StepContext) -> None:
+        if ctx.fencing_token == 1:  # the zombie: another worker takes over and completes the step while it runs
+            clock.advance(timedelta(hours=1))
+            assert squid.execute_next() is not None
+        ctx.start_child_run("refund", {"amount": 5}, child_key=f"by-{ctx.fencing_token}")
+
+    wf = Workflow("order")
+    wf.step(name="claim")(act)
+    wf.step(name="after", after=["claim"])(lambda: None)
+    squid = make_squid([wf, refund()])
+    run_id = squid.start("order").run_id
+    with pytest.raises(StaleClaim):
+        squid.execute_next()
+    assert [link.child_key for link in facts(squid, run_id, "child_run_started")] == ["by-2"]
+
+
+def test_a_takeover_in_the_middle_of_a_child_start_is_seen(clock: VirtualClock) -> None:
+    class Disturbed(MemoryStorage):
+        """Let another worker take over between the check of the fence and the commit, once."""
+
+        armed = False
+
+        def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
+            if self.armed:
+                self.armed = False
+                clock.advance(timedelta(hours=1))
+                claimed(squid)
+            return super().commit(appends, commit_id)
+
+    storage = Disturbed(clock)
+    squid = Squid(storage, [parent(one_child), refund()])
+    run_id = squid.start("order").run_id
+    claim = claimed(squid)
+    storage.armed = True
+    with pytest.raises(StaleClaim):
+        squid.start_child_run(claim, "refund", {"amount": 5}, child_key="a")
+    assert facts(squid, run_id, "child_run_started") == []
+
+
+def test_the_fence_costs_no_round_trip(postgres_virtual: PostgresStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    squid = Squid(postgres_virtual, [parent(one_child), refund()])
+    run_id = squid.start("order").run_id
+    claim = claimed(squid)
+    sent: list[str] = []
+    for name in ("_execute", "read_runs"):
+        monkeypatch.setattr(Transaction, name, _counted(getattr(Transaction, name), sent))
+    start_child_run(squid.runtime, claim.claim, "refund", {"amount": 5}, child_key="a")
+    fenced, sent[:] = list(sent), []
+    (link,) = facts(squid, run_id, "child_run_started")
+    unfenced = link.model_copy(update={"child_run_id": "unfenced", "child_key": "b"})
+    start_linked_child(squid.runtime, unfenced)
+    assert fenced == sent
+
+
+def _counted(method: Callable[..., Any], sent: list[str]) -> Callable[..., Any]:
+    def counted(*given: Any) -> Any:
+        sent.append(method.__name__)
+        return method(*given)
+
+    return counted
 
 
 def test_children_go_to_their_parents_queue_unless_another_is_named(make_squid: MakeSquid) -> None:
@@ -262,13 +456,14 @@ def test_a_payload_may_be_an_object_of_the_contract(make_squid: MakeSquid, clock
 
 def test_a_key_is_answered_after_the_childs_definition_changed(make_squid: MakeSquid) -> None:
     first_squid = make_squid([parent(one_child), refund("1")])
-    run_id = first_squid.start("order").run_id
-    first = first_squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="a")
+    first_squid.start("order")
+    claim = claimed(first_squid)
+    first = first_squid.start_child_run(claim, "refund", {"amount": 5}, child_key="a")
     newer = make_squid([parent(one_child), refund("2", wait=3)])
-    again = newer.start_child_run(context(run_id, attempt=2), "refund", {"amount": 5}, child_key="a")
+    again = newer.start_child_run(claim, "refund", {"amount": 5}, child_key="a")
     assert (again.run_id, again.received_at, again.repeated) == (first.run_id, first.received_at, True)
     with pytest.raises(ConflictingCommand):
-        newer.start_child_run(context(run_id), "refund", {"amount": 6}, child_key="a")
+        newer.start_child_run(claim, "refund", {"amount": 6}, child_key="a")
 
 
 def test_a_child_that_cannot_be_started_fails_the_step_with_a_reason(
@@ -310,8 +505,9 @@ def test_children_of_children_know_their_own_parents(make_squid: MakeSquid, cloc
 def test_a_link_and_its_child_are_written_together_or_the_link_first(make_squid: MakeSquid) -> None:
     squid = make_squid([parent(one_child), refund()])
     run_id = squid.start("order").run_id
+    claim = claimed(squid)
     before = squid.journal.cut()
-    child = squid.start_child_run(context(run_id), "refund", {"amount": 5}, child_key="a").run_id
+    child = squid.start_child_run(claim, "refund", {"amount": 5}, child_key="a").run_id
     written = [(e.fact.type, e.thread) for e in squid.journal.read_between(before, squid.journal.cut())]
     link = ("child_run_started", f"squid:run:{run_id}")
     assert link in written

@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from squid_dagster.agents import ClaimResult
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidTransition, SquidError, TerminalRun
-from squid_dagster.workflow import Cron, StepContext, Workflow
+from squid_dagster.workflow import Cron, Workflow
 from tests.runtime.stage import MakeSquid, drain, facts, finish, seconds, unit
 
 THREADS = 6
@@ -51,6 +52,14 @@ def review() -> Workflow:
     wf.route("ask", on="error", to="fail")
     wf.route("act", to="complete")
     return wf
+
+
+def claimed(squid: Squid) -> ClaimResult:
+    """Return the claim on the step of a new run."""
+    squid.approve(squid.start("review").run_id, actor="ada")
+    claim = squid.dispatch_agent().claim_next("w")
+    assert claim is not None
+    return claim
 
 
 def test_of_many_decisions_at_once_one_counts_and_the_others_are_refused(
@@ -128,16 +137,9 @@ def test_many_readers_of_the_clock_start_each_window_once(make_squid: MakeSquid,
 
 def test_a_child_asked_for_by_many_is_one(make_squid: MakeSquid) -> None:
     squid = make_squid(review())
-    run_id = squid.start("review").run_id
-
-    def context(attempt: int) -> StepContext:
-        key = f"{run_id}:grow:1"
-        return StepContext(
-            run_id=run_id, workflow="review", step="grow", runnable_key=f"{key}:{attempt}", idempotency_key=key
-        )
-
-    start = partial(squid.start_child_run, workflow="review", payload={"n": 1}, child_key="a")
-    said = at_once([partial(start, context(n)) for n in range(1, THREADS + 1)])
+    claim = claimed(squid)
+    run_id = claim.attempt.run_id
+    said = at_once([partial(squid.start_child_run, claim, "review", {"n": 1}, child_key="a")] * THREADS)
     assert len({receipt.run_id for receipt in said}) == 1
     assert sum(not receipt.repeated for receipt in said) == 1
     assert len(facts(squid, run_id, "child_run_started")) == 1
@@ -161,12 +163,9 @@ def test_a_dead_letter_is_put_back_by_one_of_many(make_squid: MakeSquid, clock: 
 def test_a_cascade_and_new_children_at_once_leave_nobody_behind(make_squid: MakeSquid) -> None:
     squid = make_squid(review())
     for _ in range(3):
-        run_id = squid.start("review").run_id
-        key = f"{run_id}:grow:1"
-        context = StepContext(
-            run_id=run_id, workflow="review", step="grow", runnable_key=f"{key}:1", idempotency_key=key
-        )
-        start = partial(squid.start_child_run, context, "review")
+        claim = claimed(squid)
+        run_id = claim.attempt.run_id
+        start = partial(squid.start_child_run, claim, "review")
         acts = [partial(start, {"n": n}, child_key=f"c{n}") for n in range(4)]
         *children, cancelled = at_once([*acts, partial(squid.cancel, run_id, cascade=True)])
         assert not isinstance(cancelled, Exception)

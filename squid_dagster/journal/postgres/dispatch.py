@@ -43,6 +43,7 @@ from squid_dagster.journal.settling import (
     Group,
     arrange,
     ask,
+    check_held,
     dead_letter_fact,
     heartbeat_fact,
     judge,
@@ -242,12 +243,14 @@ class PostgresDispatchStore:
         finally:
             self._opened_at = monotonic()
 
-    def decide(self, run_ids: Collection[str], decision: Decision, *, new: bool = False) -> list[Fact]:
+    def decide(
+        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+    ) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
         if not new or not persistently(lambda: self._start_once(run_ids, decision, commit_id, written)):
-            persistently(lambda: self._decide_once(run_ids, decision, new, commit_id, written))
+            persistently(lambda: self._decide_once(run_ids, decision, new, fence, commit_id, written))
         return written
 
     def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
@@ -285,12 +288,20 @@ class PostgresDispatchStore:
         return check_appends(appends, self._storage.max_fact_bytes)
 
     def _decide_once(
-        self, run_ids: Collection[str], decision: Decision, new: bool, commit_id: UUID, written: list[Fact]
+        self,
+        run_ids: Collection[str],
+        decision: Decision,
+        new: bool,
+        fence: ClaimRef | None,
+        commit_id: UUID,
+        written: list[Fact],
     ) -> None:
         with self._storage.transaction() as transaction:
             units = transaction.lock(Touched(set(run_ids), set(run_ids)))  # facts may touch any attempt of theirs
             if written and transaction.committed(commit_id):
                 return  # written the first time; only the word of it was lost on the way
+            if fence is not None:
+                check_held(units.units[fence.run_id], fence, units.now)
             runs = {run_id: RunUnit() for run_id in run_ids} if new else transaction.read_runs(run_ids)
             written[:] = decision(runs, units.now)
             if not written:
