@@ -1,6 +1,6 @@
 """Cards on Postgres: a table that is changed in the transaction that appends the facts. A claim is one call."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
@@ -12,8 +12,9 @@ from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, R
 from squid_dagster.backlog.postgres_rebuild import differences, rebuild
 from squid_dagster.backlog.rows import card_from_row, to_text
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
-from squid_dagster.journal.postgres.storage import PostgresStorage, persistently
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol.backlog import BacklogProjection
@@ -64,13 +65,7 @@ class PostgresCardStore:
         """Lock cards, write what a decision makes of them, as the contract says."""
         commit_id = uuid4()
         tried: list[BacklogProjection] = []
-        while True:
-            try:
-                return persistently(lambda: self._decide_once(wanted, decision, commit_id, tried))
-            except psycopg.errors.UniqueViolation as error:
-                # Somebody else has just created this card, or one of this key: it can be seen now.
-                if error.diag.constraint_name not in ("backlog_pkey", "backlog_key"):
-                    raise
+        return persistently(lambda: self._decide_once(wanted, decision, commit_id, tried))
 
     def _decide_once(
         self, wanted: Wanted, decision: Decision, commit_id: UUID, tried: list[BacklogProjection]
@@ -125,6 +120,7 @@ class PostgresCardStore:
     def release_expired(self) -> list[Card]:
         """Release all claims that ran out, some hundred in one commit."""
         released: list[Card] = []
+        # Each try is a commit of its own: what an earlier one has released is not found again.
         while found := self._call(_RELEASE, lambda: (uuid4(), _RELEASED_AT_ONCE, self._now())):
             released += map(card_from_row, found)
         return released
@@ -172,7 +168,7 @@ class PostgresCardStore:
 
         return persistently(read)
 
-    def _call(self, text: LiteralString, values: Any) -> Any:
+    def _call(self, text: LiteralString, values: Callable[[], tuple[object, ...]]) -> Any:
         """Call a function that is safe to repeat, and give its answer."""
 
         def call() -> Any:

@@ -185,7 +185,7 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, bad | written | authoring.MissingResource):
         return BAD_INPUT
     unusable = errors.StorageUnavailable | errors.EmbeddedUnavailable | errors.SchemaOutdated | errors.SchemaTooNew
-    if isinstance(error, unusable | errors.ForeignSchema | errors.ViewsMissing):
+    if isinstance(error, unusable | errors.ForeignSchema | errors.ViewsMissing | errors.StorageRefused):
         return NO_DATABASE
     return REFUSED
 

@@ -143,18 +143,19 @@ def import_journal(
         raise InvalidExport(f"the export cannot be used: after position {reader.header.cut} no fact could follow")
     if begin is not None:
         begin(reader.header)
-    try:
-        with storage.connection() as connection, connection.transaction():
-            done = _Import(storage, connection, reader).run(tell, also)
-    except (psycopg.DataError, psycopg.IntegrityError) as error:
-        said = error.diag.message_primary or str(error)
-        raise InvalidExport(f"the export cannot be used: {said}") from None
-    except UnicodeEncodeError:
-        raise InvalidExport("the export cannot be used: it holds half a character, which no text has") from None
-    except psycopg.errors.LockNotAvailable:
-        raise _busy() from None
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise StorageUnavailable(f"an import needs the owner of the tables: {error.diag.message_primary}") from None
+    with storage.connection() as connection:
+        try:
+            with connection.transaction():
+                done = _Import(storage, connection, reader).run(tell, also)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            said = error.diag.message_primary or str(error)
+            raise InvalidExport(f"the export cannot be used: {said}") from None
+        except UnicodeEncodeError:
+            raise InvalidExport("the export cannot be used: it holds half a character, which no text has") from None
+        except psycopg.errors.LockNotAvailable:
+            raise _busy() from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StorageUnavailable(f"an import needs the owner of the tables: {error.diag.message_primary}") from None
     return done
 
 

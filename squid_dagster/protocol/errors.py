@@ -84,7 +84,17 @@ class ForeignSchema(SquidError):
 
 
 class StorageUnavailable(SquidError):
-    """The database cannot be reached."""
+    """The database cannot be reached, or cannot do now what it was asked: wait, and ask again."""
+
+    sqlstate: str | None = None
+    """The database's own code, where it answered."""
+
+
+class StorageRefused(SquidError):
+    """The database refuses what it was asked, and will refuse it again: the message says what helps."""
+
+    sqlstate: str | None = None
+    """The database's own code; None where its client library refused."""
 
 
 class EmbeddedUnavailable(SquidError):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
 from squid_dagster.api import Squid
@@ -13,7 +12,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.protocol import Fact, RunUnit, run_thread
-from squid_dagster.protocol.errors import StaleClaim
+from squid_dagster.protocol.errors import StaleClaim, StorageRefused
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, terminal
 from tests.journal.contract import assert_views_agree_with_the_journal, raw
@@ -223,6 +222,6 @@ def test_a_refused_start_with_a_hint_is_refused(postgres: PostgresStorage, monke
     monkeypatch.setattr(postgres, "channel", "x" * 100)
     with raw(postgres) as connection:
         connection.execute("ALTER TABLE journal_entries ADD CONSTRAINT nothing CHECK (type <> 'run_started')")
-    with pytest.raises(psycopg.errors.CheckViolation):
+    with pytest.raises(StorageRefused, match="23514"):
         squid.start("shape")
     assert squid.list_runs().runs == ()

@@ -16,8 +16,9 @@ from pydantic_core import from_json
 from sqlalchemy import Engine, Pool, create_engine, event, exc
 from sqlalchemy.engine import make_url
 
-from squid_dagster.journal.tiers import display_url, normalized_url
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable
+from squid_dagster.journal.postgres.failures import translated
+from squid_dagster.journal.tiers import normalized_url
+from squid_dagster.protocol.errors import SquidError
 
 PgConnection = Connection[TupleRow]
 Explainer = Callable[[psycopg.Error], SquidError | None]
@@ -62,8 +63,8 @@ def connect(engine: Engine) -> PgConnection:
     """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
     try:
         made = engine.pool.recreate().connect()
-    except (exc.OperationalError, psycopg.OperationalError) as error:
-        raise unavailable(engine, error) from None
+    except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+        raise translated(engine, error) from None
     connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
     made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
@@ -106,8 +107,8 @@ class Lender:
         pool = self.engine.pool
         try:
             fairy = self.engine.raw_connection()
-        except (exc.OperationalError, psycopg.OperationalError, exc.TimeoutError) as error:
-            raise unavailable(self.engine, error) from None
+        except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+            raise translated(self.engine, error) from None
         connection: Any = fairy.driver_connection
         lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
         connection.autocommit = True
@@ -154,8 +155,11 @@ class _Lent(NamedTuple):
 class Loan:
     """A connection for a `with` block.
 
+    Nothing is repeated here: see `persistently`.
+
     Raises:
-        StorageUnavailable: the database cannot be reached, or the connection broke on the way. Nothing is retried here.
+        StorageUnavailable: the database cannot be reached or cannot do this now, or the connection broke on the way.
+        StorageRefused: the database refuses what it was asked.
     """
 
     __slots__ = ("_explain", "_handled", "_lender", "_lent")
@@ -183,15 +187,20 @@ class Loan:
         assert lent is not None  # noqa: S101  entered
         try:
             if isinstance(error, psycopg.Error):
-                if self._explain is not None and (told := self._explain(error)) is not None:
-                    raise told from None
-                interruption = _interruption(error, self._handled)
-                if interruption is not None:
-                    raise interruption from None
-                if lent.connection.broken or lent.connection.closed:
-                    raise unavailable(self._lender.engine, error) from error
+                if (known := self._known(error)) is not None:
+                    raise known from None
+                lost = lent.connection.broken or lent.connection.closed
+                raise translated(self._lender.engine, error, lost=lost) from error
         finally:
+            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                # This server is not the primary any more, or was made read-only: other sessions may find another one.
+                lent.connection.close()
             self._lender.put(lent)
+
+    def _known(self, error: psycopg.Error) -> BaseException | None:
+        """Return the contract's own error, or what a signal raised meanwhile, if it is one of these."""
+        explained = self._explain(error) if self._explain is not None else None
+        return _interruption(error, self._handled) if explained is None else explained
 
 
 def borrow(engine: Engine) -> Loan:
@@ -228,14 +237,3 @@ def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> 
         lent.invalidate()
     finally:
         lent.close()
-
-
-def unavailable(engine: Engine, error: Exception) -> StorageUnavailable:
-    """Say that the database cannot be reached, without saying how one would log in."""
-    cause = str(getattr(error, "orig", None) or error).strip().splitlines()
-    where = display_url(engine.url.render_as_string(hide_password=True))
-    why = cause[0] if cause else type(error).__name__
-    password = engine.url.password
-    if password:
-        why = why.replace(str(password), "***")
-    return StorageUnavailable(f"cannot reach Postgres at {where}: {why}. Is it running, and is the URL right?")

@@ -7,8 +7,6 @@ from time import monotonic
 from typing import LiteralString
 from uuid import UUID, uuid4
 
-import psycopg
-
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     Announcement,
@@ -31,11 +29,12 @@ from squid_dagster.journal.dispatch import (
 from squid_dagster.journal.postgres.announcing import WAIT_MILLISECONDS, PostgresAnnouncement
 from squid_dagster.journal.postgres.connection import Loan, PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
+from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import Row, attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
-from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage, persistently
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.settling import (
@@ -145,22 +144,19 @@ class PostgresDispatchStore:
             self._now(),
         )
 
-        def call(after: int | None) -> tuple[list[Row], int]:
+        announced = [after] if after is not None else []  # waited for once: whatever comes in between, then no more
+
+        def call() -> tuple[list[Row], int]:
             with self._storage.connection() as connection:
-                if after is None:
-                    results = execute(connection, self._storage.sql(_CLAIM), values)
-                else:
-                    wait = str(WAIT_MILLISECONDS), self._storage.arrivals, after
+                if announced:
+                    wait = str(WAIT_MILLISECONDS), self._storage.arrivals, announced.pop()
                     results = execute(connection, self._storage.sql(_AWAIT + _CLAIM), (*wait, *values))
+                else:
+                    results = execute(connection, self._storage.sql(_CLAIM), values)
                 answer = json_of(results[-1])
                 return answer["claimed"] or [], answer["dead"]
 
-        try:
-            rows, dead = persistently(lambda: call(after))
-        except psycopg.errors.LockNotAvailable:
-            if after is None:
-                raise
-            rows, dead = persistently(lambda: call(None))
+        rows, dead = persistently(call)
         attempts = [attempt_from_row(row) for row in rows]
         return [make_claim(attempt, tokens) for attempt in attempts], dead
 
@@ -222,21 +218,20 @@ class PostgresDispatchStore:
 
     def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
         """Write new runs by the stencil of their kind, in one message, as the contract says."""
-        commit_id = uuid4()
-        tried: list[datetime] = []
+        commit_id, tries = uuid4(), 0
+        now = self._storage.likely_now()  # of all tries, so that it does not matter which of them committed
+        new = None if now is None else self._stencils.fill(openings, now)
 
         def once() -> datetime | None:
-            earlier = list(tried)
-            now = self._storage.likely_now()
-            new = None if now is None else self._stencils.fill(openings, now)
-            if now is not None and new is not None:
-                tried[:] = [now]
-                loan = announced.take() if isinstance(announced, PostgresAnnouncement) else None
-                if self._is_new(lambda transaction: transaction.start(new, now, commit_id), loan):
-                    return now
-            if earlier and self._storage.find_commit(commit_id) is not None:
-                return earlier[0]  # written the first time; only the word of it was lost on the way
-            return None
+            nonlocal tries
+            if now is None or new is None:
+                return None
+            tries += 1
+            loan = announced.take() if isinstance(announced, PostgresAnnouncement) else None
+            if self._is_new(lambda transaction: transaction.start(new, now, commit_id), loan):
+                return now
+            # An earlier try may have committed, and its acknowledgement was lost.
+            return now if tries > 1 and self._storage.find_commit(commit_id) is not None else None
 
         try:
             return persistently(once)
@@ -276,9 +271,7 @@ class PostgresDispatchStore:
         try:
             with announced or self._storage.connection() as connection:
                 write(Transaction(self._storage, connection, joined=announced is not None))
-        except psycopg.Error as error:
-            if error.sqlstate != NOT_NEW:
-                raise
+        except NotNew:
             return False
         return True
 

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 from sqlalchemy import Connection, exc, text
 
-from squid_dagster.journal.postgres.connection import unavailable
+from squid_dagster.journal.postgres.failures import translated
 from squid_dagster.journal.postgres.migrate import build
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 Objects = dict[tuple[str, str], tuple[Any, ...]]
 """By kind and name, what makes an object what it is."""
 
+_NOT_ALLOWED = ("42501", "25006")  # no rights, read-only
 _LOCKS = ("gate", "positions", "buckets", "cards")
 
 _PARTS = ("constraint", "index", "trigger")  # of a table, named behind it
@@ -74,10 +76,11 @@ def drift(storage: PostgresStorage) -> list[str]:
                 there, meant = _objects(connection, storage.schema), _objects(connection, scratch)
             finally:
                 connection.rollback()
-    except exc.OperationalError as error:
-        raise unavailable(storage.engine, error) from None
-    except exc.DBAPIError as error:
-        said = str(error.orig or error).strip().splitlines()[0]
+    except (exc.SQLAlchemyError, psycopg.Error) as error:
+        failure = translated(storage.engine, error)
+        if isinstance(failure, StorageUnavailable) and failure.sqlstate not in _NOT_ALLOWED:
+            raise failure from None
+        said = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise NothingToCompare(f"a schema to compare with could not be made: {said}") from None
     return list(differences(meant, there))
 

@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import LiteralString, NamedTuple
 from uuid import UUID
 
-import psycopg
 from pydantic import JsonValue, ValidationError
 from pydantic_core import to_json
 
 from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Settlement
+from squid_dagster.journal.postgres.failures import NotNew
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.short import candidates
-from squid_dagster.journal.postgres.storage import NOT_NEW, PostgresStorage
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import claims_json, names
 from squid_dagster.journal.settling import completion_fact
 from squid_dagster.protocol.attempts import Attempt, completed
@@ -59,9 +59,7 @@ def settle_ends(storage: PostgresStorage, settlements: Sequence[Settlement], com
     try:
         with storage.connection() as connection:
             answer = json_of(execute(connection, storage.sql(_END), values)[0])
-    except psycopg.Error as error:
-        if error.sqlstate != NOT_NEW:
-            raise
+    except NotNew:
         return {}
     now = storage.hear_now(answer["now"])
     return {members[i - 1].place: _answer(members[i - 1], now) for i in answer["ended"] or ()}

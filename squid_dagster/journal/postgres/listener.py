@@ -19,7 +19,8 @@ from sqlalchemy import Engine
 
 from squid_dagster.journal.notifier import Bell
 from squid_dagster.journal.postgres.announcing import heard
-from squid_dagster.journal.postgres.connection import PgConnection, connect, unavailable
+from squid_dagster.journal.postgres.connection import PgConnection, connect
+from squid_dagster.journal.postgres.failures import unavailable
 from squid_dagster.protocol.errors import StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class PostgresListener:
                 self._warn(str(error))
             except (psycopg.Error, OSError) as error:
                 self._warn(str(unavailable(self._engine, error)))
+            except Exception:
+                logger.exception("listening failed, work is found by polling until it is tried again")
             if time.monotonic() - began > _LONGEST_DELAY_SECONDS:
                 delay = _FIRST_DELAY_SECONDS  # it had been well for a while
             # Not all listeners of a server that restarts should be back in the same instant.

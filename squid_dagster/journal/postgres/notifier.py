@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import LiteralString, NamedTuple
 
-import psycopg
-
 from squid_dagster.journal.notifier import check_queues, known_queues
 from squid_dagster.journal.postgres.connection import make_engine
+from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
-from squid_dagster.journal.postgres.storage import PostgresStorage, persistently
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SquidError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class PostgresNotifier:
 
         try:
             persistently(send)
-        except (SquidError, psycopg.Error) as error:
+        except SquidError as error:
             if not self._failing:
                 logger.warning("cannot notify workers, who will find their work by polling: %s", error)
             self._failing = True

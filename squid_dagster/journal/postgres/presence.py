@@ -5,8 +5,9 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, LiteralString
 
+from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.reading import utc
-from squid_dagster.journal.postgres.storage import PostgresStorage, persistently
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow, check_alive_within, check_worker_id, checked
 
 # presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is said again soon.

@@ -1,7 +1,6 @@
 """The journal in Postgres: facts are appended, and the live views kept, in one transaction and two round trips."""
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -21,12 +20,13 @@ from squid_dagster.journal.postgres.connection import (
     PgConnection,
     make_engine,
     make_step_engine,
-    unavailable,
 )
 from squid_dagster.journal.postgres.deletion import delete_thread
+from squid_dagster.journal.postgres.failures import NotNew, persistently, translated
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, lock_number, statement
+from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, Transaction
 from squid_dagster.journal.postgres.units import Touched
 from squid_dagster.journal.storage import (
@@ -44,13 +44,9 @@ from squid_dagster.protocol.errors import Conflict, InvalidArgument, SquidError,
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
-_CONFLICT, _BEGIN_AGAIN, NOT_NEW = "SQ001", "SQ002", "SQ003"
 _HEARD_OF_LATE = 60.0  # seconds after which the database is asked again what time it is
-_TRIES = 20
 _KEPT = 2  # connections at hand
 
 
@@ -123,9 +119,9 @@ class PostgresStorage:
         def attempt() -> T:
             try:
                 return work(self.engine, self.schema)
-            except exc.OperationalError as error:
+            except (exc.SQLAlchemyError, psycopg.Error) as error:
                 self.engine.dispose()
-                raise unavailable(self.engine, error) from None
+                raise translated(self.engine, error) from None
 
         return persistently(attempt)
 
@@ -176,11 +172,14 @@ class PostgresStorage:
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads, as the contract says.
 
-        A lost connection is tried once more under the same commit id, so that nothing is written twice.
+        A transaction that was rolled back, and one whose answer was lost, are repeated under the same commit id, so
+        that nothing is written twice.
 
         Raises:
             InvalidArgument: facts about cards, which have rules and a table of their own: see `Backlog`.
-            StorageUnavailable: the database cannot be reached. With a `commit_id` of your own, repeat it later.
+            StorageUnavailable: the database cannot be reached, or cannot write now. With a `commit_id` of your own,
+                repeat it later.
+            StorageRefused: the database refuses these facts.
             ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
         """
         check_commit_id(commit_id)
@@ -292,29 +291,6 @@ class PostgresStorage:
         return persistently(read)
 
 
-def persistently(attempt: Callable[[], T]) -> T:
-    """Try again when the connection was lost, or when the database chose us to end a deadlock with a foreign lock.
-
-    Our own statements keep one lock order; somebody who drops a view by hand does not. Only for what is safe to repeat.
-    """
-    for tries_left in range(_TRIES, -1, -1):
-        try:
-            return attempt()
-        except StorageUnavailable:
-            if tries_left < _TRIES:
-                raise
-        except psycopg.errors.DeadlockDetected as error:
-            if not tries_left:
-                raise
-            logger.warning("ended a deadlock, trying again: %s", error.diag.message_detail)
-        except psycopg.Error as error:
-            # Somebody was first with this thread, or with this commit id, whose answer can be had now.
-            again = error.sqlstate == _BEGIN_AGAIN or error.diag.constraint_name == "journal_commits_pkey"
-            if not again or not tries_left:
-                raise
-    raise AssertionError  # the last try returns or raises
-
-
 def _explained(schema: str, error: psycopg.Error) -> SquidError | None:
     """Give the contract's error for what the database has refused, if there is one for it."""
     said = error.diag.message_primary or ""
@@ -332,6 +308,8 @@ def _explained(schema: str, error: psycopg.Error) -> SquidError | None:
                 f"the database does not let this user use schema {schema!r} ({said}): grant it the rights, or connect "
                 "as the schema's owner"
             )
-    if error.sqlstate == _CONFLICT and error.diag.message_detail:
+    if error.sqlstate == NOT_NEW:
+        return NotNew(said)
+    if error.sqlstate == CONFLICT and error.diag.message_detail:
         return Conflict(*json.loads(error.diag.message_detail))
     return None
