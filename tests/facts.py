@@ -93,7 +93,7 @@ def _intent(run: str, step: str, attempt: int, visit: int) -> dict[str, Any]:
     }
 
 
-def _fence(claim: str) -> dict[str, Any]:
+def fence(claim: str) -> dict[str, Any]:
     return {"claim_id": claim, "claim_token_hash": token_hash(claim)}
 
 
@@ -177,7 +177,7 @@ def claimed(
     run: str = RUN, step: str = STEP, *, at: float = 10, claim: str = "a", lease: float = 60, **fields: Any
 ) -> AttemptClaimed:
     """A worker holds the attempt for `lease` seconds."""
-    base = {**_fence(claim), "owner_id": f"worker-{claim}", "lease_until": t(at + lease)}
+    base = {**fence(claim), "owner_id": f"worker-{claim}", "lease_until": t(at + lease)}
     return AttemptClaimed(**{**base, **_about(run, step, at, **fields)})
 
 
@@ -185,22 +185,22 @@ def heartbeat(
     run: str = RUN, step: str = STEP, *, at: float = 20, claim: str = "a", lease: float = 60, **fields: Any
 ) -> AttemptHeartbeat:
     """The holder extends its lease to `lease` seconds from now."""
-    return AttemptHeartbeat(**{**_fence(claim), "lease_until": t(at + lease), **_about(run, step, at, **fields)})
+    return AttemptHeartbeat(**{**fence(claim), "lease_until": t(at + lease), **_about(run, step, at, **fields)})
 
 
 def released(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptReleased:
     """The holder gives the attempt back."""
-    return AttemptReleased(**{**_fence(claim), **_about(run, step, at, **fields)})
+    return AttemptReleased(**{**fence(claim), **_about(run, step, at, **fields)})
 
 
 def completed(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptCompleted:
     """The holder succeeded."""
-    return AttemptCompleted(**{**_fence(claim), "result": {"ok": True}, **_about(run, step, at, **fields)})
+    return AttemptCompleted(**{**fence(claim), "result": {"ok": True}, **_about(run, step, at, **fields)})
 
 
 def failed(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptFailed:
     """The holder failed, for good."""
-    return AttemptFailed(**{**_fence(claim), "error": {"message": "declined"}, **_about(run, step, at, **fields)})
+    return AttemptFailed(**{**fence(claim), "error": {"message": "declined"}, **_about(run, step, at, **fields)})
 
 
 def failed_with_retry(

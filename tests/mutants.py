@@ -171,8 +171,26 @@ MUTANTS = (
     Mutant(
         "a release counts as a delivery",
         DISPATCH,
-        "deliveries=attempt.deliveries - 1",
+        "deliveries=attempt.deliveries - (0 if fact.counted else 1)",
         "deliveries=attempt.deliveries",
+    ),
+    Mutant(
+        "an interruption does not count as a delivery",
+        DISPATCH,
+        "deliveries=attempt.deliveries - (0 if fact.counted else 1)",
+        "deliveries=attempt.deliveries - 1",
+    ),
+    Mutant(
+        "anybody gives up a spent attempt that is held",
+        DISPATCH,
+        "given_up = fact.claim_id is not None and not check_fence(",
+        "given_up = fact.claim_id is not None or not check_fence(",
+    ),
+    Mutant(
+        "nobody gives up a spent attempt while its lease lasts",
+        DISPATCH,
+        "if not (expired or given_up) or not out_of_deliveries(attempt):",
+        "if not expired or not out_of_deliveries(attempt):",
     ),
     Mutant(
         "a deferral is forgotten",

@@ -18,6 +18,7 @@ from tests.facts import (
     dead_lettered,
     failed,
     failed_with_retry,
+    fence,
     fenced,
     heartbeat,
     indexed,
@@ -185,6 +186,11 @@ DISPATCH = [
         anomalies=["attempt_not_visible"],
     ),
     Rule(
+        "an interruption gives the attempt back and stays counted as a delivery",
+        [scheduled(), claimed(), released(counted=True, visible_at=t(90))],
+        _attempt(status="available", visible_at=at(90), due_at=at(90), deliveries=1, lease_until=None, owner_id=None),
+    ),
+    Rule(
         "a release with another claim is stale",
         [scheduled(), claimed(), released(claim="b")],
         _attempt(**HELD_BY_A, deliveries=1),
@@ -294,6 +300,23 @@ DISPATCH = [
     Rule(
         "an attempt with deliveries left is no dead letter",
         [scheduled(max_deliveries=2), claimed(), dead_lettered(at=70)],
+        _attempt(**HELD_BY_A),
+        anomalies=["premature_dead_letter"],
+    ),
+    Rule(
+        "its holder may give up a spent attempt while the lease lasts",
+        [scheduled(max_deliveries=1), claimed(), dead_lettered(at=20, **fence("a"))],
+        _attempt(status="dead_lettered", due_at=None, settled_at=at(20)),
+    ),
+    Rule(
+        "an attempt with deliveries left is not given up by its holder",
+        [scheduled(max_deliveries=2), claimed(), dead_lettered(at=20, **fence("a"))],
+        _attempt(**HELD_BY_A),
+        anomalies=["premature_dead_letter"],
+    ),
+    Rule(
+        "another claim than its holder's does not give up a spent attempt",
+        [scheduled(max_deliveries=1), claimed(), dead_lettered(at=20, **fence("b"))],
         _attempt(**HELD_BY_A),
         anomalies=["premature_dead_letter"],
     ),

@@ -18,6 +18,7 @@ from tests.facts import (
     dead_lettered,
     failed,
     failed_with_retry,
+    fence,
     fenced,
     heartbeat,
     indexed,
@@ -140,6 +141,16 @@ class Walk:
             self.facts.append(released(**work.about, at=self.now, claim=work.claim))
             work.claim, work.lease, work.deliveries = None, 0, work.deliveries - 1
 
+    def interrupt(self) -> None:
+        if (work := self.held()) is not None and work.claim:
+            if work.deliveries >= work.cap:
+                work.state = "dead"
+                given_up = {**fence(work.claim), "error": {"message": "interrupted"}}
+                self.facts.append(dead_lettered(**work.about, at=self.now, deliveries=work.deliveries, **given_up))
+                return
+            self.facts.append(released(**work.about, at=self.now, claim=work.claim, counted=True))
+            work.claim, work.lease = None, 0
+
     def dead_letter(self) -> None:
         lost = [w for w in self.works if w.state == "open" and w.claim and w.lease <= self.now]
         work = self.pick([w for w in lost if w.deliveries >= w.cap])
@@ -199,6 +210,7 @@ MOVES: tuple[Callable[[Walk], None], ...] = (
     *(Walk.complete,) * 3,
     *(Walk.fail,) * 2,
     Walk.release,
+    Walk.interrupt,
     *(Walk.dead_letter,) * 2,
     Walk.come_back_too_late,
     *(Walk.apply,) * 2,

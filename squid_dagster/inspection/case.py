@@ -87,9 +87,9 @@ class Case:
         """Give the fact by which a step has put an attempt off, if that is why it is visible when it is."""
         entry = self.record.last("attempt_released", attempt.runnable_key)
         fact = entry.fact if entry is not None else None
-        if attempt.owner_id is None and isinstance(fact, AttemptReleased) and fact.visible_at == attempt.visible_at:
-            return fact
-        return None
+        if attempt.owner_id is not None or not isinstance(fact, AttemptReleased) or fact.counted:
+            return None
+        return fact if fact.visible_at == attempt.visible_at else None
 
     def launch_of(self, attempt: Attempt) -> Launch | None:
         """Give the latest request for work elsewhere that an attempt waits for; None while nobody has asked for it."""

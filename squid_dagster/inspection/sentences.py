@@ -104,6 +104,9 @@ def _attempt(number: int) -> str:
 
 
 def _released(fact: Any, step: str) -> str:
+    if fact.counted:
+        again = f"; it is handed out again at {when(fact.visible_at)}" if fact.visible_at is not None else ""
+        return f"{step} was interrupted{_said(fact.reason)}{again}."
     if fact.visible_at is not None:
         return f"{step} deferred itself until {when(fact.visible_at)}{_said(fact.reason)}."
     return f"{step} was given back by its worker{_said(fact.reason)}."
@@ -116,7 +119,8 @@ def _failed(fact: Any, step: str) -> str:
 
 def _dead(fact: Any, step: str) -> str:
     times = "once" if fact.deliveries == 1 else f"{fact.deliveries} times"
-    return f"{step} was handed out {times} and never finished: it is a dead letter."
+    why = f" ({brief(message_of(fact.error))})" if fact.claim_id is not None and fact.error else ""
+    return f"{step} was handed out {times} and never finished{why}: it is a dead letter."
 
 
 def _said(text: str | None) -> str:

@@ -83,7 +83,18 @@ class Deferred(NamedTuple):
     after: timedelta
 
 
-Outcome = Completed | Failed | Deferred
+class Interrupted(NamedTuple):
+    """The step could not be executed, or not to its end, through no fault of its own: it is handed out again.
+
+    Unlike a release, this counts as a delivery, so that it ends: the last delivery becomes a dead letter.
+    """
+
+    reason: str
+    after: timedelta = timedelta(0)
+
+
+Unfinished = Failed | Deferred | Interrupted
+Outcome = Completed | Unfinished
 
 
 class Ending(NamedTuple):
@@ -237,7 +248,7 @@ class DispatchStore(Protocol):
         """
 
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
-        """Give attempts back at once; counts neither as failure nor as delivery."""
+        """Give attempts back at once; counts neither as failure nor as delivery: their steps were not called."""
 
     def visible(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None

@@ -11,7 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Deferred, Planner, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import (
+    Claim,
+    ClaimRef,
+    Completed,
+    Deferred,
+    Interrupted,
+    Planner,
+    PlanRequest,
+    Settlement,
+)
 from squid_dagster.journal.storage import Append, Verified, check_appends
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.attempts import (
@@ -43,6 +52,7 @@ from squid_dagster.protocol.facts import (
     AttemptReleased,
     Fact,
 )
+from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.protocol.unit import RunUnit
@@ -90,6 +100,8 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
     if isinstance(outcome, Deferred):
         at = _checked_time(attempt, ref, now)
         return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=at + outcome.after)
+    if isinstance(outcome, Interrupted):
+        return _interruption(attempt, ref, outcome, _checked_time(attempt, ref, now))
     at = max(now, attempt.last_at)
     if isinstance(outcome, Completed):
         verdict = check_completion(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(outcome.result), at)
@@ -106,6 +118,15 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
         return AttemptFailed(**fence, error=outcome.error)
     key, after = outcome.retry
     return AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after)
+
+
+def _interruption(attempt: Attempt, ref: ClaimRef, outcome: Interrupted, at: datetime) -> Fact:
+    """Return the release that keeps the delivery counted; of the last delivery, the dead letter."""
+    if out_of_deliveries(attempt):
+        error: JsonObject = {"code": "interrupted", "message": outcome.reason}
+        return AttemptDeadLettered(**_fence(ref, at), deliveries=attempt.deliveries, error=error)
+    visible_at = at + outcome.after if outcome.after else None
+    return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=visible_at, counted=True)
 
 
 def _redacted(error: Any) -> Any:

@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 from typing import Any, Literal, NamedTuple
 
 from squid_dagster.inspection.shown import brief
-from squid_dagster.journal.dispatch import Completed, Deferred
+from squid_dagster.journal.dispatch import Completed, Deferred, Interrupted
 from squid_dagster.plugin.markdown import table
 from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.runtime.report import SettledAttempt
@@ -181,6 +181,8 @@ def _row(settled: SettledAttempt) -> Row:
         name = "completed"
     elif isinstance(outcome, Deferred):
         name, note = "deferred", outcome.reason or ""
+    elif isinstance(outcome, Interrupted):
+        name, note = "interrupted", outcome.reason
     else:
         name = "failed" if outcome.retry is None else "retried"
         note = _told(outcome.error)

@@ -212,7 +212,7 @@ def _release(attempt: Attempt, fact: AttemptReleased) -> Attempt | Reason:
         claim_token_hash=None,
         owner_id=None,
         lease_until=None,
-        deliveries=attempt.deliveries - 1,
+        deliveries=attempt.deliveries - (0 if fact.counted else 1),
         last_at=fact.occurred_at,
     )
 
@@ -273,7 +273,10 @@ def _dead_letter(attempt: Attempt, fact: AttemptDeadLettered) -> Attempt | Reaso
     if attempt.status not in OPEN:
         return Reason.TERMINAL_ATTEMPT
     expired = attempt.status is AttemptStatus.CLAIMED and attempt.expired(fact.occurred_at)
-    if not expired or not out_of_deliveries(attempt):
+    given_up = fact.claim_id is not None and not check_fence(
+        attempt, fact.claim_id, fact.claim_token_hash or "", fact.occurred_at
+    )
+    if not (expired or given_up) or not out_of_deliveries(attempt):
         return Reason.PREMATURE_DEAD_LETTER
     return attempt._replace(
         status=AttemptStatus.DEAD_LETTERED, error=fact.error, settled_at=fact.occurred_at, last_at=fact.occurred_at

@@ -11,8 +11,9 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Outcome
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
+from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
+from squid_dagster.protocol.attempts import AttemptStatus
+from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
@@ -30,10 +31,10 @@ LONGEST_BACKOFF = 5.0
 
 
 class Executed(NamedTuple):
-    """A step that is done: its outcome, or the answer of one that settled itself, or why it could not be executed."""
+    """A step that is done: its outcome, or the answer of one that settled itself."""
 
     job: Job
-    came: Outcome | Answer | SquidError
+    came: Outcome | Answer
     seconds: float
 
 
@@ -104,8 +105,6 @@ class Committer:
             self._count(answered)
             if answered:
                 self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
-            given_back = [each.job.claim for each in mine if isinstance(each.came, SquidError)]
-            self._persist(lambda: self.give_back(given_back, "the worker could not execute it"))
         except Exception:
             logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
         finally:
@@ -113,7 +112,7 @@ class Committer:
 
     def _settle(self, group: list[Executed]) -> None:
         found: list[tuple[Executed, Outcome]] = [
-            (each, each.came) for each in group if not isinstance(each.came, Answer | SquidError)
+            (each, each.came) for each in group if not isinstance(each.came, Answer)
         ]
         if not found:
             return
@@ -158,16 +157,41 @@ class Committer:
             report.steps[f"{claim.attempt.workflow}.{claim.attempt.step}"] += 1
         elif isinstance(outcome, Deferred):
             report.deferred += 1
+        elif isinstance(outcome, Interrupted):
+            report.released += 1
+            _tell_interrupted(claim, outcome, answer)
         elif outcome.retry is not None:
             report.retried += 1
         else:
             report.failed += 1
 
     def give_back(self, claims: Iterable[Claim], reason: str) -> None:
-        """Give attempts back, and wake others for them. Raises what the database raises."""
+        """Release attempts whose steps were not called, and wake others for them. Raises what the database raises."""
         given = list(claims)
         if given:
             answers = self._runtime.dispatch.release([claim.ref for claim in given], reason)
             with self._counting:
                 self._report.released += sum(answer.error is None for answer in answers)
             self._runtime.notifier.notify({claim.ref.queue for claim in given})
+
+    def interrupt(self, claims: Iterable[Claim], reason: str) -> None:
+        """Give back attempts whose steps were called, which counts as a delivery, and wake others for them.
+
+        Raises what the database raises.
+        """
+        given, outcome = list(claims), Interrupted(reason)
+        if given:
+            answers = settle(self._runtime, [Settlement(claim.ref, outcome) for claim in given]).answers
+            with self._counting:
+                for claim, answer in zip(given, answers, strict=True):
+                    self._count_one(claim, outcome, answer)
+            self._runtime.notifier.notify({claim.ref.queue for claim in given})
+
+
+def _tell_interrupted(claim: Claim, outcome: Interrupted, answer: Answer) -> None:
+    attempt, most = answer.attempt, claim.attempt.max_deliveries
+    times = f"delivery {claim.attempt.deliveries} of {most}"
+    if attempt is not None and attempt.status is AttemptStatus.DEAD_LETTERED:
+        logger.error("%s is a dead letter, %s: %s", claim.ref.runnable_key, times, outcome.reason)
+    else:
+        logger.warning("%s is handed out again, %s: %s", claim.ref.runnable_key, times, outcome.reason)

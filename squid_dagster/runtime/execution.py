@@ -1,9 +1,9 @@
 """Executing one attempt: call the step, and say what came of it. Writes nothing."""
 
-import asyncio
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from logging import LoggerAdapter, getLogger
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Outcome, Retry
+from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Interrupted, Outcome, Retry
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.workflow.binding import call_arguments, compensation_arguments
 from squid_dagster.workflow.context import Cancellation, StepContext
 from squid_dagster.workflow.declared import StepKind
@@ -26,6 +27,7 @@ from squid_dagster.workflow.state import COMPENSATE
 
 MAX_RESULT_BYTES = 1024 * 1024
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000
+_PAUSES = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 30))  # by delivery
 
 _logger = getLogger("squid_dagster.step")
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -100,7 +102,11 @@ def make_call(definition: Definition, attempt: Attempt, context: StepContext, re
 
 
 def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], float]) -> Outcome:
-    """Call the step and turn whatever happens into an outcome. Raises only what ends the process."""
+    """Call the step and turn whatever happens into an outcome; whatever the step raises is its own failure.
+
+    Raises:
+        BaseException: a signal has interrupted the thread (see `note_interrupts`).
+    """
     step = call.step
     if call.task is None:
         if step.kind is StepKind.LOG:
@@ -109,9 +115,9 @@ def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], flo
     try:
         returned = call.task.function(**call.arguments)
         return completed(run_async(returned) if call.task.is_async else returned)
-    except Exception as error:  # noqa: BLE001  a step may raise anything
-        return outcome_of_error(error, step, call.attempt, random_unit)
-    except (SystemExit, asyncio.CancelledError) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return outcome_of_error(error, step, call.attempt, random_unit)
 
 
@@ -154,14 +160,30 @@ def describe_error(error: BaseException) -> JsonObject:
     if isinstance(error, Fail):
         return {**found, "details": error.details} if error.details else found
     if not isinstance(error, SquidError):
-        trace = "".join(traceback.format_exception(error))
+        trace = _trace(error)
         found["traceback"] = trace[-_LONGEST_TRACEBACK:].encode("utf-8", "replace").decode().replace("\0", "\\0")
     return found
+
+
+def interrupted(error: BaseException, attempt: Attempt) -> Interrupted:
+    """Return the outcome of an attempt that we, not its step, have failed to execute; it counts as a delivery.
+
+    It is handed out again at once the first time, then after pauses that grow to half a minute.
+    """
+    reason = _bounded(f"it could not be executed: {type(error).__name__}: {_text(error)}", _LONGEST_MESSAGE)
+    return Interrupted(reason, _PAUSES[min(max(attempt.deliveries, 1), len(_PAUSES)) - 1])
 
 
 def error_map(code: str, message: str) -> JsonObject:
     """Give an error of ours, which has a code instead of a type."""
     return {"code": code, "message": _bounded(message, _LONGEST_MESSAGE)}
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  an exception's own code
+        return "(its traceback cannot be shown)"
 
 
 def _text(error: BaseException) -> str:

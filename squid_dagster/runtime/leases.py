@@ -11,7 +11,17 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
 
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim, Completed, Deferred, Failed, Outcome, Settlement
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    Claim,
+    Completed,
+    Deferred,
+    Failed,
+    Interrupted,
+    Outcome,
+    Settlement,
+    Unfinished,
+)
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
@@ -84,7 +94,7 @@ class LeaseBackend(Protocol):
             InvalidFact: the result cannot be written down; a failure that says so is on record in its place.
         """
 
-    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+    def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
         """Record a failure, and say what becomes of the work: another attempt, or none any more.
 
         The step's own retry policy decides, unless the error says more. Raises as `complete`.
@@ -115,7 +125,7 @@ class JournalLeases:
         """Settle the claim, as the contract says."""
         settle_lease(self._runtime, lease, Completed(result))
 
-    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+    def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
         """Settle the claim with a failure, as the contract says."""
         outcome = failed(self._runtime, lease, error)
         settle_lease(self._runtime, lease, outcome)
@@ -147,13 +157,13 @@ def _replaced(attempt: Attempt, outcome: Outcome) -> InvalidFact | None:
     return InvalidFact(recorded["message"]) if recorded.get("code") == _UNWRITABLE != given else None
 
 
-def failed(runtime: Runtime, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> Failed | Deferred:
+def failed(runtime: Runtime, lease: Lease, error: Unfinished | dict[str, Any] | str) -> Unfinished:
     """Give the outcome of a failure: as it is given, else as the step's retry policy wants it.
 
     Raises:
         IncompatibleDefinition: the definition of the attempt is not registered here.
     """
-    if isinstance(error, Failed | Deferred):
+    if isinstance(error, Unfinished):
         return error
     attempt = lease.attempt
     definition = runtime.registry.find(attempt.workflow, attempt.definition_fingerprint)
@@ -164,9 +174,9 @@ def failed(runtime: Runtime, lease: Lease, error: Failed | Deferred | dict[str, 
     return failure(told, False, step, attempt, runtime.random_unit)
 
 
-def comes_back(outcome: Failed | Deferred) -> timedelta | None:
+def comes_back(outcome: Unfinished) -> timedelta | None:
     """Tell in how long the work is to be done again; None: it is not."""
-    if isinstance(outcome, Deferred):
+    if isinstance(outcome, Deferred | Interrupted):
         return outcome.after
     return None if outcome.retry is None else outcome.retry.after
 

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim, Completed, Deferred, Failed, Outcome, check_claim
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    Claim,
+    Completed,
+    Deferred,
+    Interrupted,
+    Outcome,
+    Unfinished,
+    check_claim,
+)
 from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
@@ -136,7 +145,7 @@ class QueueLeases:
         self._settle(lease, Completed(result))
         self.settled(lease)
 
-    def fail(self, lease: Lease, error: Failed | Deferred | dict[str, Any] | str) -> LeaseOutcome:
+    def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
         """Settle in the journal, then put it back or bury it, as the contract says."""
         outcome = failed(self._runtime, lease, error)
         self._settle(lease, outcome)
@@ -179,6 +188,6 @@ def _delivery(lease: Lease) -> Delivery:
     return lease.ref
 
 
-def _told(outcome: Failed | Deferred) -> str:
-    why = outcome.reason if isinstance(outcome, Deferred) else outcome.error.get("message")
+def _told(outcome: Unfinished) -> str:
+    why = outcome.reason if isinstance(outcome, Deferred | Interrupted) else outcome.error.get("message")
     return str(why or type(outcome).__name__.lower())

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import quarantine
-from squid_dagster.journal.dispatch import Answer, Claim, Deferred, Failed, Outcome, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import (
+    Answer,
+    Claim,
+    Deferred,
+    Failed,
+    Interrupted,
+    Outcome,
+    PlanRequest,
+    Settlement,
+)
 from squid_dagster.protocol.errors import InvalidFact
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
@@ -63,7 +72,7 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
             answers[i] = answer
     for settlement in settlements:
         outcome = settlement.outcome
-        if isinstance(outcome, Deferred):
+        if isinstance(outcome, Deferred | Interrupted):
             planner.dues.append(outcome.after)
         elif isinstance(outcome, Failed) and outcome.retry is not None:
             planner.dues.append(outcome.retry.after)

@@ -6,11 +6,13 @@ import socket
 from contextlib import suppress
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import Answer, Claim, Outcome
+from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.execution import interrupted
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.interrupts import note_interrupts
 from squid_dagster.runtime.settlement import settle, settlement
 from squid_dagster.workflow.context import Cancellation
 
@@ -44,11 +46,12 @@ def execute_one(
 
 
 def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
-    """Run the step. Interrupted, or without a database, it gives the attempt back: nobody has to wait for the lease."""
+    """Run the step. If a signal or a lost database interrupts it, give the attempt back and raise."""
     try:
-        return Executor(runtime, asyncio.run).perform(claim, cancelled)
+        with note_interrupts():
+            return Executor(runtime, asyncio.run).perform(claim, cancelled)
     except BaseException as error:
         with suppress(SquidError):
-            runtime.dispatch.release([claim.ref], f"interrupted by {type(error).__name__}")
+            settle(runtime, [Settlement(claim.ref, interrupted(error, claim.attempt))])
             runtime.notifier.notify([claim.ref.queue])
         raise

@@ -1,6 +1,5 @@
 """Transactional steps: what a step writes to the journal's database, and its completion, are one commit."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,22 @@ from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import AsyncRunner, Call, completed, error_map, outcome_of_error
+from squid_dagster.runtime.execution import AsyncRunner, Call, completed, error_map, failure, outcome_of_error
+from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.runtime.settlement import unwritable
 
-# A setting of the transaction that a step is given; gone when the step has ended that transaction.
-_MARK = "SELECT set_config('squid_dagster.claim', %s, true)"
+# Settings of the transaction that a step is given; gone when the step has ended that transaction. A step may do other
+# things than SQL for as long as it likes: its lease says whether it is alive, and no timeout for idle sessions does.
+_MARK = """SELECT set_config('squid_dagster.claim', %s, true),
+    set_config('idle_in_transaction_session_timeout', '0', true)"""
 _MARKED = "SELECT current_setting('squid_dagster.claim', true)"
+
+# Limits that end a session, and are the step's own doing: it is a failure, which its retry policy governs.
+_LIMITS = {
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    "57P05": "idle_session_timeout",
+}
 
 
 def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
@@ -40,9 +49,15 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
             outcome = _call(call, connection, raw, run_async)
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
                 return Failed(error_map("transaction_ended", _ended(call)))
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a step may raise anything
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            if (limit := _exceeded(error)) is not None:
+                told = error_map("transaction_timeout", _timed_out(call, limit))
+                return failure(told, False, call.step, call.attempt, runtime.random_unit)
             if raw.broken:
-                raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {error}") from error
+                cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
+                raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {cause}") from error
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
         if not isinstance(outcome, Completed):
             return outcome
@@ -70,6 +85,26 @@ def _in_transaction(connection: Connection, raw: psycopg.Connection[Any], claim:
         return False
     row = raw.execute(_MARKED).fetchone()
     return row is not None and row[0] == claim.ref.claim_id
+
+
+def _exceeded(error: BaseException) -> str | None:
+    """Return the setting of the database that ended the step's session, if that is what its error came from."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        found = cause.orig if isinstance(cause, exc.DBAPIError) else cause
+        if isinstance(found, psycopg.Error) and found.sqlstate in _LIMITS:
+            return _LIMITS[found.sqlstate]
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _timed_out(call: Call, limit: str) -> str:
+    return (
+        f"step {call.step.name!r} was longer in its transaction than {limit} of the database allows, which has ended "
+        "its session: make the step shorter, or set that setting to 0 for the role that runs workers"
+    )
 
 
 def _ended(call: Call) -> str:

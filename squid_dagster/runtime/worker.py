@@ -11,20 +11,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.dispatch import (
-    Claim,
-    Deferred,
-    check_lease,
-)
+from squid_dagster.journal.dispatch import Claim, check_lease
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
@@ -33,6 +28,7 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.dues import Dues
+from squid_dagster.runtime.execution import interrupted
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heap import heap_set_aside
 from squid_dagster.runtime.heartbeats import Heartbeats
@@ -44,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
-_REST = timedelta(seconds=30)  # before an attempt that we, not its step, have failed is tried again
 _SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for, or not what was announced
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
@@ -261,7 +256,7 @@ class Worker:
             self._held.update((job.claim.ref.claim_id, job) for job in jobs)
         self.report.claimed += len(claims)
         if self._stops:
-            self._hand_back(jobs)
+            self._hand_back(jobs, self._committer.give_back)
         else:
             self._pool.submit(jobs)
 
@@ -270,13 +265,11 @@ class Worker:
     def _execute(self, job: Job) -> None:
         began = time.monotonic()
         try:
-            outcome: Any = self._executor.perform(job.claim, job.cancelled)
-        except SquidError as error:
-            outcome = error
-        except BaseException as error:
-            # Not the step's failure; and given back at once, it would come back at once.
-            logger.exception("%s could not be executed: it is tried again later", job.claim.ref.runnable_key)
-            outcome = Deferred(f"the worker could not execute it: {type(error).__name__}", _REST)
+            outcome = self._executor.perform(job.claim, job.cancelled)
+        except BaseException as error:  # not the step's failure: what a step raises is an outcome
+            if not isinstance(error, SquidError):
+                logger.exception("%s could not be executed", job.claim.ref.runnable_key)
+            outcome = interrupted(error, job.claim.attempt)
         seconds = time.monotonic() - began
         with self._slots:
             self._executed += 1
@@ -297,7 +290,7 @@ class Worker:
     # --- stopping ---------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        self._hand_back(self._pool.take_back())
+        self._hand_back(self._pool.take_back(), self._committer.give_back)
         if self._stops:
             logger.info("worker %s stops: %d steps have %s to finish", self.worker_id, len(self._held), self._grace)
         deadline = time.monotonic() + self._grace.total_seconds()
@@ -305,7 +298,7 @@ class Worker:
             while self._held and time.monotonic() < deadline and self._stops < 2:
                 self._slots.wait(0.1)
             left = list(self._held.values())
-        self._hand_back(left)
+        self._hand_back(left, self._committer.interrupt)
         self._committer.close(self._grace)
         self._heartbeats.close()
         self._pool.close()
@@ -313,15 +306,15 @@ class Worker:
         if self._listener is not None:
             self._listener.close()
 
-    def _hand_back(self, jobs: list[Job]) -> None:
-        """Give attempts back; whatever their steps still return is dropped."""
+    def _hand_back(self, jobs: list[Job], give_back: Callable[[list[Claim], str], None]) -> None:
+        """Give attempts back; whatever their steps still return is dropped. Steps that were called are interrupted."""
         with self._slots:
             for job in jobs:
                 self._held.pop(job.claim.ref.claim_id, None)
                 job.cancelled.set()
         self._heartbeats.remove([job.claim for job in jobs])
         try:
-            self._committer.give_back([job.claim for job in jobs], "the worker stopped")
+            give_back([job.claim for job in jobs], "the worker stopped")
         except SquidError as error:
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
 

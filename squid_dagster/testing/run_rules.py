@@ -163,13 +163,13 @@ class RunRules:
             self.visits.setdefault(fact.retry_runnable_key, visit)
 
     def judge_dead_letter(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a dead letter: nobody holds the attempt, and it was not settled in another way."""
+        """Judge a dead letter: only its holder gives up what is held, and it was not settled in another way."""
         visit = self._visit(fact.runnable_key)
         first, holder = self.settled.get(fact.runnable_key), self.holders.get(visit)
         if first is not None:
             if first.type != fact.type:
                 yield violation(Rule.SETTLED_STAYS, entry, f"changes {fact.runnable_key!r}, settled by {first.type}")
-        elif holder is not None and holder.lease_until > fact.occurred_at:
+        elif holder is not None and holder.lease_until > fact.occurred_at and not holder.is_writer_of(fact):
             text = f"parks {fact.runnable_key!r} while claim {holder.claim_id!r} holds it"
             yield violation(Rule.ONLY_THE_HOLDER_ACTS, entry, text)
         else:

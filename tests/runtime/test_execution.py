@@ -278,31 +278,6 @@ def test_an_async_step_fails_and_is_tried_again_as_any_other(journal: Storage) -
     assert status_of(journal, run_id) == "completed"
 
 
-def test_ctrl_c_during_execute_next_gives_the_attempt_back(journal: Storage) -> None:
-    workflow = Workflow("one")
-    workflow.step(name="step")(_raiser(KeyboardInterrupt()))
-    squid = Squid(journal, workflow)
-    run_id = squid.start("one").run_id
-    with pytest.raises(KeyboardInterrupt):
-        squid.execute_next()
-    assert facts_of(journal, run_id)[-1].type == "attempt_released"
-    (attempt,) = squid.inspect_run(run_id).attempts
-    assert attempt.status == "available"
-
-
-def test_what_a_step_cannot_raise_in_a_thread_does_not_come_back_at_once_for_ever(journal: Storage) -> None:
-    workflow = Workflow("one")
-    workflow.step(name="step")(_raiser(KeyboardInterrupt()))
-    squid = Squid(journal, workflow)
-    run_id = squid.start("one").run_id
-    report = squid.worker(until_idle=True)
-    assert report.claimed == 1
-    released = facts_of(journal, run_id)[-1]
-    assert released.type == "attempt_released"
-    assert "KeyboardInterrupt" in released.reason
-    assert released.visible_at > released.occurred_at
-
-
 # --- what a step is given -------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ import sqlalchemy
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import Answer, ClaimRef, PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal import Answer, PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.dispatch import Interrupted, Planner, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.committing import COMMITTERS
@@ -165,16 +166,17 @@ def test_results_are_kept_through_an_outage_whatever_else_was_lost_with_it(
     assert sorted(rows) == sorted(payments)
 
 
-class _CannotRelease(PostgresDispatchStore):
+class _CannotInterrupt(PostgresDispatchStore):
     """A dispatch store that cannot be reached when something is first given back."""
 
     tried = 0
 
-    def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
-        self.tried += bool(refs)
-        if refs and self.tried == 1:
+    def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
+        gives_back = any(isinstance(each.outcome, Interrupted) for each in settlements)
+        self.tried += gives_back
+        if gives_back and self.tried == 1:
             raise StorageUnavailable("the connection was lost")
-        return super().release(refs, reason)
+        return super().settle(settlements, plan)
 
 
 def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: PostgresStorage) -> None:
@@ -200,7 +202,7 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
             connection.execute(sqlalchemy.text("SELECT 1"))
 
     squid = Squid(postgres, [plain, lost])
-    store = _CannotRelease(postgres)
+    store = _CannotInterrupt(postgres)
     squid.runtime = replace(squid.runtime, dispatch=store)
     runs = [each.run_id for each in squid.start_many("plain", [{"n": n} for n in range(COMMITTERS + 2)])]
     given_back = squid.start("lost").run_id

@@ -71,11 +71,15 @@ class AttemptHeartbeat(_Leased):
 
 
 class AttemptReleased(FencedFact):
-    """The holder gives the attempt back, at once or to be seen again later; neither a failure nor a delivery."""
+    """The holder gives the attempt back, at once or to be seen again later: no failure, and no delivery either.
+
+    With `counted`, the delivery stays counted: the step was interrupted, or could not be executed.
+    """
 
     type: Literal["attempt_released"] = "attempt_released"
     reason: Comment | None = None
-    visible_at: UtcDatetime | None = None  # the step deferred itself until then
+    visible_at: UtcDatetime | None = None  # the step deferred itself until then, or has to wait after an interruption
+    counted: Literal[True] | None = None
 
 
 class AttemptCompleted(FencedFact):
@@ -105,11 +109,22 @@ class AttemptFailed(FencedFact):
 
 
 class AttemptDeadLettered(AttemptFact):
-    """Claimed `max_deliveries` times, and every lease ran out. Needs no fence: the expired lease is the proof."""
+    """Claimed `max_deliveries` times, and never done. Needs no fence where the lease ran out: that is the proof.
+
+    With a fence, the holder of the last delivery gives it up while its lease lasts; `error` says why.
+    """
 
     type: Literal["attempt_dead_lettered"] = "attempt_dead_lettered"
     deliveries: Count
     error: Redacted | None = None
+    claim_id: Text | None = None
+    claim_token_hash: Text | None = None
+
+    @model_validator(mode="after")
+    def _fence_is_whole(self) -> Self:
+        if (self.claim_id is None) != (self.claim_token_hash is None):
+            raise ValueError("claim_id and claim_token_hash must be given together or not at all")
+        return self
 
 
 class LiveWakeupEmitted(AttemptFact):
