@@ -110,7 +110,7 @@ class DispatchAgent:
         return HeartbeatResult(self, attempt, attempt.lease_until)
 
     def complete(self, claim: ClaimRef | ClaimResult, result: Any = None) -> AttemptResult:
-        """Record a success, and what follows from it. Repeating the same is no error.
+        """Record a success, and what follows from it. Repeating the same is no error, also after it has ended the run.
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: nothing was written; drop it.

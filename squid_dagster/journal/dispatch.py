@@ -214,8 +214,9 @@ class DispatchStore(Protocol):
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes, and with them what `plan` makes of each run, in one commit where the storage allows it.
 
-        Repeating an outcome is no error. Errors: `StaleClaim`, `ExpiredClaim`, `TerminalRun`, `ConflictingCompletion`,
-        `NotFound`; or whatever `SquidError` the planner raised for the run.
+        Repeating an outcome is no error, also after the run has ended, by it or otherwise: the answer is the first one.
+        Another outcome of the same claim is a `ConflictingCompletion`; other errors are `StaleClaim`, `ExpiredClaim`,
+        `TerminalRun`, `NotFound`, or whatever `SquidError` the planner raised for the run.
         """
 
     def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:

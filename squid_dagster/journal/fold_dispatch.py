@@ -23,6 +23,7 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
+from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.settling import (
     FactOf,
     Group,
@@ -128,7 +129,8 @@ class FoldDispatchStore:
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes and what follows from them, as the contract says."""
         refs = [settlement.ref for settlement in settlements]
-        return self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+        answers = self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+        return with_first_answers(self._storage, settlements, answers)
 
     def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
         """Whoever shares a storage object is told in no time."""

@@ -16,6 +16,7 @@ from squid_dagster.journal.dispatch import (
     ClaimRef,
     Completed,
     Deferred,
+    Failed,
     Interrupted,
     Planner,
     PlanRequest,
@@ -103,10 +104,7 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
     if isinstance(outcome, Interrupted):
         return _interruption(attempt, ref, outcome, _checked_time(attempt, ref, now))
     at = max(now, attempt.last_at)
-    if isinstance(outcome, Completed):
-        verdict = check_completion(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(outcome.result), at)
-    else:
-        verdict = check_failure(attempt, ref.claim_id, _known_hash(attempt, ref), _digest(_redacted(outcome.error)), at)
+    verdict = verdict_on(attempt, settlement, at)
     if isinstance(verdict, Reason):
         raise refusal(verdict, attempt)
     if not verdict:
@@ -118,6 +116,16 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
         return AttemptFailed(**fence, error=outcome.error)
     key, after = outcome.retry
     return AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after)
+
+
+def verdict_on(attempt: Attempt, settlement: Settlement, at: datetime) -> Reason | bool:
+    """Return True for a new outcome, False for the repeat of the one on record, or why it is refused."""
+    ref, outcome = settlement.ref, settlement.outcome
+    known = _known_hash(attempt, ref)
+    if isinstance(outcome, Completed):
+        return check_completion(attempt, ref.claim_id, known, _digest(outcome.result), at)
+    assert isinstance(outcome, Failed)  # noqa: S101  what is given back has no verdict
+    return check_failure(attempt, ref.claim_id, known, _digest(_redacted(outcome.error)), at)
 
 
 def _interruption(attempt: Attempt, ref: ClaimRef, outcome: Interrupted, at: datetime) -> Fact:

@@ -1,13 +1,30 @@
 """Dispatch, in every version on every storage: outcomes are recorded once, each member by itself."""
 
+from dataclasses import replace
 from datetime import datetime
 
-from squid_dagster.journal.dispatch import Completed, Failed, Retry, Settlement
+import pytest
+
+from squid_dagster.journal.dispatch import Completed, Deferred, Failed, Interrupted, Retry, Settlement
 from squid_dagster.protocol import to_json
 from squid_dagster.protocol.errors import ConflictingCompletion, InvalidArgument, InvalidFact, StaleClaim, TerminalRun
 from tests.facts import QUEUE, T0, fenced, key, scheduled, t, terminal
 from tests.journal.contract import all_entries, facts_of
-from tests.journal.desk import Desk, broke, claim, done, one, refused, seconds, statuses, work
+from tests.journal.desk import (
+    Desk,
+    Planner,
+    broke,
+    claim,
+    done,
+    one,
+    other_claim,
+    other_token,
+    refused,
+    seconds,
+    start,
+    statuses,
+    work,
+)
 
 
 def test_a_completion_is_recorded_with_its_result(desk: Desk) -> None:
@@ -54,6 +71,68 @@ def test_repeating_an_outcome_is_no_error_and_writes_nothing(desk: Desk) -> None
     desk.wait(500)
     again = [answer.unwrap() for answer in desk.store.settle(group)]
     assert [(a.status, a.settled_at) for a in again] == [("completed", T0), ("failed", T0)]
+    assert desk.entries() == before
+
+
+@pytest.mark.parametrize("ended_by", ["itself", "another"])
+def test_repeating_an_outcome_is_no_error_after_the_run_has_ended(desk: Desk, ended_by: str) -> None:
+    # given a completion and a failure on record, of runs that have ended
+    start(desk, "run-1", "run-2")
+    first, second = claim(desk, limit=2)
+    group = [done(first, {"n": 1}), broke(second)]
+    if ended_by == "itself":
+        answers = desk.store.settle(group, Planner(last_visit=1))
+    else:
+        answers = desk.store.settle(group)
+        desk.put(*(fact for run in ("run-1", "run-2") for fact in (terminal(run), fenced(run))))
+    assert [answer.unwrap().status for answer in answers] == ["completed", "failed"]
+    before = desk.entries()
+    desk.wait(500)
+    # when they are told again, then each hears what it was told first
+    for plan in (None, Planner()):
+        again = [answer.unwrap() for answer in desk.store.settle(group, plan)]
+        assert [(a.status, a.settled_at, a.claim_id) for a in again] == [
+            ("completed", T0, first.ref.claim_id),
+            ("failed", T0, second.ref.claim_id),
+        ]
+    assert again[0].result == {"n": 1}
+    # and another outcome, or another claim, is refused
+    refused(desk.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
+    refused(desk.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
+    refused(desk.store.settle([broke(first)])[0], TerminalRun)
+    for other in (other_token(first.ref), other_claim(first.ref), replace(first.ref, queue="slow")):
+        refused(desk.store.settle([Settlement(other, Completed({"n": 1}))])[0], TerminalRun)
+    assert desk.entries() == before
+
+
+def test_an_outcome_that_was_never_recorded_is_refused_after_the_run_has_ended(desk: Desk) -> None:
+    desk.put(work("run-1"))
+    held = one(desk)
+    desk.put(terminal("run-1"), fenced("run-1"))
+    for late in (done(held), broke(held), Settlement(held.ref, Deferred("later", seconds(5)))):
+        refused(desk.store.settle([late])[0], TerminalRun)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a claim", "the end"])
+@pytest.mark.parametrize("outcome", [Deferred("not yet", seconds(5)), Interrupted("stopped")], ids=lambda o: o.reason)
+def test_repeating_what_gave_an_attempt_back_is_no_error_and_writes_nothing(
+    desk: Desk, outcome: Deferred | Interrupted, meanwhile: str
+) -> None:
+    desk.put(work("run-1"))
+    held = one(desk)
+    later = Settlement(held.ref, outcome)
+    assert desk.store.settle([later])[0].unwrap().status == "available"
+    desk.wait(5)
+    if meanwhile == "a claim":
+        one(desk)
+    elif meanwhile == "the end":
+        desk.put(terminal("run-1"), fenced("run-1"))
+    before = desk.entries()
+    status = "claimed" if meanwhile == "a claim" else "available"
+    assert desk.store.settle([later])[0].unwrap().status == status
+    assert isinstance(desk.store.settle([done(held)])[0].error, StaleClaim | TerminalRun)
+    other = Settlement(other_token(held.ref), later.outcome)
+    assert isinstance(desk.store.settle([other])[0].error, StaleClaim | TerminalRun)
     assert desk.entries() == before
 
 

@@ -12,7 +12,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, PlanRequest
 from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.protocol import Fact
-from squid_dagster.protocol.errors import InvalidFact, TerminalRun
+from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable, TerminalRun
 from squid_dagster.runtime.settlement import settle, settlement
 from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE, child
@@ -179,3 +179,30 @@ def test_only_steps_that_leave_nothing_open_are_certain_ends() -> None:
 def test_a_route_that_depends_is_no_certain_end() -> None:
     endings = dict(wf_of_routes("a").freeze().endings)
     assert endings == {"b": {"from": "b", "on": "ok", "to": "complete"}}
+
+
+def test_a_group_that_is_told_again_after_an_outage_between_its_commits_hears_of_no_refusal(
+    postgres: PostgresStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a group that is written by several commits, and an outage after the first of them
+    goes_on = Workflow("two")
+    goes_on.step(name="first")(lambda: None)
+    goes_on.step(name="second", after=["first"])(lambda: None)
+    squid = Squid(postgres, [workflow("one"), goes_on])
+    for name in ("shape", "two"):
+        squid.start(name)
+    claims = squid.runtime.dispatch.claim(QUEUE, "w", limit=2)
+    group = [settlement(squid.runtime, claim, Completed("done")) for claim in claims]
+
+    def outage(*_: object) -> None:
+        raise StorageUnavailable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"{PostgresDispatchStore.__module__}.settle_plain", outage)
+        with pytest.raises(StorageUnavailable):
+            squid.runtime.dispatch.settle(group, squid.runtime.plan)
+    assert squid.inspect_run(claims[0].ref.run_id).status == "completed"
+    # when the group is told again, then everything was written, once
+    answers = squid.runtime.dispatch.settle(group, squid.runtime.plan)
+    assert [answer.unwrap().status for answer in answers] == ["completed"] * 2
+    assert_views_agree_with_the_journal(postgres)

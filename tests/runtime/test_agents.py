@@ -347,6 +347,26 @@ def test_what_cannot_be_applied_is_refused(make_squid: MakeSquid) -> None:
     assert (agent.pending_results(), agent.pending_dispatches()) == ([], [])
 
 
+@pytest.mark.parametrize("succeeds", [True, False], ids=["completion", "failure"])
+def test_repeating_what_ended_the_run_is_no_error(make_squid: MakeSquid, succeeds: bool) -> None:
+    wf = Workflow("orders", payload=Order)
+    wf.step(name="charge")(lambda: None)
+    squid = make_squid(wf)
+    agent, claim = claimed(squid)
+
+    def settle(value: str) -> Any:
+        return agent.complete(claim, value) if succeeds else agent.fail(claim, {"message": value})
+
+    first = settle("same")
+    assert squid.inspect_run(claim.attempt.run_id).terminal
+    written = state_of(squid.journal)
+    again = settle("same")
+    assert (again.attempt.status, again.attempt.settled_at) == (first.attempt.status, first.attempt.settled_at)
+    with pytest.raises(ConflictingCompletion, match="first one stands"):
+        settle("another")
+    assert state_of(squid.journal) == written
+
+
 @pytest.mark.usefixtures("spoilt")
 def test_another_result_on_record_is_a_conflict(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())

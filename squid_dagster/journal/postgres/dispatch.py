@@ -37,6 +37,7 @@ from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
+from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.settling import (
     FactOf,
     Group,
@@ -187,7 +188,7 @@ class PostgresDispatchStore:
             [refs[i] for i in rest], lambda k, attempt, now: settle_fact(attempt, settlements[rest[k]], now), plan
         )
         answers.update(zip(rest, found, strict=True))
-        return [answers[i] for i in range(len(refs))]
+        return with_first_answers(self._storage, settlements, [answers[i] for i in range(len(refs))])
 
     def settle_within(
         self, connection: PgConnection, settlements: Sequence[Settlement], plan: Planner | None = None

@@ -1,0 +1,55 @@
+"""Outcomes that were refused although they are on record: the repeat of a settlement is answered as it was first.
+
+An end deletes the rows of its attempts, and what is given back loses its claim: whether a late settlement repeats one
+that was written is then told by the run's facts alone. Only what was refused is looked up.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeGuard
+
+from squid_dagster.journal.dispatch import Answer, ClaimRef, Deferred, Interrupted, Settlement
+from squid_dagster.journal.settling import refusal, verdict_on
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.anomalies import Reason
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import StaleClaim, TerminalRun
+from squid_dagster.protocol.facts import AttemptDeadLettered, AttemptReleased
+from squid_dagster.protocol.unit import RunUnit
+
+_CONFLICTS = (Reason.CONFLICTING_COMPLETION, Reason.CONFLICTING_FAILURE)
+
+
+def with_first_answers(storage: Storage, settlements: Sequence[Settlement], answers: Iterable[Answer]) -> list[Answer]:
+    """Return the answers; for each refused settlement that is on record, the attempt as the journal has it."""
+    return [_answer(storage, each, answer) for each, answer in zip(settlements, answers, strict=True)]
+
+
+def _answer(storage: Storage, settlement: Settlement, answer: Answer) -> Answer:
+    ref, outcome = settlement.ref, settlement.outcome
+    gives_back = isinstance(outcome, Deferred | Interrupted)
+    if not isinstance(answer.error, (TerminalRun, StaleClaim) if gives_back else TerminalRun):
+        return answer
+    entries = storage.read_run(ref.run_id)
+    attempt = RunUnit.fold(entries).dispatch.attempts.get(ref.runnable_key)
+    if attempt is None or attempt.queue != ref.queue:
+        return answer
+    if gives_back:
+        return Answer(ref, attempt) if _was_given_back(entries, ref, isinstance(outcome, Interrupted)) else answer
+    verdict = verdict_on(attempt, settlement, attempt.last_at)
+    if verdict is False:
+        return Answer(ref, attempt)
+    return Answer(ref, error=refusal(verdict, attempt)) if verdict in _CONFLICTS else answer
+
+
+def _was_given_back(entries: Iterable[Entry], ref: ClaimRef, counted: bool) -> bool:
+    """Return whether this claim gave its attempt back, as a delivery that counts or as one that does not."""
+    return any(
+        _gives_back(fact, counted) and (fact.claim_id, fact.claim_token_hash) == (ref.claim_id, ref.token_hash)
+        for fact in (entry.fact for entry in entries)
+    )
+
+
+def _gives_back(fact: object, counted: bool) -> TypeGuard[AttemptReleased | AttemptDeadLettered]:
+    if isinstance(fact, AttemptReleased):
+        return bool(fact.counted) is counted and (counted or fact.visible_at is not None)
+    return counted and isinstance(fact, AttemptDeadLettered)
