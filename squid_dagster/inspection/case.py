@@ -114,7 +114,7 @@ def make_case(
     definition = hold = None
     if start is not None and registry is not None:
         workflow, fingerprint = start.workflow, start.definition_fingerprint
-        definition = registry.find(workflow, fingerprint)
+        definition = registry.find(workflow, fingerprint, start.definition_version)
         hold = None if run.stopped else hold_of(workflow, start.definition_version, fingerprint, registry, workers)
     failure = failure_of(run)
     open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())

@@ -104,10 +104,10 @@ def _targets(known: Sequence[Definition], jobs: dict[str, Job], assets: Sequence
         if problems := list(unknown_targets(definition, jobs, keys)):
             raise InvalidWorkflow(definition.name, problems)
         for step in definition.steps.values():
-            external, lane = step.external, definition.external_key
-            if external is not None and lane is not None:
+            external = step.external
+            if external is not None:
                 job = jobs[external.job] if external.job else _asset_job(definition, step.name, external.assets, made)
-                targets[lane, step.name] = job
+                targets.update(((lane, step.name), job) for lane in definition.external_keys)
     return targets
 
 

@@ -82,7 +82,7 @@ class Runtime:
 
     def ending_of(self, attempt: Attempt) -> Ending | None:
         """Tell what completing an attempt makes of its run, where that is the run's end in any case."""
-        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint)
+        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or attempt.step not in definition.endings:
             return None
         return Ending(definition.endings[attempt.step])

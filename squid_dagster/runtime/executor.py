@@ -39,7 +39,9 @@ class Executor:
             StorageUnavailable: a transactional step lost its connection.
         """
         attempt = claim.attempt
-        definition = self.runtime.registry.find(attempt.workflow, attempt.definition_fingerprint)
+        definition = self.runtime.registry.find(
+            attempt.workflow, attempt.definition_fingerprint, attempt.definition_version
+        )
         if definition is None:
             raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
         state = LazyState(lambda: self._state(definition, attempt.run_id))

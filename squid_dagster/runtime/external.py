@@ -41,13 +41,13 @@ def waiting_externals(
     Raises:
         InvalidArgument, InvalidThread: a bad limit, position or queue.
     """
-    keys = {each.external_key for each in runtime.registry} - {None}
-    found = waiting_in_lanes(runtime.storage, queues, [key for key in keys if key], after=after, limit=limit)
+    keys = {key for each in runtime.registry for key in each.external_keys}
+    found = waiting_in_lanes(runtime.storage, queues, keys, after=after, limit=limit)
     return [(each, _definition(runtime, each.attempt).steps[each.attempt.step]) for each in found]
 
 
 def _definition(runtime: Runtime, attempt: Attempt) -> Definition:
-    found = runtime.registry.find(attempt.workflow, plain_fingerprint(attempt))
+    found = runtime.registry.find(attempt.workflow, plain_fingerprint(attempt), attempt.definition_version)
     assert found is not None  # noqa: S101  its lane was asked for by its key
     return found
 

@@ -166,7 +166,7 @@ def failed(runtime: Runtime, lease: Lease, error: Unfinished | dict[str, Any] | 
     if isinstance(error, Unfinished):
         return error
     attempt = lease.attempt
-    definition = runtime.registry.find(attempt.workflow, attempt.definition_fingerprint)
+    definition = runtime.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
     if definition is None:
         raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
     told = error_map("failed", error) if isinstance(error, str) else error

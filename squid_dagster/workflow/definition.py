@@ -105,7 +105,8 @@ class Definition:
 
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
     holds, by step, the steps that come after it. `endings` holds the steps whose success can only end a run, with the
-    transition that is recorded. `resources` are the keys that a worker must provide.
+    transition that is recorded. `resources` are the keys that a worker must provide. `former_fingerprints` are those
+    that earlier releases computed for the same definition: runs that carry one are runs of this definition.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Definition:
     endings: Mapping[str, JsonObject | None]
     resources: frozenset[str]
     fingerprint: str
+    former_fingerprints: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -127,11 +129,17 @@ class Definition:
         return definition_key(self.name, self.fingerprint)
 
     @property
-    def external_key(self) -> str | None:
-        """The one string by which a launcher finds what waits in this definition's external steps; None without any."""
+    def keys(self) -> tuple[str, ...]:
+        """The strings by which a worker says that it can execute this definition's runs, those of old code included."""
+        return tuple(definition_key(self.name, each) for each in (self.fingerprint, *self.former_fingerprints))
+
+    @property
+    def external_keys(self) -> tuple[str, ...]:
+        """The strings by which a launcher finds what waits in this definition's external steps; none without any."""
         if not any(step.external is not None for step in self.steps.values()):
-            return None
-        return definition_key(self.name, external_lane(self.fingerprint))
+            return ()
+        prints = (self.fingerprint, *self.former_fingerprints)
+        return tuple(definition_key(self.name, external_lane(each)) for each in prints)
 
     @property
     def default_trigger(self) -> Trigger:

@@ -1,8 +1,8 @@
 """The fingerprint: one hash over everything that changes what a run means, and over nothing else.
 
-In: steps with kind, output, what they take from the state, waits, recovery markers, external targets; edges and routes
-with conditions; the payload's contract. Out: function bodies, retries, priorities, caps, deadlines, log texts,
-triggers, versions, and the order of whatever has no order.
+In: steps with kind, output, what they and their compensations take from the state, waits, recovery markers, external
+targets; edges and routes with conditions; the payload's contract. Out: function bodies, retries, priorities, caps,
+deadlines, log texts, triggers, versions, and the order of whatever has no order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,8 @@ from squid_dagster.workflow.values import canonical
 
 FORMAT = 1  # raise it only together with a way for runs of the old format to go on
 
+_COMPENSATION_TAKES = "compensation_takes"
+
 # Words for people; and defaults, which are in a run's payload by the time it has a fingerprint.
 _NO_CONTRACT = frozenset({"title", "description", "examples", "deprecated", "default"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})
@@ -33,11 +35,40 @@ def fingerprint(
     payload: type[BaseModel] | None,
 ) -> str:
     """Give the SHA-256, in hex, of a definition's meaning. The same in every process."""
+    return _digest(mode, {name: _step(step) for name, step in steps.items()}, entry_steps, routes, payload)
+
+
+def former_fingerprints(
+    mode: Mode,
+    steps: Mapping[str, StepDefinition],
+    entry_steps: Sequence[str],
+    routes: Mapping[tuple[str, Outcome], tuple[Route, ...]],
+    payload: type[BaseModel] | None,
+) -> tuple[str, ...]:
+    """Return what earlier releases computed for this definition: runs that they started go on with it.
+
+    Until compensations were covered, a definition with one had another fingerprint; all others have the same as ever.
+    """
+    if not any(step.compensation is not None for step in steps.values()):
+        return ()
+    meanings = {name: _step(step) for name, step in steps.items()}
+    for meaning in meanings.values():
+        meaning.pop(_COMPENSATION_TAKES, None)
+    return (_digest(mode, meanings, entry_steps, routes, payload),)
+
+
+def _digest(
+    mode: Mode,
+    steps: Mapping[str, dict[str, Any]],
+    entry_steps: Sequence[str],
+    routes: Mapping[tuple[str, Outcome], tuple[Route, ...]],
+    payload: type[BaseModel] | None,
+) -> str:
     meaning: dict[str, Any] = {
         "format": FORMAT,
         "mode": mode.value,
         "entry_steps": sorted(entry_steps),
-        "steps": {name: _step(step) for name, step in steps.items()},
+        "steps": dict(steps),
         "routes": {
             f"{source}:{outcome}": [_route(route) for route in group] for (source, outcome), group in routes.items()
         },
@@ -49,15 +80,20 @@ def fingerprint(
 def _step(step: StepDefinition) -> dict[str, Any]:
     # Only where there is one, so that definitions from before external steps mean what they meant.
     external = {} if step.external is None else {"external": step.external.meaning()}
-    return external | {
-        "kind": step.kind.value,
-        "output": step.output,
-        "takes": [] if step.task is None else sorted(step.task.takes),
-        "after": sorted(step.after),
-        "irreversible": step.irreversible,
-        "compensated": step.compensation is not None,
-        "wait_us": None if step.duration is None else step.duration // timedelta(microseconds=1),
-    }
+    undoing = {} if step.compensation is None else {_COMPENSATION_TAKES: sorted(step.compensation.takes)}
+    return (
+        external
+        | undoing
+        | {
+            "kind": step.kind.value,
+            "output": step.output,
+            "takes": [] if step.task is None else sorted(step.task.takes),
+            "after": sorted(step.after),
+            "irreversible": step.irreversible,
+            "compensated": step.compensation is not None,
+            "wait_us": None if step.duration is None else step.duration // timedelta(microseconds=1),
+        }
+    )
 
 
 def _route(route: Route) -> dict[str, JsonValue]:

@@ -18,7 +18,7 @@ from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepK
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
 from squid_dagster.workflow.endings import certain_ends
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
-from squid_dagster.workflow.fingerprint import fingerprint
+from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
 from squid_dagster.workflow.graph import reversed_edges
 from squid_dagster.workflow.payloads import payload_fields
 from squid_dagster.workflow.signature import Source, Task, read_task
@@ -141,6 +141,7 @@ def _build(
         endings=MappingProxyType(certain_ends(shape.mode, list(built), shape.entries, shape.groups, shape.after)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
+        former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, draft.payload),
     )
 
 

@@ -10,43 +10,53 @@ from squid_dagster.workflow.errors import WorkflowsNotLoaded
 
 
 class Registry:
-    """Definitions by name and fingerprint. The one of a name that was given last is used for new runs."""
+    """Definitions by name, fingerprint and version. The one of a name that was given last is used for new runs."""
 
     def __init__(self, definitions: Iterable[Definition] = ()) -> None:
         """Take definitions in.
 
         Raises:
-            WorkflowsNotLoaded: two different definitions of one name carry the same version.
+            WorkflowsNotLoaded: two definitions of one name carry the same version, and are not the same.
         """
-        self._by_key: dict[str, Definition] = {}
+        versions: dict[tuple[str, str | None], Definition] = {}
+        self._by_key: dict[str, list[Definition]] = {}
         self._current: dict[str, Definition] = {}
-        versions: dict[tuple[str, str | None], str] = {}
         for definition in definitions:
-            known = versions.setdefault((definition.name, definition.version), definition.fingerprint)
-            if known != definition.fingerprint:
-                raise WorkflowsNotLoaded(
-                    f"workflow {definition.name!r} is given twice with version {definition.version!r} and different "
-                    "content: give the new one another version"
-                )
-            self._by_key[definition.key] = definition
+            identity = (definition.name, definition.version)
+            if identity in versions:
+                _check_same(versions[identity], definition)
+            versions[identity] = definition
             self._current[definition.name] = definition
+        self._definitions = tuple(versions.values())
+        for definition in self._definitions:
+            for key in definition.keys:
+                self._by_key.setdefault(key, []).append(definition)
+        self._keys = frozenset(self._by_key)
 
     def __iter__(self) -> Iterator[Definition]:
         """Give all definitions."""
-        return iter(self._by_key.values())
+        return iter(self._definitions)
 
     @property
     def keys(self) -> frozenset[str]:
         """What a worker with this registry may claim."""
-        return frozenset(self._by_key)
+        return self._keys
 
     def current(self, workflow: str) -> Definition | None:
         """Give the definition that new runs of a workflow use, if it is registered."""
         return self._current.get(workflow)
 
-    def find(self, workflow: str | None, fingerprint: str | None) -> Definition | None:
-        """Give exactly the definition that a run was started with, if it is registered."""
-        return self._by_key.get(definition_key(workflow, fingerprint))
+    def find(self, workflow: str | None, fingerprint: str | None, version: str | None = None) -> Definition | None:
+        """Return the definition that a run was started with, if it is registered.
+
+        Of several with that fingerprint, which differ in what it does not cover (function bodies, retries), the one
+        of that version; without it, the last one given.
+        """
+        found = self._by_key.get(definition_key(workflow, fingerprint), ())
+        if len(found) <= 1:
+            return found[0] if found else None
+        ranks = [(each.version == version, each.fingerprint == fingerprint, i) for i, each in enumerate(found)]
+        return found[max(ranks)[2]]
 
     def select(self, workflow: "str | Workflow | Definition", version: str | None = None) -> Definition:
         """Give the definition to start a new run with: the current one of that name, or the one of that version.
@@ -55,7 +65,7 @@ class Registry:
             NotFound: no such workflow, or no such version of it, is registered.
         """
         name = workflow if isinstance(workflow, str) else workflow.name
-        mine = [each for each in self._by_key.values() if each.name == name]
+        mine = [each for each in self._definitions if each.name == name]
         wanted = version if version is not None or isinstance(workflow, str) else workflow.version
         found = [each for each in mine if wanted is None or each.version == wanted]
         if not found:
@@ -70,7 +80,7 @@ class Registry:
         Raises:
             IncompatibleDefinition: it is not registered; says which one is.
         """
-        found = self.find(workflow, fingerprint)
+        found = self.find(workflow, fingerprint, version)
         if found is not None:
             return found
         current = self.current(workflow or "")
@@ -81,3 +91,23 @@ class Registry:
             f"run {run_id!r} was started with version {version!r} of workflow {workflow!r} "
             f"(fingerprint {(fingerprint or 'none')[:12]}), but {have}: register that version beside the new one"
         )
+
+
+def _check_same(first: Definition, second: Definition) -> None:
+    """Raise `WorkflowsNotLoaded` unless two definitions of one version are the same, functions included."""
+    given = f"workflow {first.name!r} is given twice with version {first.version!r}"
+    if first.fingerprint != second.fingerprint:
+        raise WorkflowsNotLoaded(f"{given} and different content: give the new one another version")
+    theirs = _functions(second)
+    for name, function in _functions(first).items():
+        if theirs[name] is not function:
+            raise WorkflowsNotLoaded(
+                f"{given}, and different functions of step {name!r}: give the new one another version"
+            )
+
+
+def _functions(definition: Definition) -> dict[str, object]:
+    """Return the functions that workers call, by step; those of external steps are made anew by every freeze."""
+    tasks = {name: step.task for name, step in definition.steps.items() if step.external is None}
+    undoing = {f"compensate:{name}": step.compensation for name, step in definition.steps.items()}
+    return {name: None if task is None else task.function for name, task in (tasks | undoing).items()}

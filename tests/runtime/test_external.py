@@ -314,7 +314,7 @@ def test_a_paused_queue_is_told_and_keeps_no_outcome_out(make_squid: MakeSquid) 
     squid = make_squid(orders())
     run_id, key = started(squid)
     squid.pause_queue("default")
-    (found,) = waiting_in_lanes(squid.journal, ["default"], [orders().freeze().external_key or ""])
+    (found,) = waiting_in_lanes(squid.journal, ["default"], orders().freeze().external_keys)
     assert found.paused
     told = squid.explain_run(run_id)
     assert (told.reason, told.next_actions[0].action) == ("waiting_external", "resume_queue")

@@ -1,5 +1,6 @@
 """Versions: a run keeps the definition that it was started with, is held where that is missing, and says so."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -167,11 +168,60 @@ def test_new_runs_use_the_definition_that_was_given_last_unless_a_version_is_nam
         squid.start("orders", version="3")
 
 
+def test_versions_that_differ_in_function_bodies_only_execute_their_own_runs(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
+    squid = make_squid([orders("1", result="old"), orders("2", result="new")])
+    runs = {version: squid.start("orders", version=version).run_id for version in ("1", "2")}
+    drain(squid)
+    for run_id in runs.values():
+        squid.approve(run_id, actor="ada")
+    ends = {version: finish(squid, clock, run_id).outputs["ship"] for version, run_id in runs.items()}
+    assert ends == {"1": "old", "2": "new"}
+    assert [facts(squid, run_id, "run_started")[0].definition_version for run_id in runs.values()] == ["1", "2"]
+
+
+def test_a_run_that_an_earlier_release_started_goes_on_and_is_undone(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
+    undone: list[int] = []
+
+    def charge(amount: int) -> int:
+        return amount
+
+    def refund(charge: int, amount: int) -> None:
+        undone.append(charge + amount)
+
+    wf = Workflow("orders", payload=Order)
+    wf.step(compensate=refund)(charge)
+    wf.approval("review")
+    wf.route("charge", to="review")
+    wf.route("review", to="complete")
+    wf.route("review", on="error", to="fail")
+    definition = wf.freeze()
+    (former,) = definition.former_fingerprints
+    earlier = make_squid([replace(definition, fingerprint=former, former_fingerprints=())])
+    run_id = earlier.start("orders", {"amount": 2}).run_id
+    new_run = make_squid(wf).start("orders", {"amount": 5}).run_id
+    squid = make_squid(wf)
+    assert not held(squid, run_id)
+    drain(squid)
+    for each in (run_id, new_run):
+        squid.reject(each, actor="ada")
+        assert finish(squid, clock, each).status == "failed"
+    assert undone == [4, 10]
+    prints = {fact.definition_fingerprint for fact in facts(squid, run_id, "attempt_scheduled")}
+    assert prints == {former}, "a run keeps the fingerprint that it was started with"
+    assert held(earlier, squid.start("orders").run_id)
+
+
 def test_two_meanings_under_one_version_are_refused(make_squid: MakeSquid) -> None:
     with pytest.raises(WorkflowsNotLoaded, match="'1'"):
         make_squid([orders("1"), orders("1", extra=True)])
     with pytest.raises(WorkflowsNotLoaded, match="None"):
         make_squid([orders(None).freeze(), orders(None, extra=True).freeze()])
+    with pytest.raises(WorkflowsNotLoaded, match="different functions of step 'charge'"):
+        make_squid([orders(None).freeze(), orders(None, result="new").freeze()])
 
 
 def test_a_workflow_that_makes_no_sense_is_refused_when_it_is_handed_over(make_squid: MakeSquid) -> None:

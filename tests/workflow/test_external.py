@@ -78,8 +78,8 @@ def test_the_fingerprint_covers_what_is_done_and_not_how() -> None:
 def test_a_definition_without_external_steps_has_no_lane_for_them() -> None:
     workflow = Workflow("plain")
     workflow.log("hello", "hello")
-    assert workflow.freeze().external_key is None
-    assert frozen().external_key == definition_key("orders", external_lane(frozen().fingerprint))
+    assert workflow.freeze().external_keys == ()
+    assert frozen().external_keys == (definition_key("orders", external_lane(frozen().fingerprint)),)
 
 
 def test_the_plan_carries_what_is_asked_for_and_the_schedule_its_lane() -> None:
@@ -97,7 +97,7 @@ def test_the_plan_carries_what_is_asked_for_and_the_schedule_its_lane() -> None:
     (runnable,) = planned.runnables
     assert runnable.external == {"kind": "dagster_job", "job": "train_model", "on_lost": "fail"}
     assert runnable.input == {"day": "2026-01-01"}
-    assert definition_key("orders", scheduled.definition_fingerprint) == definition.external_key
+    assert definition_key("orders", scheduled.definition_fingerprint) in definition.external_keys
     assert schedule(runnable, start, NOW) == scheduled, "recovery, which has only the plan, schedules the same"
 
 

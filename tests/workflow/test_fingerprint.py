@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, create_model
 
 from squid_dagster.workflow import Cron, Resource, Retry, StepContext, Workflow, path
+from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.fingerprint import payload_contract
 from tests.workflow.drafts import Order, ship
 from tests.workflow.payment_recovery import payment_recovery
@@ -283,3 +284,53 @@ def test_a_resource_is_no_part_of_the_meaning() -> None:
         """Ship with a word about it."""
 
     assert fingerprint(function=with_resource) == fingerprint()
+
+
+class Booking(BaseModel):
+    room: str
+    nights: int = 1
+
+
+def book(room: str) -> str:
+    return room
+
+
+def pay(book: str, nights: int) -> int:
+    return nights
+
+
+def cancel(book: str) -> None:
+    """Undo a booking."""
+
+
+def cancel_nights(book: str, nights: int) -> None:
+    """Undo a booking, told how long it was."""
+
+
+def cancel_with_resource(
+    ctx: StepContext, book: str, desk: Annotated[object, Resource("desk")], colour: str = "red"
+) -> None:
+    """Undo a booking with more than the run's state has."""
+
+
+def booking(undo: Any = None) -> Definition:
+    workflow = Workflow("booking", payload=Booking)
+    workflow.step(name="book", compensate=undo)(book)
+    workflow.step(pay)
+    return workflow.freeze()
+
+
+def test_the_fingerprint_covers_what_a_compensation_takes_and_nothing_else_of_it() -> None:
+    assert booking(cancel).fingerprint != booking(cancel_nights).fingerprint
+    assert booking(cancel).fingerprint != booking(lambda: None).fingerprint
+    assert booking(cancel).fingerprint == booking(cancel_with_resource).fingerprint
+
+
+def test_what_earlier_releases_computed_is_known_and_only_differs_where_something_is_compensated() -> None:
+    plain = booking()
+    assert plain.fingerprint == "2571b075752b3085494d1bff08fa11b900fca7d0844c3bde4dcf562ff75eee83"
+    assert plain.former_fingerprints == ()
+    for undo in (cancel, cancel_nights):
+        then = ("5817d2be095c0e812e1a22361b8a1ebfa104978109e535efd1ef6336f927562e",)
+        assert booking(undo).former_fingerprints == then
+    assert booking(cancel).fingerprint == "46c91ee7903028c29d30a8f47961a34aff445e8491a1f64a408666273eb0ac97"

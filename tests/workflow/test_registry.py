@@ -1,5 +1,6 @@
 """The registry: which definitions a process can execute, and which of them new runs and old ones get."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,13 +91,51 @@ def test_a_run_whose_definition_is_missing_is_told_which_one_is_there() -> None:
 def test_one_version_has_one_meaning() -> None:
     with pytest.raises(WorkflowsNotLoaded, match="'orders' is given twice with version '1'"):
         Registry([OLD, definition("1", "ship", "note")])
-    again = definition("1")
-    assert list(Registry([OLD, again])) == [again], "the same meaning twice is one"
+    assert list(Registry([OLD, OLD])) == [OLD]
+    frozen_twice = workflow("1")
+    assert len(list(Registry([frozen_twice.freeze(), frozen_twice.freeze()]))) == 1, "the same meaning twice is one"
 
 
-def test_the_same_meaning_under_two_versions_is_one_definition_and_the_last_version_counts() -> None:
+def test_one_version_has_one_set_of_functions() -> None:
+    with pytest.raises(WorkflowsNotLoaded, match=r"'orders' is given twice with version '1'.*functions of step 'ship'"):
+        Registry([OLD, definition("1")])
+    undone, otherwise = workflow("1"), workflow("1")
+    for wf in (undone, otherwise):
+        wf.step(name="pay", compensate=lambda: None)(_pay)
+    with pytest.raises(WorkflowsNotLoaded, match="functions of step"):
+        Registry([undone.freeze(), otherwise.freeze()])
+
+
+def _pay() -> None:
+    """A step."""
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["older first", "newer first"])
+def test_versions_that_differ_in_function_bodies_only_stand_side_by_side(order: int) -> None:
     renamed = definition("1.1")
-    registry = Registry([OLD, renamed])
-    assert len(registry.keys) == 1
-    assert registry.select("orders").version == "1.1"
-    assert registry.find("orders", OLD.fingerprint) is renamed
+    assert renamed.fingerprint == OLD.fingerprint
+    given = [OLD, renamed][::order]
+    registry = Registry(given)
+    assert list(registry) == given
+    assert len(registry.keys) == 1, "they share a lane: each can execute the other's runs"
+    assert registry.select("orders") is given[-1]
+    assert (registry.select("orders", "1"), registry.select("orders", "1.1")) == (OLD, renamed)
+    for each in given:
+        assert registry.find("orders", OLD.fingerprint, each.version) is each
+        assert registry.require("r-1", "orders", each.version, OLD.fingerprint) is each
+    assert registry.find("orders", OLD.fingerprint, "0.9") is given[-1], "a version that is gone"
+    assert Registry([renamed]).find("orders", OLD.fingerprint, "1") is renamed
+
+
+def test_a_run_of_an_earlier_release_finds_its_definition_by_the_fingerprint_of_then() -> None:
+    now = definition("2")
+    then = replace(now, fingerprint="f" * 64)
+    upgraded = replace(now, former_fingerprints=("f" * 64,))
+    registry = Registry([OLD, upgraded])
+    assert registry.keys == {OLD.key, then.key}
+    assert registry.find("orders", then.fingerprint, "2") is upgraded
+    assert registry.find("orders", then.fingerprint, "whatever") is upgraded
+    beside = Registry([replace(then, version="1"), upgraded])
+    assert beside.find("orders", then.fingerprint, "1").version == "1"  # type: ignore[union-attr]
+    assert beside.find("orders", then.fingerprint, "2") is upgraded
+    assert beside.find("orders", then.fingerprint, "3").version == "1", "what has it now, before what had it"  # type: ignore[union-attr]
