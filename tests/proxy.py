@@ -13,6 +13,7 @@ until `cut` or `close`, as it would behind a real firewall.
 """
 
 import os
+import re
 import socket
 import threading
 import time
@@ -29,14 +30,19 @@ Target = str | os.PathLike[str] | tuple[str, int]
 
 _BOTH: tuple[Direction, Direction] = ("requests", "answers")
 _CHUNK = 65536
+_KEY_DATA = re.compile(rb"(K\x00\x00\x00\x0c)....", re.DOTALL)  # the server's message with the session's number
 
 
 class Proxy:
     """Forwards connections to a server until told otherwise. Safe to control from any thread."""
 
-    def __init__(self, target: Target) -> None:
-        """Listen for connections to a socket's path, a host and port, or the server that a database URL names."""
+    def __init__(self, target: Target, *, as_pooler: bool = False) -> None:
+        """Listen for connections to a socket's path, a host and port, or the server that a database URL names.
+
+        `as_pooler`, sessions have numbers that the server does not know.
+        """
         self._target = _target(target)
+        self._as_pooler = as_pooler
         self._changed = threading.Condition()
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
@@ -156,8 +162,8 @@ class Proxy:
 
     def _start(self, function: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=function, args=arguments, name="proxy", daemon=True)
-        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
         thread.start()
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -182,7 +188,7 @@ class Proxy:
                 self._start(self._pump, link, server, client, "answers")
 
     def _pump(self, link: "_Link", source: socket.socket, sink: socket.socket, direction: Direction) -> None:
-        tail = b""
+        tail, renumbered = b"", 0
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 if self._delay:
@@ -195,6 +201,8 @@ class Proxy:
                         self._trigger, goes = None, trigger.delivered
                         link.lost |= set(_BOTH)
                         trigger.happened.set()
+                if self._as_pooler and direction == "answers" and not renumbered:
+                    data, renumbered = _KEY_DATA.subn(lambda found: found[1] + b"\x7f\xff\xff\xff", data, count=1)
                 tail = (tail + data)[-100:]
                 if goes:
                     sink.sendall(data)

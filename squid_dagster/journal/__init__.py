@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from squid_dagster.journal.fold_dispatch import FoldDispatchStore
     from squid_dagster.journal.fold_queries import FoldQueries
     from squid_dagster.journal.memory import MemoryStorage
+    from squid_dagster.journal.network import NetworkBounds
     from squid_dagster.journal.notifier import Listener, LocalNotifier, Notifier
     from squid_dagster.journal.open import open_journal
     from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
@@ -52,6 +53,7 @@ _HOMES = {
     "fold_dispatch": ("FoldDispatchStore",),
     "fold_queries": ("FoldQueries",),
     "memory": ("MemoryStorage",),
+    "network": ("NetworkBounds",),
     "notifier": ("Listener", "LocalNotifier", "Notifier"),
     "open": ("open_journal",),
     "postgres.dispatch": ("PostgresDispatchStore",),
@@ -87,6 +89,7 @@ __all__ = [
     "LocalNotifier",
     "MemoryPresence",
     "MemoryStorage",
+    "NetworkBounds",
     "Notifier",
     "PlanRequest",
     "PostgresDispatchStore",

@@ -9,11 +9,16 @@ from urllib.parse import unquote
 from adbc_driver_manager import Error as AdbcError
 from adbc_driver_postgresql import dbapi
 
+from squid_dagster.journal.network import NetworkBounds, tcp_settings
 from squid_dagster.journal.tiers import DRIVER, display_url
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.spark.credentials import Location
 
-_SETTINGS = ("connect_timeout=10", "application_name=squid_spark")
+# The driver waits in C: what the kernel ends is what ends.
+_SETTINGS = (
+    "application_name=squid_spark",
+    *(f"{name}={value}" for name, value in tcp_settings(NetworkBounds()).items()),
+)
 # All of our columns are of types that every Postgres has. Asked for others too, the driver reads the whole catalog
 # whenever it connects: a second for some hundred schemas, and a connection is made for each partition.
 _DRIVER_OPTIONS = {"adbc.postgresql.type_resolver_mode": "builtin"}

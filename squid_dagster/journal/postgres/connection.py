@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -13,10 +14,12 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
-from sqlalchemy import Engine, Pool, create_engine, event, exc
+from sqlalchemy import Engine, NullPool, Pool, create_engine, event, exc
 from sqlalchemy.engine import make_url
 
+from squid_dagster.journal.network import NetworkBounds, tcp_settings
 from squid_dagster.journal.postgres.failures import translated
+from squid_dagster.journal.postgres.silence import Watch, unguard
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
 
@@ -24,8 +27,8 @@ PgConnection = Connection[TupleRow]
 Explainer = Callable[[psycopg.Error], SquidError | None]
 
 
-def make_engine(url: str, pool_size: int = 5) -> Engine:
-    """Make an engine for a Postgres URL; nothing is connected yet.
+def make_engine(url: str, pool_size: int = 5, bounds: NetworkBounds | None = None) -> Engine:
+    """Make an engine for a Postgres URL; nothing is connected yet. What the URL says of the network stands.
 
     Statements are never prepared by name, so that it works behind a transaction pooler.
     """
@@ -33,25 +36,34 @@ def make_engine(url: str, pool_size: int = 5) -> Engine:
     if isinstance(password := parsed.query.get("password"), str):
         # Where SQLAlchemy knows it for one, and hides it.
         parsed = parsed.difference_update_query(["password"]).set(password=password)
+    settings = {"application_name": "squid_dagster", **tcp_settings(bounds or NetworkBounds())}
     engine = create_engine(
         parsed,
         pool_size=pool_size,
         max_overflow=pool_size,
         hide_parameters=True,
-        connect_args={"prepare_threshold": None, "application_name": "squid_dagster", "connect_timeout": 10},
+        connect_args={
+            "prepare_threshold": None,
+            **{name: value for name, value in settings.items() if name not in parsed.query},
+        },
     )
     event.listen(engine, "connect", lambda connection, _: set_json_loads(from_json, connection))
     return engine
 
 
-def make_step_engine(engine: Engine) -> Engine:
+def make_watch(engine: Engine, bounds: NetworkBounds | None = None) -> Watch:
+    """Make what bounds the waits of an engine's connections; its probes connect as the engine does."""
+    return Watch(partial(connect, engine), bounds or NetworkBounds())
+
+
+def make_step_engine(engine: Engine, watch: Watch) -> Engine:
     """Make an engine for those who keep a connection for long: however many they are, the other has its own left.
 
-    Its connections are made as the other's are, and tried before they are handed out.
+    Its connections are made as the other's are, watched, and tried before they are handed out.
     """
     return create_engine(
         engine.url,
-        creator=lambda: connect(engine),
+        creator=partial(connect, engine, watch),
         pool_size=5,
         max_overflow=-1,
         pool_pre_ping=True,
@@ -59,7 +71,15 @@ def make_step_engine(engine: Engine) -> Engine:
     )
 
 
-def connect(engine: Engine) -> PgConnection:
+def make_schema_engine(engine: Engine, watch: Watch) -> Engine:
+    """Make an engine for work on the schema, whose connections are made as the other's are, watched, and not kept."""
+    made: Engine = create_engine(
+        engine.url, creator=partial(connect, engine, watch), poolclass=NullPool, hide_parameters=True
+    )
+    return made
+
+
+def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
     try:
         made = engine.pool.recreate().connect()
@@ -68,18 +88,21 @@ def connect(engine: Engine) -> PgConnection:
     connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
     made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
+    if watch is not None:
+        watch.guard(connection)
     return connection
 
 
 class Lender:
-    """Lends psycopg connections of an engine, in autocommit mode; after one that broke, the pool starts anew.
+    """Lends watched psycopg connections of an engine, in autocommit mode; after one that broke, the pool starts anew.
 
     It keeps a few at hand between two loans: what a pool does for each of them takes as long as many a statement.
     """
 
-    def __init__(self, engine: Engine, keep: int = 0) -> None:
+    def __init__(self, engine: Engine, keep: int = 0, watch: Watch | None = None) -> None:
         """Lend from an engine's pool, and `keep` so many back."""
         self.engine = engine
+        self._watch = watch or make_watch(engine)
         self._keep = keep
         self._kept: list[_Lent] = []
         self._parents: list[_Lent] = []  # in a process that was forked: forgotten, they would go back to the pool
@@ -111,6 +134,7 @@ class Lender:
             raise translated(self.engine, error) from None
         connection: Any = fairy.driver_connection
         lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
+        self._watch.guard(connection)
         connection.autocommit = True
         connection.prepare_threshold = None
         return lent
@@ -236,4 +260,5 @@ def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> 
     except psycopg.Error:  # left in the middle of something by a signal
         lent.invalidate()
     finally:
+        unguard(connection)
         lent.close()

@@ -69,7 +69,7 @@ def drift(storage: PostgresStorage) -> list[str]:
     """
     scratch = f"squid_doctor_{uuid4().hex[:12]}"
     try:
-        with storage.engine.connect() as connection:
+        with storage.schema_engine.connect() as connection:
             try:
                 connection.exec_driver_sql(f'CREATE SCHEMA "{scratch}"')
                 build(connection, scratch)

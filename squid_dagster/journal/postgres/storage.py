@@ -13,13 +13,16 @@ import psycopg
 from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.clock import Clock
+from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.journal.postgres import migrate
 from squid_dagster.journal.postgres.connection import (
     Lender,
     Loan,
     PgConnection,
     make_engine,
+    make_schema_engine,
     make_step_engine,
+    make_watch,
 )
 from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.failures import NotNew, persistently, translated
@@ -85,16 +88,20 @@ class PostgresStorage:
         clock: Clock | None = None,
         max_fact_bytes: int = DEFAULT_MAX_FACT_BYTES,
         hold: timedelta = timedelta(seconds=30),
+        bounds: NetworkBounds | None = None,
     ) -> None:
         """Bind to a database, without connecting. A `clock` replaces the database's own, for tests.
 
         A process that goes quiet for `hold` in the middle of an append loses its locks, and tries again when it wakes.
+        `bounds` are those of waits for the network; what the URL says of keepalives and timeouts goes before them.
         """
-        self.engine = make_engine(engine) if isinstance(engine, str) else engine
+        self.engine = make_engine(engine, bounds=bounds) if isinstance(engine, str) else engine
+        watch = make_watch(self.engine, bounds)
         # An engine that was handed over has rules of its own for connections at rest.
-        self._lender = Lender(self.engine, keep=_KEPT if isinstance(engine, str) else 0)
+        self._lender = Lender(self.engine, keep=_KEPT if isinstance(engine, str) else 0, watch=watch)
         self._explain = partial(_explained, schema)
-        self.step_engine = make_step_engine(self.engine)
+        self.step_engine = make_step_engine(self.engine, watch)
+        self.schema_engine = make_schema_engine(self.engine, watch)
         self.schema = check_schema_name(schema)
         self.channel = f"squid_{self.schema}"  # for hints about queues
         self.arrivals = lock_number(self.schema, "arrivals")  # the class of locks that announced starts hold
@@ -118,7 +125,7 @@ class PostgresStorage:
     def _schema_work(self, work: Callable[[Engine, str], T]) -> T:
         def attempt() -> T:
             try:
-                return work(self.engine, self.schema)
+                return work(self.schema_engine, self.schema)
             except (exc.SQLAlchemyError, psycopg.Error) as error:
                 self.engine.dispose()
                 raise translated(self.engine, error) from None

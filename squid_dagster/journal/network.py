@@ -1,0 +1,49 @@
+"""Bounds of waits for the network, and what of them the kernel keeps. How the rest is kept is in `postgres/silence`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from squid_dagster.protocol.errors import InvalidArgument
+
+_KEEPALIVES = 3  # that go unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkBounds:
+    """How long a wait for Postgres lasts, in seconds, before something is done about it.
+
+    After `silence` without a byte the server is asked whether it works on the statement. If not, it is asked again
+    after `confirmation`, and then the connection is given up. While it does, it is asked again and again, in pauses
+    that grow up to `longest_pause`. `connect` bounds the making of a connection, `probe` the answer to such a question.
+    `keepalive` and `unacknowledged` are for the kernel: when it gives up a peer that is not there any more.
+    """
+
+    silence: float = 5.0
+    confirmation: float = 1.0
+    longest_pause: float = 30.0
+    probe: float = 5.0
+    connect: float = 10.0
+    keepalive: float = 30.0
+    unacknowledged: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidArgument` unless all of them are positive numbers."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+                raise InvalidArgument(f"{name} must be a positive number of seconds, not {value!r:.40}")
+
+
+def tcp_settings(bounds: NetworkBounds, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """Return libpq's parameters for these bounds; a connect timeout that the environment sets is left alone."""
+    settings = {
+        "keepalives": 1,
+        "keepalives_idle": max(1, round(bounds.keepalive / 2)),
+        "keepalives_interval": max(1, round(bounds.keepalive / 2 / _KEEPALIVES)),
+        "keepalives_count": _KEEPALIVES,
+        "tcp_user_timeout": round(bounds.unacknowledged * 1000),
+    }
+    if not environ.get("PGCONNECT_TIMEOUT"):
+        settings["connect_timeout"] = max(2, round(bounds.connect))  # libpq knows none that is shorter
+    return settings
