@@ -42,11 +42,11 @@ def list_(place: Place, as_json: bool) -> None:
 
 def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
     """Give a trigger as JSON values, always with the same keys."""
-    from squid_dagster.runtime.crons import FIRST_WINDOW_WITHIN
-    from squid_dagster.workflow.windows import due_windows, next_fire
+    from squid_dagster.runtime.crons import windows_due
+    from squid_dagster.workflow.windows import next_fire
 
-    last = journal.sides.queries.latest_schedule(workflow, trigger.name)
-    due = due_windows(trigger, last, now, now - FIRST_WINDOW_WITHIN if last is None else last, _MOST_DUE)
+    cursor = journal.sides.queries.schedule_cursor(workflow, trigger.name)
+    due = windows_due(trigger, cursor, now, _MOST_DUE)
     following = next_fire(trigger, now)
     return {
         "workflow": workflow,
@@ -54,7 +54,7 @@ def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cro
         "expression": trigger.expression,
         "timezone": trigger.timezone,
         "catch_up": trigger.catch_up,
-        "last_window_start_at": last,
+        "last_window_start_at": cursor.reached,
         "due": len(due),
         "next_at": following,
         "next_local": following.astimezone(trigger.zone()).isoformat(),

@@ -7,10 +7,13 @@ from threading import Lock
 
 from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.queries import (
+    AHEAD,
+    MAX_PAGE,
     BacklogRow,
     QueueRow,
     RunFilter,
     RunRow,
+    ScheduleCursor,
     check_backlog,
     check_limit,
     check_listing,
@@ -174,14 +177,17 @@ class FoldQueries:
         last = found[limit - 1].position if len(found) >= limit else None
         return [a for a in found if last is None or a.position <= last]
 
-    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
-        """Give the start of the latest cron window that a run was started for."""
+    def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
+        """Return how far a cron trigger has come."""
         check_text(workflow, "workflow", 1000)
         check_text(trigger, "trigger", 1000)
         with self._lock:
             starts = [run.unit.run.start for run in self._fold().values()]
         mine = [start for start in starts if start and (start.workflow, start.trigger) == (workflow, trigger)]
-        return max((at for start in mine if (at := window_start(start.context)) is not None), default=None)
+        windows = [(at, start.occurred_at) for start in mine if (at := window_start(start.context)) is not None]
+        reached = max((at for at, started_at in windows if at <= started_at + AHEAD), default=None)
+        ahead = sorted({at for at, _ in windows if reached is None or at > reached}, reverse=True)
+        return ScheduleCursor(reached, tuple(ahead[:MAX_PAGE]))
 
     def _rows(self) -> Iterator[RunRow]:
         return (_row(run_id, run) for run_id, run in self._fold().items())

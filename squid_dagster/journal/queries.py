@@ -6,7 +6,7 @@ named beside each statement. Reads only, and promises nothing about facts that a
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from squid_dagster.journal.dispatch import check_text
@@ -120,6 +120,20 @@ class RunFilter:
         )
 
 
+class ScheduleCursor(NamedTuple):
+    """The start of the latest window that was started once its time had come; None when there was none.
+
+    `ahead` are the starts of later windows: they were started ahead of their time, and say nothing about those before
+    them. A window that is started up to `AHEAD` too early is on time: clocks differ, and no two windows are closer.
+    """
+
+    reached: datetime | None = None
+    ahead: tuple[datetime, ...] = ()
+
+
+AHEAD = timedelta(minutes=1)
+
+
 class JournalQueries(Protocol):
     """Questions about a whole journal. All raise `InvalidArgument` for a bad limit, cursor or text."""
 
@@ -165,8 +179,8 @@ class JournalQueries(Protocol):
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, of one run or of all; one entry's are never split over two pages."""
 
-    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
-        """Give the start of the latest cron window that a run was started for, None when there was none."""
+    def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
+        """Return how far a cron trigger has come, by the windows that runs were started for."""
 
 
 def check_limit(limit: int) -> None:

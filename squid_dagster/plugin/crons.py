@@ -87,7 +87,7 @@ def _schedule(
         app = squid.squid_for(workflows)
         at = moment(context.scheduled_execution_time, app.runtime.now())
         receipts = app.start_due_crons(at, only=(definition.name, cron.name))
-        told = said(receipts, app.runtime.queries.latest_schedule(definition.name, cron.name))
+        told = said(receipts, app.runtime.queries.schedule_cursor(definition.name, cron.name).reached)
         context.log.info(told)
         return dg.SkipReason(told)
 

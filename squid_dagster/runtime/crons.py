@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal import load_run
+from squid_dagster.journal.queries import ScheduleCursor
 from squid_dagster.protocol.errors import (
     Conflict,
     ConflictingCommand,
@@ -116,10 +117,14 @@ def _cron(runtime: Runtime, workflow: WorkflowRef, trigger: str) -> tuple[Defini
 
 
 def _start_due(runtime: Runtime, definition: Definition, cron: Cron, at: datetime) -> list[Receipt]:
-    last = runtime.queries.latest_schedule(definition.name, cron.name)
-    since = at - FIRST_WINDOW_WITHIN if last is None else last
-    windows = due_windows(cron, last, at, since, _MOST)
-    return [_start_window(runtime, definition, cron, window) for window in windows]
+    cursor = runtime.queries.schedule_cursor(definition.name, cron.name)
+    return [_start_window(runtime, definition, cron, window) for window in windows_due(cron, cursor, at, _MOST)]
+
+
+def windows_due(cron: Cron, cursor: ScheduleCursor, at: datetime, limit: int) -> list[Window]:
+    """Return the windows of a trigger that are due and were not started, oldest first. Raises as `due_windows`."""
+    since = at - FIRST_WINDOW_WITHIN if cursor.reached is None else cursor.reached
+    return due_windows(cron, cursor.reached, at, since, limit, cursor.ahead)
 
 
 def _start_window(runtime: Runtime, definition: Definition, cron: Cron, window: Window) -> Receipt:

@@ -17,7 +17,7 @@ from it where a clock is turned around midnight, by half an hour or by a day; it
 
 from bisect import bisect_right
 from calendar import monthrange
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache, partial
@@ -84,11 +84,19 @@ def previous_fire(cron: Cron, at: datetime) -> datetime | None:
     return next(_Clock.of(cron).descending(_checked("at", at)), None)
 
 
-def due_windows(cron: Cron, last: datetime | None, now: datetime, since: datetime, limit: int) -> list[Window]:
+def due_windows(
+    cron: Cron,
+    last: datetime | None,
+    now: datetime,
+    since: datetime,
+    limit: int,
+    started: Collection[datetime] = (),
+) -> list[Window]:
     """Give the windows to start now, oldest first.
 
     Missed are the windows that began after `last`, the start of the latest window that was started (`None`: no window
-    was), not before `since`, when the schedule became known, and not after `now`. The trigger's `catch_up` chooses:
+    was), not before `since`, when the schedule became known, and not after `now`; but for those that begin at one of
+    the times in `started`, which were started ahead of their time. The trigger's `catch_up` chooses:
 
     - `"latest"`: the newest missed window.
     - `"all"`: every missed window, but at most `limit`; with the last of them as `last`, the next call gives the rest.
@@ -107,16 +115,15 @@ def due_windows(cron: Cron, last: datetime | None, now: datetime, since: datetim
     if last is not None:
         after = max(after, _checked("last", last))
     clock = _Clock.of(cron)
+    missed: Iterator[tuple[datetime, datetime]]
     match cron.catch_up:
         case "all":
-            starts = clock.between(after, at, limit)
+            missed = takewhile(lambda window: window[0] <= at, pairwise(clock.ascending(after)))
         case "latest":
-            starts = clock.latest(after, at)
+            missed = clock.latest(after, at)
         case "none":
-            starts = clock.latest(max(after, at - GRACE - _MICROSECOND), at)
-    if not starts:
-        return []
-    return [Window(start, end) for start, end in pairwise([*starts, next(clock.ascending(starts[-1]))])]
+            missed = clock.latest(max(after, at - GRACE - _MICROSECOND), at)
+    return list(islice((Window(*window) for window in missed if window[0] not in started), limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +150,10 @@ class _Clock:
         """Give the first `limit` moments after `after` and up to and including `upto`."""
         return list(islice(takewhile(lambda moment: moment <= upto, self.ascending(after)), limit))
 
-    def latest(self, after: datetime, upto: datetime) -> list[datetime]:
-        """Give the last moment after `after` and up to and including `upto`, if there is one."""
-        return [moment for moment in islice(self.descending(upto), 1) if moment > after]
+    def latest(self, after: datetime, upto: datetime) -> Iterator[tuple[datetime, datetime]]:
+        """Give the last moment after `after` and up to and including `upto`, if there is one, and the one behind it."""
+        found = (moment for moment in islice(self.descending(upto), 1) if moment > after)
+        return ((moment, next(self.ascending(moment))) for moment in found)
 
     @property
     def _every_hour(self) -> bool:

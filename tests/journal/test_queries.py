@@ -1,6 +1,6 @@
 """Questions about a whole journal: one suite for the fold on every storage, and for the live views of Postgres."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries, QueueRow, RunFilter, rebuild_views
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import RUN_STATUSES, BacklogRow
+from squid_dagster.journal.queries import RUN_STATUSES, BacklogRow, ScheduleCursor
 from squid_dagster.protocol import definition_key
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import (
@@ -228,8 +228,8 @@ def test_other_bad_arguments_are_refused(room: Room) -> None:
         lambda: room.queries.dead_letters(None, 5, -1),
         lambda: room.queries.anomalies("a\0b", 5),
         lambda: room.queries.anomalies(None, 5, -1),
-        lambda: room.queries.latest_schedule("", "x"),
-        lambda: room.queries.latest_schedule("x", "\ud800"),
+        lambda: room.queries.schedule_cursor("", "x"),
+        lambda: room.queries.schedule_cursor("x", "\ud800"),
     ]
     for call in calls:
         with pytest.raises(InvalidArgument):
@@ -403,6 +403,9 @@ def test_anomalies_are_shown_by_position_and_one_entry_s_are_never_split(room: R
 # --- cron -----------------------------------------------------------------------------------------------------------
 
 
+LATE = timedelta(days=365).total_seconds()
+
+
 def window(start: Any) -> dict[str, Any]:
     """What a run is started with when a schedule starts it."""
     return {"schedule": {"intended_window": {"start_at": start, "end_at": None}}}
@@ -420,16 +423,43 @@ def test_the_latest_window_of_a_schedule_is_the_latest_by_time_not_by_start(room
             (f"{long_name}b", "2026-03-02T00:00:00+00:00"),
         ]
     ):
-        room.put(started(f"g{n}", trigger=trigger, context=window(start)))
-    room.put(started("g8", workflow="refund", trigger="nightly", context=window("2026-05-01T00:00:00+00:00")))
+        room.put(started(f"g{n}", trigger=trigger, context=window(start), at=LATE))
+    room.put(started("g8", workflow="refund", trigger="nightly", context=window("2026-05-01T00:00:00+00:00"), at=LATE))
     # the run's later life does not matter
     room.put(queued("g1"), terminal("g1", status="cancelled"))
-    latest = room.queries.latest_schedule
+
+    def latest(workflow: str, trigger: str) -> datetime | None:
+        cursor = room.queries.schedule_cursor(workflow, trigger)
+        assert cursor.ahead == ()
+        return cursor.reached
+
     assert latest("billing", "nightly") == datetime.fromisoformat("2026-01-04T01:00:00+00:00")
     assert latest("billing", "hourly") == datetime.fromisoformat("2026-02-01T00:00:00+00:00")
     assert latest("billing", f"{long_name}a") == datetime.fromisoformat("2026-03-01T00:00:00+00:00")
     assert latest("billing", "weekly") is None
     assert latest("nothing", "nightly") is None
+
+
+def test_a_window_that_was_started_ahead_of_its_time_says_nothing_about_those_before_it(room: Room) -> None:
+    def put(run: str, window_at: timedelta, started_at: timedelta) -> None:
+        start = (T0 + window_at).isoformat()
+        room.put(started(run, trigger="hourly", context=window(start), at=started_at.total_seconds()))
+
+    hours = [timedelta(hours=n) for n in range(9)]
+    put("a", hours[5], hours[0])
+    assert room.queries.schedule_cursor("billing", "hourly") == (None, (T0 + hours[5],))
+    put("b", hours[1], hours[1])
+    put("c", hours[7], hours[1])
+    put("d", hours[7], hours[2])  # the same window, by another identity
+    assert room.queries.schedule_cursor("billing", "hourly") == (T0 + hours[1], (T0 + hours[7], T0 + hours[5]))
+    # a clock may be off by a minute
+    put("e", hours[2], hours[2] - timedelta(minutes=1, microseconds=1))
+    assert room.queries.schedule_cursor("billing", "hourly").reached == T0 + hours[1]
+    put("f", hours[2], hours[2] - timedelta(minutes=1))
+    assert room.queries.schedule_cursor("billing", "hourly").reached == T0 + hours[2]
+    # and what came later on time leaves it behind
+    put("g", hours[6], hours[8])
+    assert room.queries.schedule_cursor("billing", "hourly") == (T0 + hours[6], (T0 + hours[7],))
 
 
 @pytest.mark.parametrize(
@@ -454,7 +484,7 @@ def test_a_context_that_says_nothing_readable_spoils_nothing(room: Room, context
     row = room.queries.get_run("run-1")
     assert row is not None
     assert row.parent_run_id is None
-    assert room.queries.latest_schedule("billing", "nightly") is None
+    assert room.queries.schedule_cursor("billing", "nightly") == ScheduleCursor()
 
 
 # --- only Postgres --------------------------------------------------------------------------------------------------
@@ -471,4 +501,4 @@ def test_answers_survive_a_rebuild_of_the_views(postgres_virtual: PostgresStorag
         room.queries.dead_letters(None, 10),
         room.to_repair(),
     ) == before
-    assert room.queries.latest_schedule("billing", "nightly") is not None
+    assert room.queries.schedule_cursor("billing", "nightly").ahead

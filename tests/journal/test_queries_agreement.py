@@ -87,7 +87,7 @@ def answers(queries: JournalQueries, where: RunFilter, mine: list[str], queue: s
         "backlog": queries.backlog([queue, "other"], None, size),
         "anomalies": queries.anomalies(None, 10_000),
         "anomalies of runs": [queries.anomalies(run, size) for run in mine],
-        "latest": [queries.latest_schedule(workflow, "cron") for workflow in (WORKFLOW, "other")],
+        "latest": [queries.schedule_cursor(workflow, "cron") for workflow in (WORKFLOW, "other")],
     }
 
 

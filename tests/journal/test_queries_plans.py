@@ -10,7 +10,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres import queries as queries_module
 from squid_dagster.journal.postgres.queries import listing
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import RUN_STATUSES
+from squid_dagster.journal.queries import AHEAD, RUN_STATUSES
 from tests.facts import cataloged, indexed, planned, queued, runnable, scheduled, started, t
 from tests.journal.contract import put, raw
 from tests.journal.test_plans import Plan, explain
@@ -172,8 +172,9 @@ def test_a_backlog_costs_what_it_counts(large: PostgresStorage, limit: int) -> N
     assert idle.blocks <= 20
 
 
-def test_the_latest_window_is_one_row(large: PostgresStorage) -> None:
-    plan = ask(large, queries_module._LATEST_WINDOW, {"workflow": "flow1", "trigger": "nightly"})
+def test_the_cursor_of_a_schedule_is_one_row_and_those_ahead_of_it(large: PostgresStorage) -> None:
+    values = {"workflow": "flow1", "trigger": "nightly", "ahead": AHEAD, "limit": 10}
+    plan = ask(large, queries_module._CURSOR, values)
     assert (plan.rows, ways(plan, "runs"), touched(plan, "runs")) == (1, {"runs_window"}, 1)
 
 

@@ -239,6 +239,39 @@ def test_a_window_that_another_scheduler_has_started_is_not_due(make_squid: Make
     assert squid.start_due_crons() == []
 
 
+def ahead(hours: int) -> dict[str, str]:
+    """Return the window that begins so many hours after the first."""
+    return {"start_at": (T0 + hours * HOUR).isoformat(), "end_at": (T0 + (hours + 1) * HOUR).isoformat()}
+
+
+@pytest.mark.parametrize(("catch_up", "signal_id"), [("latest", None), ("all", "by-hand"), ("none", None)])
+def test_a_window_started_ahead_of_its_time_silences_nothing_and_is_not_doubled(
+    make_squid: MakeSquid, clock: VirtualClock, catch_up: str, signal_id: str | None
+) -> None:
+    squid = make_squid(nightly(hourly(catch_up)))
+    squid.start_due_crons()
+    squid.start_cron("report", "cron", signal_id=signal_id, intended_window=ahead(3))
+    begun = []
+    for _ in range(5):
+        clock.advance(HOUR)
+        begun.append(starts(squid, squid.start_due_crons()))
+        assert squid.start_due_crons() == []
+    assert begun == [[T0 + HOUR], [T0 + 2 * HOUR], [], [T0 + 4 * HOUR], [T0 + 5 * HOUR]]
+
+
+def test_windows_before_one_that_was_started_ahead_of_its_time_are_caught_up_with(
+    make_squid: MakeSquid, clock: VirtualClock
+) -> None:
+    squid = make_squid(nightly(hourly("all")))
+    squid.start_cron("report", "cron", intended_window=ahead(2))
+    squid.start_due_crons()
+    clock.advance(4 * HOUR)
+    receipts = squid.start_due_crons()
+    assert starts(squid, receipts) == [T0 + n * HOUR for n in (1, 3, 4)]
+    windows = [facts(squid, each.run_id, "run_started")[0].context["schedule"]["intended_window"] for each in receipts]
+    assert [datetime.fromisoformat(each["end_at"]) for each in windows] == [T0 + n * HOUR for n in (2, 4, 5)]
+
+
 def test_a_replayed_window_does_not_count_as_the_latest_one(make_squid: MakeSquid, clock: VirtualClock) -> None:
     squid = make_squid(nightly(hourly("all")))
     (first,) = squid.start_due_crons()

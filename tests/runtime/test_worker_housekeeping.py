@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import Completed, PostgresQueries, PostgresStorage, Settlement
 from squid_dagster.journal.postgres.presence import PostgresPresence
 from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.queries import ScheduleCursor
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.workflow import Cron, StepContext, Workflow
@@ -78,7 +79,7 @@ class _NoPresence(PostgresPresence):
 class _NoSchedules(PostgresQueries):
     """A journal that cannot tell which windows were started."""
 
-    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
+    def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
         raise InvalidArgument(f"nothing is known of {workflow} and {trigger}")
 
 

@@ -9,11 +9,14 @@ from squid_dagster.journal.postgres.reading import utc
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import (
+    AHEAD,
+    MAX_PAGE,
     RUN_STATUSES,
     BacklogRow,
     QueueRow,
     RunFilter,
     RunRow,
+    ScheduleCursor,
     check_backlog,
     check_limit,
     check_listing,
@@ -166,10 +169,17 @@ _ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, threa
 _RUN_ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, thread, seq, position FROM (
         SELECT * FROM {schema}.anomalies WHERE run_id = %(run_id)s AND position > %(after)s
          ORDER BY position FETCH FIRST %(limit)s ROWS WITH TIES) a ORDER BY position, ordinal"""
-# runs_window
-_LATEST_WINDOW: LiteralString = """SELECT window_start FROM {schema}.runs
-    WHERE workflow = %(workflow)s AND left(trigger, 200) = left(%(trigger)s, 200) AND trigger = %(trigger)s
-      AND window_start IS NOT NULL ORDER BY window_start DESC LIMIT 1"""
+# runs_window, from its end down to the first window that was not started ahead of its time
+_CURSOR: LiteralString = """WITH reached AS (
+        SELECT window_start FROM {schema}.runs
+         WHERE workflow = %(workflow)s AND left(trigger, 200) = left(%(trigger)s, 200) AND trigger = %(trigger)s
+           AND window_start IS NOT NULL AND window_start <= started_at + %(ahead)s
+         ORDER BY window_start DESC LIMIT 1)
+    SELECT (SELECT window_start FROM reached), ARRAY(
+        SELECT window_start FROM {schema}.runs
+         WHERE workflow = %(workflow)s AND left(trigger, 200) = left(%(trigger)s, 200) AND trigger = %(trigger)s
+           AND window_start > coalesce((SELECT window_start FROM reached), '-infinity')
+         GROUP BY window_start ORDER BY window_start DESC LIMIT %(limit)s)"""
 
 
 class PostgresQueries:
@@ -241,12 +251,13 @@ class PostgresQueries:
         text = _ANOMALIES if run_id is None else _RUN_ANOMALIES
         return [Anomaly(Reason(reason), *rest) for reason, *rest in self._storage.rows(text, values)]
 
-    def latest_schedule(self, workflow: str, trigger: str) -> datetime | None:
-        """Give the start of the latest cron window that a run was started for."""
+    def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
+        """Return how far a cron trigger has come."""
         check_text(workflow, "workflow", 1000)
         check_text(trigger, "trigger", 1000)
-        values = {"workflow": workflow, "trigger": trigger}
-        return next((_utc(at) for (at,) in self._storage.rows(_LATEST_WINDOW, values)), None)
+        values = {"workflow": workflow, "trigger": trigger, "ahead": AHEAD, "limit": MAX_PAGE}
+        ((reached, ahead),) = self._storage.rows(_CURSOR, values)
+        return ScheduleCursor(_utc(reached), tuple(at for each in ahead if (at := _utc(each)) is not None))
 
 
 def listing(where: RunFilter, before: int | None, limit: int) -> tuple[LiteralString, dict[str, Any]]:
