@@ -62,18 +62,30 @@ def held(case: Case) -> Finding | None:
     )
 
 
+def _whose(case: Case, attempt: Attempt, alone: bool) -> str:
+    """Return what is known of who ended the worker of the last delivery; nothing if that worker lived to tell."""
+    letter = case.record.last("attempt_dead_lettered", attempt.runnable_key)
+    if letter is None or getattr(letter.fact, "claim_id", None) is not None:
+        return ""
+    if alone:
+        return " The last time nothing else ran in its worker: no other step can have ended it."
+    return " It may have run beside others in its worker, one of which may have ended the process."
+
+
 def dead_letter(case: Case) -> Finding | None:
     """Explain a run with an attempt that was handed out as often as it may be, and never finished."""
     if not case.dead_letters:
         return None
     first = case.dead_letters[0]
     times = "once" if first.deliveries == 1 else f"{first.deliveries} times"
+    claim = case.record.last("attempt_claimed", first.runnable_key)
+    alone = claim is not None and bool(getattr(claim.fact, "alone", None))
     return Finding(
         RunReason.DEAD_LETTER,
         f"Step {first.step!r} was handed out {times} and never finished; "
-        "it is a dead letter, and nobody tries again by themselves.",
+        f"it is a dead letter, and nobody tries again by themselves.{_whose(case, first, alone)}",
         first.step,
-        {**_keys(case.dead_letters), "deliveries": first.deliveries, "error": shown(first.error)},
+        {**_keys(case.dead_letters), "deliveries": first.deliveries, "alone": alone, "error": shown(first.error)},
         (
             *(
                 Action("retry_attempt", f"squid.retry_attempt({case.record.run_id!r}, {each.runnable_key!r})")

@@ -87,7 +87,7 @@ def expired_claim(case: Case) -> Finding | None:
     first = min(case.expired, key=lambda each: each.lease_until or each.last_at)
     over = _waited(case, first)
     spent = out_of_deliveries(first)
-    next_ = "becomes a dead letter" if spent else "is handed to another worker"
+    next_ = "becomes a dead letter" if spent else _next_delivery(first)
     return Finding(
         RunReason.EXPIRED_CLAIM,
         f"Worker {first.owner_id!r} let its lease on step {first.step!r} run out {over} ago: "
@@ -104,6 +104,12 @@ def expired_claim(case: Case) -> Finding | None:
         (wait(f"a worker of queue {case.queue!r} takes it over by itself"), recover()),
         tuple(proof for each in case.expired for proof in _lease(case, each)),
     )
+
+
+def _next_delivery(attempt: Attempt) -> str:
+    if attempt.deliveries + 1 < attempt.max_deliveries:
+        return "is handed to another worker"
+    return "is handed to another worker, once it has nothing else to do: it is the last delivery"
 
 
 def compensating(case: Case) -> Finding | None:

@@ -103,6 +103,11 @@ def _attempt(number: int) -> str:
     return "" if number == 1 else f" (attempt {number})"
 
 
+def _claimed(fact: Any, step: str) -> str:
+    alone = ", alone: nothing else runs in that worker meanwhile" if fact.alone else ""
+    return f"{step} was claimed by worker {fact.owner_id!r} until {when(fact.lease_until)}{alone}."
+
+
 def _released(fact: Any, step: str) -> str:
     if fact.counted:
         again = f"; it is handed out again at {when(fact.visible_at)}" if fact.visible_at is not None else ""
@@ -139,9 +144,7 @@ _TELL: dict[str, Callable[[Any, str], str]] = {
     "entry_quarantined": _quarantined,
     "run_queued": lambda fact, _: f"The run's work goes through queue {fact.queue!r}.",
     "attempt_scheduled": _scheduled,
-    "attempt_claimed": lambda fact, step: (
-        f"{step} was claimed by worker {fact.owner_id!r} until {when(fact.lease_until)}."
-    ),
+    "attempt_claimed": _claimed,
     "attempt_heartbeat": lambda fact, step: f"{step} is still being worked on, until {when(fact.lease_until)}.",
     "attempt_released": _released,
     "attempt_completed": lambda _, step: f"{step} was completed by its worker.",

@@ -18,6 +18,10 @@ from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.anomalies import unreadable
 from squid_dagster.protocol.entries import Entry, MalformedFact, StoredFact, UnknownFact
 
+_HOLDING = frozenset(
+    {"attempt_claimed", "attempt_released", "attempt_completed", "attempt_failed", "attempt_dead_lettered"}
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
@@ -59,8 +63,9 @@ def timeline(record: Record) -> list[TimelineEvent]:
     steps = _steps(record)
     events: list[TimelineEvent] = []
     beats: dict[str, int] = {}  # by claim: where its latest row of heartbeats stands among the events
+    holders: dict[str, str] = {}  # by attempt: the worker that it was delivered to, while nothing came of that
     for entry in _as_told(record.entries):
-        event = _event(entry, record, steps)
+        event = _with_lost_delivery(_event(entry, record, steps), holders)
         if event.kind != "attempt_heartbeat" or event.refused is not None:
             beats.pop(_claim(entry), None)
         elif (place := beats.get(_claim(entry))) is not None:
@@ -120,6 +125,21 @@ def _event(entry: Entry, record: Record, steps: dict[str, str]) -> TimelineEvent
         refused=shown_entry["refused"],
         details=shown_entry["data"],
     )
+
+
+def _with_lost_delivery(event: TimelineEvent, holders: dict[str, str]) -> TimelineEvent:
+    """Return the event of a claim with the delivery that was lost before it, if one was; keep `holders` up to date."""
+    key = event.details.get("runnable_key")
+    if event.refused is not None or not isinstance(key, str) or event.kind not in _HOLDING:
+        return event
+    lost_by = holders.pop(key, None)
+    if event.kind != "attempt_claimed":
+        return event
+    holders[key] = str(event.actor)
+    if lost_by is None:
+        return event
+    summary = f"{event.summary} The delivery to worker {lost_by!r} was lost, which need not be the step's own fault."
+    return replace(event, summary=summary)
 
 
 def _actor(fact: Any) -> Any:

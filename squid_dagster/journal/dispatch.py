@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
-from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
@@ -54,6 +54,28 @@ class Claim:
         """Until when it is held."""
         assert self.attempt.lease_until is not None  # noqa: S101  a claimed attempt has a lease
         return self.attempt.lease_until
+
+
+@dataclass(slots=True)
+class Suspects:
+    """The worst suspect that a claim may take; and, set by the claim, how bad the one is that it has `taken`, or the
+    first one that it has `passed_over`.
+
+    A suspect is taken alone, without any other attempt. `alone` promises that its owner holds nothing else and begins
+    nothing beside it; a last delivery is recorded as such then.
+    """
+
+    worst: Suspicion
+    alone: bool = False
+    taken: Suspicion = Suspicion.NONE
+    passed_over: Suspicion = Suspicion.NONE
+
+    def presume(self, claims: Sequence[Attempt]) -> None:
+        """Set what was taken from the claims alone, if the answer that said so was lost."""
+        only = claims[0] if len(claims) == 1 else None
+        self.passed_over = self.taken = Suspicion.NONE
+        if only is not None and only.deliveries > 1:
+            self.taken = Suspicion.LAST if only.deliveries >= only.max_deliveries else Suspicion.LOST
 
 
 class Completed(NamedTuple):
@@ -197,12 +219,16 @@ class DispatchStore(Protocol):
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
         after: int | None = None,
+        suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts in claim order: priority, due time, position.
 
         Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; gives nothing
         from a paused queue, and only what `definitions` names (see `definition_key`), unless that is None. Never
         raises a conflict. With `after`, the number of an announced start, it first waits a moment for that one.
+
+        With `suspects`, attempts that were lost before come one at a time: the claim ends before the first of them, or
+        takes it alone if it comes first. If that one is worse than allowed, all of them are passed over.
 
         Raises:
             InvalidArgument, InvalidThread: a bad limit, lease, owner or queue.

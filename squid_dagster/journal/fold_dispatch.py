@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from enum import Enum, auto
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
@@ -15,6 +16,7 @@ from squid_dagster.journal.dispatch import (
     Planner,
     PlanRequest,
     Settlement,
+    Suspects,
     check_claim,
     check_definitions,
     check_lease,
@@ -40,7 +42,7 @@ from squid_dagster.journal.settling import (
 )
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.limits import MAX_CLAIMS
-from squid_dagster.protocol.attempts import Attempt, definition_key
+from squid_dagster.protocol.attempts import Attempt, Suspicion, definition_key, suspicion_of
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, SquidError
@@ -69,13 +71,14 @@ class FoldDispatchStore:
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
         after: int | None = None,  # nothing is announced here
+        suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
         while True:
             revision, projection = self._fold(queue)
             tokens = dict(new_claims(limit))
-            facts = self._claim_facts(projection, owner_id, lease, definitions, tokens)
+            facts = self._claim_facts(projection, owner_id, lease, definitions, tokens, suspects)
             if not facts:
                 return []
             try:
@@ -93,11 +96,14 @@ class FoldDispatchStore:
         lease: timedelta,
         definitions: Collection[str] | None,
         tokens: dict[str, str],
+        suspects: Suspects | None,
     ) -> list[Fact]:
         now = self._storage.now()
         facts: list[Fact] = []
         unused = list(tokens.items())
         counted: dict[tuple[str, str], int] = {}
+        if suspects is not None:
+            suspects.taken = suspects.passed_over = Suspicion.NONE
         for attempt in projection.claimable(now):
             if not unused:
                 break
@@ -110,10 +116,18 @@ class FoldDispatchStore:
             if spent is not None:
                 facts.append(spent)
                 continue
+            verdict = _suspect_verdict(attempt, suspects, anything_taken=len(unused) < len(tokens))
+            if verdict is _Verdict.PASS_OVER:
+                continue
+            if verdict is _Verdict.STOP:
+                break
             claim_id, token = unused.pop(0)
             key = (attempt.run_id, attempt.idempotency_key)
             counted[key] = counted.get(key, run.tokens.get(attempt.idempotency_key, 0)) + 1
-            facts.append(_claim_fact(attempt, owner_id, lease, claim_id, token, counted[key], now))
+            alone = suspects is not None and suspects.alone and suspicion_of(attempt) is Suspicion.LAST
+            facts.append(_claim_fact(attempt, owner_id, lease, claim_id, token, counted[key], now, alone))
+            if verdict is _Verdict.TAKE_ALONE:
+                break
         return facts
 
     def heartbeat(self, refs: Sequence[ClaimRef], lease: timedelta = DEFAULT_LEASE) -> list[Answer]:
@@ -331,6 +345,30 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
         storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
 
 
+class _Verdict(Enum):
+    """What a claim does about an attempt that it has come to."""
+
+    TAKE = auto()
+    TAKE_ALONE = auto()
+    PASS_OVER = auto()
+    STOP = auto()  # before it
+
+
+def _suspect_verdict(attempt: Attempt, suspects: Suspects | None, *, anything_taken: bool) -> _Verdict:
+    """Return what the rule for suspects makes of an attempt; record the first one that is passed over."""
+    suspicion = suspicion_of(attempt)
+    if suspects is None or suspicion is Suspicion.NONE:
+        return _Verdict.TAKE
+    if suspects.passed_over is not Suspicion.NONE:
+        return _Verdict.PASS_OVER
+    allowed = suspicion <= suspects.worst
+    if allowed and not anything_taken:
+        suspects.taken = suspicion
+        return _Verdict.TAKE_ALONE
+    suspects.passed_over = suspicion
+    return _Verdict.STOP if allowed else _Verdict.PASS_OVER
+
+
 def _of(attempt: Attempt, definitions: Collection[str] | None) -> bool:
     """Tell whether the attempt is of one of these definitions; None: of any."""
     return definitions is None or definition_key(attempt.workflow, attempt.definition_fingerprint) in definitions
@@ -341,7 +379,14 @@ def _at_places(fact_of: FactOf, places: list[int]) -> FactOf:
 
 
 def _claim_fact(
-    attempt: Attempt, owner_id: str, lease: timedelta, claim_id: str, token: str, fencing_token: int, now: datetime
+    attempt: Attempt,
+    owner_id: str,
+    lease: timedelta,
+    claim_id: str,
+    token: str,
+    fencing_token: int,
+    now: datetime,
+    alone: bool,
 ) -> Fact:
     at = max(now, attempt.last_at)
     return AttemptClaimed(
@@ -353,5 +398,6 @@ def _claim_fact(
         owner_id=owner_id,
         lease_until=at + lease,
         fencing_token=fencing_token,
+        alone=True if alone else None,
         occurred_at=at,
     )

@@ -1,7 +1,7 @@
 """An attempt at a step: its state, and the questions that folds and commands ask of it alike."""
 
 from datetime import datetime
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
 from squid_dagster.protocol.anomalies import Reason
@@ -93,6 +93,23 @@ def intent_content(key: str, number: int, step: str, input_: dict[str, Any], vis
 def out_of_deliveries(attempt: Attempt) -> bool:
     """Tell whether the attempt was claimed as often as it may be."""
     return attempt.deliveries >= attempt.max_deliveries
+
+
+class Suspicion(IntEnum):
+    """How much speaks for an attempt having ended its workers' processes. Stands in `claim_attempts`, too."""
+
+    NONE = 0  # never delivered, or given back by a worker that lives
+    LOST = 1  # its lease ran out without a word: it may have been the attempt, a neighbour, or the host
+    LAST = 2  # delivered before, and the next delivery is the last one: another loss makes a dead letter
+
+
+def suspicion_of(attempt: Attempt) -> Suspicion:
+    """Return how suspect an attempt is before it is claimed."""
+    if attempt.deliveries == 0:
+        return Suspicion.NONE
+    if attempt.deliveries + 1 >= attempt.max_deliveries:
+        return Suspicion.LAST
+    return Suspicion.LOST if attempt.status is AttemptStatus.CLAIMED else Suspicion.NONE
 
 
 def check_fence(attempt: Attempt, claim_id: str, claim_token_hash: str, at: datetime) -> Reason | None:

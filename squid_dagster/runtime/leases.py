@@ -20,9 +20,10 @@ from squid_dagster.journal.dispatch import (
     Interrupted,
     Outcome,
     Settlement,
+    Suspects,
     Unfinished,
 )
-from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     IncompatibleDefinition,
@@ -112,9 +113,16 @@ class JournalLeases:
         self._runtime = runtime
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
-        """Claim attempts in claim order, as the contract says."""
+        """Claim attempts in claim order, as the contract says; one that was lost before comes alone."""
         runtime = self._runtime
-        claims = runtime.dispatch.claim(queue, owner, limit=limit, lease=lease, definitions=runtime.registry.keys)
+        claims = runtime.dispatch.claim(
+            queue,
+            owner,
+            limit=limit,
+            lease=lease,
+            definitions=runtime.registry.keys,
+            suspects=Suspects(Suspicion.LAST),
+        )
         return [Lease(queue, owner, claim.lease_until, claim) for claim in claims]
 
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:

@@ -19,10 +19,11 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.dispatch import Claim, check_lease
+from squid_dagster.journal.dispatch import Claim, Suspects, check_lease
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
+from squid_dagster.protocol.attempts import Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
@@ -35,12 +36,14 @@ from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
+from squid_dagster.runtime.suspects import Probation
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
 _SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for, or not what was announced
+_SUSPECT_LOOK = 0.05  # seconds between two looks whether a suspect may begin, or others may beside it
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
 
@@ -100,6 +103,7 @@ class Worker:
             details=dict(details or {}),
         )
         self._housekeeping = Housekeeping(runtime, self._describe, None if until_idle else housekeeping, self._queues)
+        self._probation = Probation(self._lease.total_seconds())
         self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat)
         self._async = AsyncLoop()
         self._executor = Executor(runtime, self._async.run)
@@ -184,9 +188,14 @@ class Worker:
             free, idle = self._free_slots()
             if not free or self._over():
                 continue
+            suspects = self._probation.rule(self._held, bool(self._held), time.monotonic())
+            if suspects is None:
+                with self._slots:
+                    self._slots.wait(_SUSPECT_LOOK)
+                continue
             after = self._listener.announced()
             try:
-                claims = self._claim(free, after)
+                claims = self._claim(free, after, suspects)
             except SquidError as error:
                 backoff = min(max(0.2, backoff * 2), LONGEST_BACKOFF)
                 logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
@@ -200,7 +209,7 @@ class Worker:
             if len(claims) < free:
                 # No more, but for what somebody else had locked, or has announced and not written yet. What was begun
                 # goes first, then a second look.
-                soon = bool(claims) or after is not None
+                soon = bool(claims) or after is not None or self._probation.waits
                 self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
 
     def _over(self) -> bool:
@@ -228,11 +237,12 @@ class Worker:
         running = len(self._held) - self._executed
         return min(self._concurrency - running, 2 * self._concurrency - len(self._held))
 
-    def _claim(self, free: int, after: int | None) -> list[Claim]:
+    def _claim(self, free: int, after: int | None, suspects: Suspects) -> list[Claim]:
         claims: list[Claim] = []
+        taken = passed_over = Suspicion.NONE
         try:
             for queue in list(self._queues):
-                if len(claims) < free:
+                if len(claims) < free and taken is Suspicion.NONE:
                     claims += self._runtime.dispatch.claim(
                         queue,
                         self.worker_id,
@@ -240,14 +250,19 @@ class Worker:
                         lease=self._lease,
                         definitions=self._runtime.registry.keys,
                         after=after,
+                        suspects=suspects,
                     )
                     after = None
+                    taken, passed_over = suspects.taken, max(passed_over, suspects.passed_over)
+                    if claims:  # what the next queue has may not be taken beside them
+                        suspects = Suspects(Suspicion.NONE)
         except SquidError:
             if not claims:  # what was claimed is ours, and must be done
                 raise
         finally:
             # The next claim begins with another queue, so that a full one never starves the others.
             self._queues.append(self._queues.pop(0))
+            self._probation.observe(claims, taken, passed_over, time.monotonic())
         return claims
 
     def _begin(self, claims: list[Claim]) -> None:

@@ -37,7 +37,8 @@ SUMMARIES = {
     ),
     RunReason.DEAD_LETTER: (
         "Step 'ship' was handed out 2 times and never finished; "
-        "it is a dead letter, and nobody tries again by themselves."
+        "it is a dead letter, and nobody tries again by themselves. "
+        "It may have run beside others in its worker, one of which may have ended the process."
     ),
     RunReason.QUEUE_PAUSED: (
         "Queue 'default' is paused since 2026-01-01T00:00:05Z: nobody can claim step 'charge' until it is resumed."

@@ -86,6 +86,11 @@ def test_deferrals_pauses_and_dead_letters_are_told() -> None:
 
     assert "Step 'book' deferred itself until 2026-01-01T00:01:00Z: not yet." in summaries
     assert summaries[-1] == "Step 'ship' was handed out 2 times and never finished: it is a dead letter."
+    assert ["was lost, which need not be the step's own fault" in each for each in summaries[-3:]] == [
+        False,
+        True,
+        False,
+    ]
     told = scene(looping()).do("poll").do("look", {"tired": True}).decide("resumed")
     assert "Step 'breathe' waits for somebody to resume it." in _told(told)
     assert "Step 'breathe' was resumed." in _told(told)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Claim, DispatchStore, PlanRequest, Retry
+from squid_dagster.journal.dispatch import Claim, DispatchStore, PlanRequest, Retry, Suspects
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit, definition_key, run_thread
+from squid_dagster.protocol.attempts import Suspicion
 from tests.facts import (
     QUEUE,
     T0,
@@ -127,14 +128,16 @@ class World:
 
     def _claim(self, a: int, b: int) -> Any:
         known = [None, None, [definition_key("billing", "f1")], []][b % 4]
+        suspects = [None, *(Suspects(worst, alone=b % 2 == 0) for worst in Suspicion)][b % 5 % 4]
         found = self.desk.store.claim(
-            self.name, "w", limit=1 + a % 3, lease=seconds((10, 30)[b % 2]), definitions=known
+            self.name, "w", limit=1 + a % 3, lease=seconds((10, 30)[b % 2]), definitions=known, suspects=suspects
         )
         self.claims += found
-        return [
+        told = [
             (c.attempt.runnable_key, c.attempt.deliveries, c.attempt.fencing_token, c.lease_until, c.attempt.input)
             for c in found
         ]
+        return told, suspects
 
     def _act(self, kind: str, held: Claim, a: int, b: int) -> Any:
         store = self.desk.store

@@ -199,7 +199,7 @@ def claim(
     tokens = new_claims(limit)
     lease = timedelta(minutes=1)
     ids, hashes = [claim_id for claim_id, _ in tokens], [hash_token(token) for _, token in tokens]
-    values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60))
+    values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60), 0, False)
     with connection.transaction():
         before = attempts_read(connection)
         answer = connection.execute(storage.sql(dispatch_module._CLAIM), values).fetchone()
@@ -289,6 +289,7 @@ def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
             "v_position": "0::bigint",
             "v_wanted": "10",
             "v_live": "0",
+            "v_passed": "0",
         },
     )
 

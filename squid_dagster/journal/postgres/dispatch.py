@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import LiteralString
+from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 from squid_dagster.journal.dispatch import (
@@ -18,6 +18,7 @@ from squid_dagster.journal.dispatch import (
     Planner,
     PlanRequest,
     Settlement,
+    Suspects,
     check_claim,
     check_definitions,
     check_lease,
@@ -31,7 +32,7 @@ from squid_dagster.journal.postgres.connection import Loan, PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.message import execute, json_of
-from squid_dagster.journal.postgres.rows import Row, attempt_from_row
+from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -54,7 +55,7 @@ from squid_dagster.journal.settling import (
 )
 from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.limits import MAX_CLAIMS
-from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
@@ -62,7 +63,7 @@ from squid_dagster.protocol.threads import check_part, is_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
-    %s::text[], %s::text[], %s::timestamptz)"""
+    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
 # The timeout is there for the announced start; a claim that has to wait for anything else is repeated without it.
 _AWAIT: LiteralString = "SELECT set_config('lock_timeout', %s, true), pg_advisory_xact_lock_shared(%s, %s); "
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
@@ -112,15 +113,16 @@ class PostgresDispatchStore:
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
         after: int | None = None,
+        suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
         claims: list[Claim] = []
         while len(claims) < limit:
-            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions, after)
+            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions, after, suspects)
             claims += found
             after = None
-            if not dead:
+            if not dead or (claims and suspects is not None):  # what comes next may have to come alone
                 break
         return claims
 
@@ -132,6 +134,7 @@ class PostgresDispatchStore:
         lease: timedelta,
         definitions: Collection[str] | None,
         after: int | None,
+        suspects: Suspects | None,
     ) -> tuple[list[Claim], int]:
         tokens = dict(new_claims(limit))
         values = (
@@ -143,23 +146,28 @@ class PostgresDispatchStore:
             names(map(hash_token, tokens.values())),
             None if definitions is None else texts(frozenset(definitions)),
             self._now(),
+            None if suspects is None else int(suspects.worst),
+            suspects is not None and suspects.alone,
         )
 
         announced = [after] if after is not None else []  # waited for once: whatever comes in between, then no more
 
-        def call() -> tuple[list[Row], int]:
+        def call() -> dict[str, Any]:
             with self._storage.connection() as connection:
                 if announced:
                     wait = str(WAIT_MILLISECONDS), self._storage.arrivals, announced.pop()
                     results = execute(connection, self._storage.sql(_AWAIT + _CLAIM), (*wait, *values))
                 else:
                     results = execute(connection, self._storage.sql(_CLAIM), values)
-                answer = json_of(results[-1])
-                return answer["claimed"] or [], answer["dead"]
+                return dict(json_of(results[-1]))
 
-        rows, dead = persistently(call)
-        attempts = [attempt_from_row(row) for row in rows]
-        return [make_claim(attempt, tokens) for attempt in attempts], dead
+        answer = persistently(call)
+        attempts = [attempt_from_row(row) for row in answer["claimed"] or ()]
+        if suspects is not None and "taken" in answer:
+            suspects.taken, suspects.passed_over = Suspicion(answer["taken"]), Suspicion(answer["passed_over"])
+        elif suspects is not None:
+            suspects.presume(attempts)
+        return [make_claim(attempt, tokens) for attempt in attempts], answer["dead"]
 
     def heartbeat(self, refs: Sequence[ClaimRef], lease: timedelta = DEFAULT_LEASE) -> list[Answer]:
         """Extend leases, as the contract says."""

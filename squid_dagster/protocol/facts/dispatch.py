@@ -57,11 +57,12 @@ class _Leased(FencedFact):
 
 
 class AttemptClaimed(_Leased):
-    """A worker holds the attempt until `lease_until`."""
+    """A worker holds the attempt until `lease_until`; `alone`: and nothing else meanwhile."""
 
     type: Literal["attempt_claimed"] = "attempt_claimed"
     owner_id: Text
     fencing_token: Count | None = None
+    alone: bool | None = None
 
 
 class AttemptHeartbeat(_Leased):

@@ -2,11 +2,14 @@
 -- transaction. Gives the claimed rows, and how many attempts were dead-lettered on the way. Enforces in SQL what the
 -- fold demands of attempt_claimed and attempt_dead_lettered. Plans are made once per session, for the named indexes:
 -- planning anew for every call would cost more than the call.
+DROP FUNCTION IF EXISTS {schema}.claim_attempts(uuid, text, text, interval, text[], text[], text[], timestamptz);
 CREATE OR REPLACE FUNCTION {schema}.claim_attempts(
     p_commit uuid, p_queue text, p_owner text, p_lease interval,
     p_claim_ids text[], p_token_hashes text[],
     p_definitions text[],                   -- what the worker can execute; null: anything
-    p_now timestamptz                       -- null: the database's clock
+    p_now timestamptz,                      -- null: the database's clock
+    p_suspects integer DEFAULT NULL,        -- the worst suspect that may be taken, alone; null: all, like any other
+    p_alone boolean DEFAULT false           -- the owner holds nothing else, and begins nothing beside a last delivery
 ) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
   SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -20,6 +23,11 @@ DECLARE
     v_runs      text[]; v_keys text[];      -- candidates
     v_got_runs  text[]; v_got_keys text[]; v_got_dead boolean[];
     v_new_runs  text[]; v_new_keys text[]; v_new_dead boolean[];
+    v_doubts    integer[];                  -- of the new ones: 0 no suspect, 1 lost before, 2 on its last delivery
+    v_suspect   bigint; v_doubt integer;    -- the place of the first suspect among them, and how bad it is
+    v_taken     boolean := false;           -- it is what is taken
+    v_passed    integer := 0;               -- how bad it is, if it is passed over
+    v_stop      boolean := false;
     v_live      integer := 0;
     v_rev       bigint;
     v_positions bigint[];
@@ -72,28 +80,50 @@ BEGIN
                          WHERE a.queue = p_queue AND a.definition = lane AND a.rank = v_rank
                            AND a.due_at IS NOT NULL AND a.due_at <= v_now
                            AND (a.due_at, a.position) > (v_due, v_position)
+                           AND (v_passed = 0 OR a.deliveries = 0 OR a.deliveries >= a.max_deliveries
+                                OR a.deliveries + 1 < a.max_deliveries AND a.status <> 'claimed')
                          ORDER BY a.due_at, a.position LIMIT v_wanted - v_live) d
                      ORDER BY d.due_at, d.position LIMIT v_wanted - v_live) c;
             EXIT WHEN v_runs IS NULL;
             SELECT array_agg(g.run_id ORDER BY c.n), array_agg(g.runnable_key ORDER BY c.n),
-                   array_agg(g.dead ORDER BY c.n)
-              INTO v_new_runs, v_new_keys, v_new_dead
+                   array_agg(g.dead ORDER BY c.n), array_agg(g.doubt ORDER BY c.n)
+              INTO v_new_runs, v_new_keys, v_new_dead, v_doubts
               FROM unnest(v_runs, v_keys) WITH ORDINALITY AS c(run_id, runnable_key, n) CROSS JOIN LATERAL (
                     -- attempts_pkey, and nothing else that a plan could begin with
-                    SELECT a.run_id, a.runnable_key, a.rank, a.due_at, a.deliveries >= a.max_deliveries AS dead
+                    SELECT a.run_id, a.runnable_key, a.rank, a.due_at, a.deliveries >= a.max_deliveries AS dead,
+                           CASE WHEN p_suspects IS NULL OR a.deliveries = 0 OR a.deliveries >= a.max_deliveries THEN 0
+                                WHEN a.deliveries + 1 >= a.max_deliveries THEN 2
+                                WHEN a.status = 'claimed' THEN 1 ELSE 0 END AS doubt
                       FROM {schema}.attempts a WHERE a.run_id = c.run_id AND a.runnable_key = c.runnable_key
                     OFFSET 0 FOR UPDATE SKIP LOCKED) g
              WHERE g.rank = v_rank AND g.due_at <= v_now;
+            IF 0 < ANY (v_doubts) THEN
+                -- A claim goes up to the first suspect. One that comes first is taken, and nothing else with it; once
+                -- one may not be taken, all of them are passed over.
+                SELECT d.n, d.doubt INTO v_suspect, v_doubt
+                  FROM unnest(v_doubts) WITH ORDINALITY AS d(doubt, n) WHERE d.doubt > 0 ORDER BY d.n LIMIT 1;
+                v_stop := v_doubt <= p_suspects;
+                v_taken := v_stop AND v_live = 0 AND NOT EXISTS (
+                    SELECT FROM unnest(v_new_dead) WITH ORDINALITY AS d(dead, n) WHERE d.n < v_suspect AND NOT d.dead);
+                IF NOT v_taken THEN
+                    v_passed := v_doubt;
+                END IF;
+                SELECT array_agg(d.run_id ORDER BY d.n), array_agg(d.key ORDER BY d.n), array_agg(d.dead ORDER BY d.n)
+                  INTO v_new_runs, v_new_keys, v_new_dead
+                  FROM unnest(v_new_runs, v_new_keys, v_new_dead, v_doubts)
+                       WITH ORDINALITY AS d(run_id, key, dead, doubt, n)
+                 WHERE CASE WHEN v_stop THEN d.n < v_suspect OR d.n = v_suspect AND v_taken ELSE d.doubt = 0 END;
+            END IF;
             v_got_runs := v_got_runs || v_new_runs;
             v_got_keys := v_got_keys || v_new_keys;
             v_got_dead := v_got_dead || v_new_dead;
             v_live := (SELECT count(*) FROM unnest(v_got_dead) dead WHERE NOT dead);
-            EXIT WHEN v_live >= v_wanted OR cardinality(v_got_dead) >= v_wanted + v_most_dead;
+            EXIT WHEN v_stop OR v_live >= v_wanted OR cardinality(v_got_dead) >= v_wanted + v_most_dead;
         END LOOP;
-        EXIT WHEN v_live >= v_wanted OR cardinality(v_got_dead) >= v_wanted + v_most_dead;
+        EXIT WHEN v_stop OR v_live >= v_wanted OR cardinality(v_got_dead) >= v_wanted + v_most_dead;
     END LOOP;
     IF v_got_runs IS NULL THEN
-        RETURN json_build_object('claimed', NULL, 'dead', 0);
+        RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', v_passed);
     END IF;
 
     SELECT rev INTO v_rev FROM {schema}.journal_threads WHERE id = v_thread FOR UPDATE;
@@ -122,6 +152,11 @@ BEGIN
         SELECT t.*, CASE WHEN t.dead THEN 'attempt_dead_lettered' ELSE 'attempt_claimed' END AS type,
                CASE WHEN t.dead THEN json_build_object(
                    'queue', p_queue, 'runnable_key', t.runnable_key, 'deliveries', t.deliveries)
+               WHEN v_taken AND v_doubt = 2 AND p_alone THEN json_build_object(
+                   'queue', p_queue, 'runnable_key', t.runnable_key, 'claim_id', p_claim_ids[t.nth],
+                   'claim_token_hash', p_token_hashes[t.nth],
+                   'lease_until', to_char((t.at + p_lease) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                   'owner_id', p_owner, 'fencing_token', t.token, 'alone', true)
                ELSE json_build_object(
                    'queue', p_queue, 'runnable_key', t.runnable_key, 'claim_id', p_claim_ids[t.nth],
                    'claim_token_hash', p_token_hashes[t.nth],
@@ -155,5 +190,6 @@ BEGIN
     UPDATE {schema}.journal_threads SET rev = v_rev + cardinality(v_got_runs) WHERE id = v_thread;
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
     VALUES (p_commit, json_build_object(v_thread, v_rev + cardinality(v_got_runs)), clock_timestamp());
-    RETURN json_build_object('claimed', v_claimed, 'dead', cardinality(v_got_runs) - v_live);
+    RETURN json_build_object('claimed', v_claimed, 'dead', cardinality(v_got_runs) - v_live,
+                             'taken', CASE WHEN v_taken THEN v_doubt ELSE 0 END, 'passed_over', v_passed);
 END $$;
