@@ -98,13 +98,15 @@ class Squid:
         workflows: Iterable[Workflow | Definition] | Workflow | str = (),
         *,
         schema: str | None = None,
+        wait: timedelta | None = timedelta(0),
         **options: Any,
     ) -> Self:
         """Open the journal at `url`, else the one that the configuration names, else an embedded one.
 
-        `options` are those of `Squid(...)`. Raises what that and `open_journal` raise.
+        A database that is not there is waited for as long as `wait` says; None: without end. `options` are those of
+        `Squid(...)`. Raises what that and `open_journal` raise.
         """
-        storage = open_journal(url, schema=schema)
+        storage = open_journal(url, schema=schema, wait=wait)
         try:
             squid = cls(storage, workflows, **options)
         except BaseException:

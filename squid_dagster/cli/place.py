@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -31,8 +32,8 @@ class Place:
     modules: tuple[str, ...] = ()
 
     @contextmanager
-    def storage(self) -> "Iterator[PostgresStorage]":
-        """Open the journal alone. Raises as `open_journal`."""
+    def storage(self, wait: timedelta | None = timedelta(0)) -> "Iterator[PostgresStorage]":
+        """Open the journal alone. Waits and raises as `open_journal`."""
         from squid_dagster.journal import open_journal
 
         environ = dict(os.environ)
@@ -40,7 +41,7 @@ class Place:
             unset = ("SQUID_DATABASE_URL", "DATABASE_URL")
             environ = {name: value for name, value in environ.items() if name not in unset}
             environ["SQUID_DATA_DIR"] = str(self.data_dir.absolute())
-        storage = open_journal(schema=self.schema, environ=environ)
+        storage = open_journal(schema=self.schema, environ=environ, wait=wait)
         try:
             yield storage
         finally:
@@ -55,15 +56,17 @@ class Place:
         return load_workflows(list(self.modules)) if self.modules else []
 
     @contextmanager
-    def squid(self, resources: "Mapping[str, object] | None" = None) -> "Iterator[Squid]":
+    def squid(
+        self, resources: "Mapping[str, object] | None" = None, wait: timedelta | None = timedelta(0)
+    ) -> "Iterator[Squid]":
         """Open the journal with the workflows of the modules, and what their steps ask for.
 
-        Raises as `open_journal` and `Squid`.
+        Waits as `open_journal`; raises as that and `Squid`.
         """
         from squid_dagster.api import Squid
 
         workflows = self.workflows()
-        with self.storage() as storage:
+        with self.storage(wait) as storage:
             squid = Squid(storage, workflows, resources=resources)
             try:
                 yield squid

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import signal
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,12 @@ _seconds = Seconds(min_open=True)
     help="How long steps may take to finish when it is stopped.",
 )
 @click.option("--max-age", type=_seconds, metavar="SECONDS", help="End after so long, when the running steps are done.")
+@click.option(
+    "--wait",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="How long to wait for a database that is not there, or just starting; 0: fail at once.  [default: for ever]",
+)
 @click.option("--no-housekeeping", is_flag=True, help="Leave recovery and crons to others.")
 @click.option("--resources", metavar="MODULE:NAME", help="A mapping, or a function that gives one, for the steps.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="On stderr.")
@@ -56,11 +64,13 @@ def worker(
     resources: str | None,
     log_level: str,
     no_housekeeping: bool,
+    wait: float | None,
     **options: Any,
 ) -> None:
     """Run the steps of the workflows of -m until stopped, and then tell what was done.
 
-    SIGTERM and Ctrl-C let running steps finish; a second time gives them back at once.
+    SIGTERM and Ctrl-C let running steps finish; a second time gives them back at once. A worker that starts before its
+    database waits for it; one whose schema is missing or outdated does not.
     """
     need_modules(place, "a worker")
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -68,12 +78,48 @@ def worker(
         chosen[name] = timedelta(seconds=chosen[name])
     if no_housekeeping:
         chosen["housekeeping"] = None
-    with place.squid(_resources(place, resources)) as squid:
+    given = _resources(place, resources)
+    with ExitStack() as opened:
+        try:
+            with _ended_by_signals(), _logging_to_stderr("error" if log_level == "error" else "warning"):
+                patience = None if wait is None else timedelta(seconds=wait)
+                squid = opened.enter_context(place.squid(given, patience))
+        except _Stopped:
+            emit(as_json, _report_facts(_nothing_done()), "stopped before the database was there")
+            return
         made = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
         _say_served(squid, made.worker_id, queues or (squid.runtime.queue,), as_json)
-        with _logging_to_stderr(log_level, made.report):
+        with _logging_to_stderr(log_level):
             report = made.run()
     emit(as_json, _report_facts(report), str(report))
+
+
+class _Stopped(BaseException):
+    """A signal came while there was nothing yet that would have to finish."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Raise `_Stopped` in the block, which belongs to the main thread, when a signal asks to stop."""
+
+    def stop(*_: object) -> None:
+        raise _Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _nothing_done() -> "WorkerReport":
+    from squid_dagster.runtime.report import WorkerReport
+
+    return WorkerReport("")
 
 
 def _say_served(squid: "Squid", worker_id: str, queues: tuple[str, ...], as_json: bool) -> None:
@@ -116,18 +162,20 @@ def _bad_resources(message: str) -> click.BadParameter:
 
 
 @contextmanager
-def _logging_to_stderr(level: str, printed: object) -> Iterator[None]:
+def _logging_to_stderr(level: str) -> Iterator[None]:
     """Send what the library and the steps log to stderr, unless a module has said already where logs go.
 
-    What is logged about `printed` is left out: people would read it twice.
+    A worker's report is left out: people would read it twice.
     """
+    from squid_dagster.runtime.report import WorkerReport
+
     root = logging.getLogger()
     if root.handlers:
         yield
         return
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for each in root.handlers:
-        each.addFilter(lambda record: not any(told is printed for told in record.args or ()))
+        each.addFilter(lambda record: not any(isinstance(told, WorkerReport) for told in record.args or ()))
     try:
         yield
     finally:

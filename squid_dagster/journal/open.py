@@ -1,13 +1,18 @@
 """Opening the journal that the configuration names."""
 
 import logging
+import math
 import os
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 
+from squid_dagster.journal.availability import when_available
 from squid_dagster.journal.clock import Clock
-from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA
+from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.tiers import EmbeddedTier, describe, open_tier, resolve_tier
+from squid_dagster.journal.tiers import EmbeddedTier, Tier, describe, open_tier, resolve_tier
+from squid_dagster.protocol.errors import InvalidArgument
 
 logger = logging.getLogger("squid_dagster")
 
@@ -20,23 +25,38 @@ def open_journal(
     schema: str | None = None,
     clock: Clock | None = None,
     environ: Mapping[str, str] = os.environ,
+    wait: timedelta | None = timedelta(0),
 ) -> PostgresStorage:
     """Open the journal of the tier in use, and say in a log line which one that is.
 
     The schema is `schema`, else SQUID_SCHEMA, else "squid". Migrations run by themselves on the embedded server, and
-    where SQUID_AUTO_MIGRATE is set; elsewhere an outdated schema is an error.
+    where SQUID_AUTO_MIGRATE is set; elsewhere an outdated schema is an error. A database that is not there, or just
+    starting, is waited for as long as `wait` says, without end if that is None.
 
     Raises:
         InvalidArgument: a URL or schema name that cannot be used.
         EmbeddedUnavailable: the embedded server cannot be started here.
-        StorageUnavailable: the database cannot be reached.
+        StorageUnavailable: the database could not be reached in time.
         SchemaOutdated, SchemaTooNew, ForeignSchema: the schema does not fit this code.
     """
+    if wait is not None and (not isinstance(wait, timedelta) or wait < timedelta(0)):
+        raise InvalidArgument(f"wait must be a timedelta from zero on, or None, not {wait!r:.40}")
     tier = resolve_tier(url, environ)
-    storage = PostgresStorage(open_tier(tier), schema or environ.get("SQUID_SCHEMA") or DEFAULT_SCHEMA, clock=clock)
-    logger.info("journal: %s, schema %s", describe(tier), storage.schema)
+    name = check_schema_name(schema or environ.get("SQUID_SCHEMA") or DEFAULT_SCHEMA)
+    logger.info("journal: %s, schema %s", describe(tier), name)
+    migrates = isinstance(tier, EmbeddedTier) or environ.get("SQUID_AUTO_MIGRATE", "").lower() in _TRUE
+    until = math.inf if wait is None else time.monotonic() + wait.total_seconds()
+    return when_available(
+        lambda: _open(tier, name, clock, migrates=migrates),
+        "opening the journal",
+        seconds_left=lambda: until - time.monotonic(),
+    )
+
+
+def _open(tier: Tier, schema: str, clock: Clock | None, *, migrates: bool) -> PostgresStorage:
+    storage = PostgresStorage(open_tier(tier), schema, clock=clock)
     try:
-        if isinstance(tier, EmbeddedTier) or environ.get("SQUID_AUTO_MIGRATE", "").lower() in _TRUE:
+        if migrates:
             storage.upgrade()
         else:
             storage.check()

@@ -5,14 +5,16 @@ Dagster sees few runs, each of which works off queues; how many are alive is tol
 """
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import dagster as dg
 from pydantic import Field
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.availability import when_available
 from squid_dagster.plugin.drain import Drain, Limits
 from squid_dagster.plugin.events import Outbox, Outcomes, Policy, Row, Write, step_logs
 from squid_dagster.plugin.failures import explained
@@ -31,6 +33,8 @@ DRAIN_OP = "drain"
 RUN_KIND = "dagster_run"  # in the presence table
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _KNOWN_DEAD = 1000  # dead letters that are compared, of each queue
 
@@ -58,6 +62,11 @@ class DrainConfig(dg.Config):
         default=10.0,
         ge=0,
         description="How long running steps have when the run is terminated; then they are given back.",
+    )
+    wait_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="How long to wait for a database that is away when the run begins; then it fails.",
     )
     events: Literal["notable", "all", "none"] = Field(
         default="notable",
@@ -104,7 +113,8 @@ def build_dispatch_job(
         resource: SquidResource = getattr(context.resources, RESOURCE)
         with explained():
             chosen = _chosen(config.queues, served)
-            squid = resource.squid_running(workflows, {key: getattr(context.resources, key) for key in keys})
+            given = {key: getattr(context.resources, key) for key in keys}
+            squid = _patiently(config, lambda: resource.squid_running(workflows, given))
             try:
                 _drain(context, config, squid, resource, chosen, version)
             finally:
@@ -126,6 +136,12 @@ def build_dispatch_job(
 def worker_id_of(run_id: str) -> str:
     """Name the worker of a Dagster run, in claims and in the presence table."""
     return f"dagster:{run_id}"
+
+
+def _patiently(config: DrainConfig, attempt: Callable[[], T]) -> T:
+    """Wait for a database that is away when a run begins, but not for long: a run that cannot work is to be seen."""
+    until = time.monotonic() + config.wait_seconds
+    return when_available(attempt, "the drain run", seconds_left=lambda: until - time.monotonic())
 
 
 def _chosen(wanted: Sequence[str], served: Sequence[str]) -> list[str]:
@@ -150,7 +166,7 @@ def _drain(
     outbox = Outbox()
     policy: Policy = config.events
     outcomes = Outcomes(outbox, policy, config.slow_seconds)
-    letters = DeadLetters(squid, queues, outcomes)
+    letters = _patiently(config, lambda: DeadLetters(squid, queues, outcomes))
     worker = squid.new_worker(
         queues,
         concurrency=config.concurrency,

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.cli.flows import gated, hello
 from tests.cli.needy import needy
 from tests.cli.typed import FLOWS, Typed
 from tests.journal.contract import raw
+from tests.proxy import Proxy
 
 REPORT_KEYS = [
     "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "commits", "seconds",
@@ -61,6 +63,65 @@ def test_a_worker_serves_its_queues_until_idle(typed: Typed) -> None:
     first, last = shown.out.splitlines()
     assert " serves elsewhere: charge, gated, hello" in first
     assert "claimed 1, completed 1" in last
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[Proxy]:
+    """A proxy to the server, which takes no connections at first."""
+    with Proxy(postgres_url) as proxy:
+        proxy.refuse()
+        yield proxy
+
+
+def test_a_worker_that_starts_before_its_database_waits_for_it_and_says_so_once(
+    typed: Typed, proxy: Proxy, postgres_url: str
+) -> None:
+    run_id = Squid(typed.storage, [hello]).start("hello").run_id
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with typed.process("worker", *FLOWS, "--until-idle", "--json") as child:
+        assert child.stderr is not None
+        first = child.stderr.readline()
+        assert "WARNING" in first
+        assert "opening the journal waits for the database: cannot reach Postgres at " in first
+        proxy.resume()
+        second = child.stderr.readline()
+        assert json.loads(second)["queues"] == ["default"]
+        out, _ = child.communicate()
+        assert (child.returncode, json.loads(out)["completed"]) == (0, 1)
+    assert typed.storage.read(f"squid:run:{run_id}")[-1].fact.type == "run_terminal"
+
+
+@pytest.mark.parametrize(("number", "as_json"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+def test_a_worker_that_waits_for_its_database_can_be_stopped(
+    typed: Typed, proxy: Proxy, postgres_url: str, number: signal.Signals, as_json: bool
+) -> None:
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with typed.process("worker", *FLOWS, *(["--json"] if as_json else [])) as child:
+        assert child.stderr is not None
+        assert "waits for the database" in child.stderr.readline()
+        child.send_signal(number)
+        out, err = child.communicate()
+        assert (child.returncode, err) == (0, "")
+    if as_json:
+        report = json.loads(out)
+        assert (list(report), report["claimed"]) == (REPORT_KEYS, 0)
+    else:
+        assert out == "stopped before the database was there\n"
+
+
+def test_a_worker_that_is_told_not_to_wait_fails(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    typed("worker", *FLOWS, "--wait", 0).refused(4, "cannot reach Postgres")
+    done = typed.piped("worker", *FLOWS, "--wait", 0.3)
+    first, last = done.err.splitlines()
+    assert (done.code, done.out) == (4, "")
+    assert "waits for the database" in first
+    assert last.startswith("Error: cannot reach Postgres at ")
+
+
+def test_a_worker_does_not_wait_for_a_schema(typed: Typed) -> None:
+    typed.environ["SQUID_SCHEMA"] = "nowhere_at_all"
+    typed("worker", *FLOWS).refused(4, "squid db upgrade --schema nowhere_at_all")
 
 
 @pytest.mark.parametrize("name", ["RESOURCES", "make_resources"])

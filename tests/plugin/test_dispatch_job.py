@@ -1,6 +1,7 @@
 """The dispatch job: what is due is done once, whatever ends the run, and Dagster is told what matters."""
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job
+from squid_dagster.plugin.engines import close_all
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import Workflow
 from tests.plugin import flows
 from tests.plugin.conftest import URL_VARIABLE
 from tests.plugin.drains import WORKFLOWS, configured, drain, failure_text, location, messages, metadata
+from tests.proxy import Proxy
 from tests.runtime.stage import facts
 
 MakeSquid = Callable[..., Squid]
@@ -40,7 +43,7 @@ def test_a_database_that_cannot_be_reached_fails_the_run_with_our_text(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNREACHABLE_URL", "postgresql://u:secret@127.0.0.1:1/db")
-    result = drain(SquidResource(url=dg.EnvVar("UNREACHABLE_URL")), instance)
+    result = drain(SquidResource(url=dg.EnvVar("UNREACHABLE_URL")), instance, wait_seconds=0.2)
     assert not result.success
     assert failure_text(result).startswith("cannot reach Postgres at postgresql+psycopg://u:***@127.0.0.1:1/db")
 
@@ -81,6 +84,21 @@ def test_a_resource_that_steps_ask_for_and_the_location_lacks_fails_when_it_load
     defs = location(resource, [flows.greeting])
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="greeter"):
         dg.Definitions.validate_loadable(defs)
+
+
+def test_a_run_that_begins_while_the_database_is_away_waits_for_it(
+    instance: dg.DagsterInstance, make_squid: MakeSquid, postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = make_squid(WORKFLOWS).start("quick", {"number": 1}).run_id
+    with Proxy(postgres_url) as proxy:
+        proxy.refuse()
+        threading.Timer(1, proxy.resume).start()
+        monkeypatch.setenv("PROXY_URL", proxy.url(postgres_url))
+        result = drain(SquidResource(url=dg.EnvVar("PROXY_URL"), schema_name=schema), instance)
+        close_all()
+    assert result.success
+    assert metadata(result)["squid/completed"] == 1
+    assert facts(make_squid(WORKFLOWS), run_id, "run_terminal")
 
 
 # --- what it does ---------------------------------------------------------------------------------------------------

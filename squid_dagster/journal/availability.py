@@ -1,0 +1,53 @@
+"""Waiting for a database that is not there: tried again and again, logged once and then ever more seldom."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from squid_dagster.protocol.errors import StorageUnavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+_FIRST_REMINDER_SECONDS, _LONGEST_REMINDER_SECONDS = 10.0, 600.0
+
+
+def when_available(
+    attempt: Callable[[], T],
+    what: str,
+    *,
+    seconds_left: Callable[[], float],
+    pause: Callable[[float], object] = time.sleep,
+) -> T:
+    """Return what `attempt` returns, tried until the database can do it; `what` names that in the log.
+
+    `seconds_left` is asked how long it may still wait; `pause` waits between two tries, and may be woken early.
+
+    Raises:
+        StorageUnavailable: the last try's, when no time is left.
+    """
+    began = time.monotonic()
+    delay, reminder, told_at = _FIRST_PAUSE_SECONDS, _FIRST_REMINDER_SECONDS, 0.0
+    while True:
+        try:
+            result = attempt()
+        except StorageUnavailable as error:
+            left = seconds_left()
+            if left <= 0:
+                raise
+            now = time.monotonic()
+            if not told_at:
+                told_at = now
+                logger.warning("%s waits for the database: %s", what, error)
+            elif now - told_at >= reminder:
+                told_at, reminder = now, min(2 * reminder, _LONGEST_REMINDER_SECONDS)
+                logger.warning("%s has waited for the database for %.0f s: %s", what, now - began, error)
+            pause(min(delay, left))
+            delay = min(2 * delay, _LONGEST_PAUSE_SECONDS)
+            continue
+        if told_at:
+            logger.info("%s goes on: the database is there after %.1f s", what, time.monotonic() - began)
+        return result
