@@ -22,7 +22,7 @@ from bench.spark_memory import Peaks, peaks
 from bench.spark_server import Places, new_tcp_server
 from squid_dagster.journal.postgres.rebuild import Rebuild
 from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.ranges import usual_partitions
+from squid_dagster.spark.ranges import entries_between, usual_partitions
 from squid_dagster.spark.refresh import refresh
 from squid_dagster.spark.session import open_session
 from squid_dagster.spark.source import Asked, JournalReader, read_journal
@@ -86,7 +86,7 @@ class Desk:
     def race_jdbc(self) -> Measure:
         """Read the journal through the data source and by JDBC, in turn, the same columns in as many parts."""
         upto = self._journal.storage.cut()
-        parts = usual_partitions(0, upto)
+        parts = usual_partitions(entries_between(self._journal.storage, 0, upto))
         spark, schema = self._spark, self._journal.storage.schema
 
         def ours() -> DataFrame:

@@ -41,7 +41,7 @@ def markdown(slopes: Slopes) -> str:
             f"{facts:,}",
             _bytes(facts * slopes.journal_bytes_per_fact),
             _bytes(facts * slopes.table_bytes_per_fact),
-            f"{usual_fold_partitions(0, facts):,}",
+            f"{usual_fold_partitions(facts):,}",
             f"{cores} (database: {DATABASE_CORES[facts]})",
             f"{hours:,.1f}",
             _time(seconds),

@@ -114,7 +114,7 @@ class MemoryStorage:
             return len(self._threads.get(thread, ()))
 
     def cut(self, after: int = 0) -> int:
-        """Give the last position: in memory, every commit is whole at once."""
+        """Return the last position: in memory, every commit is whole at once."""
         return max(after, self._position)
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:

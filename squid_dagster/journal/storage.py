@@ -13,6 +13,9 @@ from squid_dagster.protocol.errors import InvalidArgument, InvalidFact
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.threads import parse_thread
 
+MAX_COMMIT_FACTS = 2**20 - 1
+"""How many facts a commit may hold: the positions between its number and the next one's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Append:
@@ -45,7 +48,8 @@ class Storage(Protocol):
     """Where facts are kept.
 
     Sequence numbers are 1-based and contiguous per thread; positions grow over the whole journal, with gaps. A commit
-    is all or nothing where `atomic_across_threads` is true; else its appends happen one by one, in the order given.
+    is all or nothing where `atomic_across_threads` is true; else its appends happen one by one, in the order given. The
+    facts of what is written at once have positions that follow each other: no other commit's stand between them.
     """
 
     @property
@@ -68,7 +72,8 @@ class Storage(Protocol):
             Conflict: a thread is not at its `expected_rev`; it is named, and nothing was written.
             InvalidFact: a fact has a wrong shape, stands on the wrong thread or is too large; nothing was written.
             InvalidThread: a thread id is malformed.
-            InvalidArgument: nothing to write, a thread named twice, or a negative `expected_rev`.
+            InvalidArgument: nothing to write, a thread named twice, a negative `expected_rev`, or more facts than
+                `MAX_COMMIT_FACTS`.
         """
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
@@ -84,10 +89,11 @@ class Storage(Protocol):
         """Give a thread's last sequence number; 0 when it is empty or does not exist."""
 
     def cut(self, after: int = 0) -> int:
-        """Give a position up to which no entry can appear any more, never below `after`, an earlier cut.
+        """Return a position at or under which no entry can appear any more, never below `after`, an earlier cut.
 
-        Without `after`, a later cut may be lower than an earlier one: both are right. Whoever reads on from a cut
-        passes it, and so never reads anything twice.
+        It lies between commits, never within one, and is the newest commit's last position when no write is under way;
+        0 before the first commit. Without `after`, a later cut may be lower than an earlier one: both are right. Pass
+        the cut that was read up to, to read nothing twice.
         """
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
@@ -139,8 +145,11 @@ def check_appends(appends: Sequence[Append], max_fact_bytes: int) -> list[Verifi
             raise InvalidArgument(f"the append to {one.thread!r} needs a fact, or a revision to be checked")
         encoded = [_encode_for(one.thread, fact, max_fact_bytes) for fact in one.facts]
         verified.append(Verified(one.thread, one.expected_rev, one.facts, encoded))
-    if not any(one.encoded for one in verified):
+    count = sum(len(one.encoded) for one in verified)
+    if not count:
         raise InvalidArgument("a commit needs at least one fact")
+    if count > MAX_COMMIT_FACTS:
+        raise InvalidArgument(f"a commit holds at most {MAX_COMMIT_FACTS:,} facts, not {count:,}: make several of it")
     return verified
 
 

@@ -33,8 +33,8 @@ Within = Callable[[PostgresStorage, PgConnection], object]
 
 _PAGE = 2_000
 _PAGE_BYTES = 8 * 1024 * 1024
-_LAST_CUT = 2**62  # half of all positions: nobody has used them up, and as many are left
-_TRIES = 6  # each lets writers wait for two seconds at most
+_LAST_CUT = 2**62  # half of all positions: as many are left
+_NUMBER_BITS = 20  # of a position, below the number of its commit: see take_positions.sql
 
 _COUNT: LiteralString = """SELECT count(*), count(DISTINCT thread) FROM {schema}.journal_entries
     WHERE position > 0 AND position <= %s"""
@@ -64,8 +64,8 @@ _THREADS: LiteralString = """INSERT INTO {schema}.journal_threads (id, rev)
 _FORGET: LiteralString = "DELETE FROM {schema}.journal_checkpoints"
 # Without it, the planner would take a table that was just filled for an empty one.
 _ANALYZE: LiteralString = "ANALYZE {schema}.journal_entries, {schema}.journal_threads"
-_LAST: LiteralString = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.journal_positions"
-_NEXT: LiteralString = "SELECT nextval('{schema}.journal_positions')"
+_LAST: LiteralString = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.journal_numbers"
+_NEXT: LiteralString = "SELECT nextval('{schema}.journal_numbers')"
 
 
 class JournalNotEmpty(SquidError):
@@ -88,17 +88,17 @@ def export_journal(
     progress: Progress | None = None,
     begin: Callable[[Header], None] | None = None,
 ) -> Transferred:
-    """Hand the whole journal to `write`, line by line, up to a moment at which no commit was under way.
+    """Pass the whole journal to `write`, line by line, up to a cut.
 
-    Others go on writing; memory stays the same however long the journal is. `begin` is told what is to come,
-    `progress` the number of entries so far.
+    Writers go on; memory stays the same however long the journal is. `begin` is called with what is to come,
+    `progress` with the number of entries so far.
 
     Raises:
-        StorageUnavailable: the database cannot be reached, or writers hold it for longer than we may let others wait.
+        StorageUnavailable: the database cannot be reached.
     """
     tell, writer = progress or (lambda _: None), Writer()
     with storage.connection() as connection:
-        source = _Source(connection, storage.schema, _quiet_cut(connection, storage.schema))
+        source = _Source(connection, storage.schema, storage.cut())
         entries, threads = source.one(_COUNT, source.cut)
         header = Header(FORMAT, CODE_VERSION, entries, threads, source.cut)
         if begin is not None:
@@ -253,9 +253,10 @@ class _Import:
 
     def _continue_positions(self, cut: int) -> None:
         """Let new positions follow the imported ones. Unlike setval, this is undone with the transaction."""
-        if self._source.one(_LAST)[0] < cut:
-            name = sql.Identifier(self._schema, "journal_positions")
-            restart = sql.SQL("ALTER SEQUENCE {} RESTART WITH {}").format(name, sql.Literal(cut))
+        number = cut >> _NUMBER_BITS
+        if self._source.one(_LAST)[0] < number:
+            name = sql.Identifier(self._schema, "journal_numbers")
+            restart = sql.SQL("ALTER SEQUENCE {} RESTART WITH {}").format(name, sql.Literal(number))
             self._connection.execute(restart)
             self._source.one(_NEXT)
 
@@ -265,20 +266,6 @@ def _bytes(digest: str) -> bytes:
         return bytes.fromhex(digest)
     except ValueError:
         raise InvalidExport(f"the export cannot be used: {digest!r:.40} is no digest") from None
-
-
-def _quiet_cut(connection: PgConnection, schema: str) -> int:
-    """Give a position that no commit is on both sides of, by letting writers wait for an instant."""
-    for _ in range(_TRIES):
-        try:
-            with connection.transaction():
-                connection.execute("SET LOCAL lock_timeout = '2s'")
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, "gate"),))
-                row = connection.execute(statement("SELECT {schema}.cut()", schema)).fetchone()
-                return int(row[0]) if row is not None else 0
-        except psycopg.errors.LockNotAvailable:
-            continue
-    raise _busy()
 
 
 def _busy() -> StorageUnavailable:

@@ -13,6 +13,7 @@ from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.crons import start_due_crons
 from squid_dagster.runtime.recovery import recover
+from squid_dagster.runtime.wiring import publish_cut
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Housekeeping:
 
     def _announce(self) -> None:
         self._do("announcing the worker", lambda: self._runtime.presence.announce(self._describe()))
+        self._do("publishing a cut", lambda: publish_cut(self._runtime.storage))
 
     def keep(self) -> None:
         """Start due crons and recover, once. What fails keeps nothing else from being done."""

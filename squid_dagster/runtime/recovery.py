@@ -12,6 +12,7 @@ from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
+from squid_dagster.runtime.wiring import publish_cut
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
             _repair(runtime, run_id, report)
         after = page[-1]
     report.listed = list_started(runtime)
+    publish_cut(runtime.storage)
     return report
 
 

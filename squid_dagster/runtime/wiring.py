@@ -39,6 +39,12 @@ def adapters(storage: Storage, listen_url: str | None = None) -> Adapters:
     return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), LocalNotifier(storage))
 
 
+def publish_cut(storage: Storage) -> None:
+    """Record a cut for readers on standbys, where a storage has such. Raises `StorageUnavailable`."""
+    if isinstance(storage, PostgresStorage):
+        storage.publish_cut()
+
+
 def definitions(workflows: Any) -> list[Definition]:
     """Freeze whatever `load_workflows` takes; definitions among them are used as they are.
 

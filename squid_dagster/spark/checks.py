@@ -24,7 +24,7 @@ from squid_dagster.spark.folds import COLUMNS, map_runs
 from squid_dagster.spark.judging import Judge
 from squid_dagster.spark.known import KEY, KnownAnomalies
 from squid_dagster.spark.outcomes import OUTCOMES, Kind, Outcomes
-from squid_dagster.spark.ranges import usual_fold_partitions
+from squid_dagster.spark.ranges import all_entries, usual_fold_partitions
 from squid_dagster.spark.sequences import Damaged, find_damaged
 from squid_dagster.spark.source import read_journal
 from squid_dagster.spark.strays import STRAYS, Strays
@@ -88,7 +88,7 @@ def checked(
         raise InvalidArgument(f"partitions is {partitions}: a check needs a task to do it, from 1 on")
     storage.check()
     cut = storage.cut()
-    tasks = usual_fold_partitions(0, cut) if partitions is None else partitions
+    tasks = usual_fold_partitions(all_entries(storage)) if partitions is None else partitions
     damaged = find_damaged(spark, location, storage.schema, tasks)
     if not (set(checks) - {Check.SEQUENCES} or damaged.shared):
         yield Checked(cut, {Check.SEQUENCES: _sequences(damaged, Outcomes())})

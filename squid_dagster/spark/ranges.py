@@ -2,23 +2,40 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 from psycopg import sql
 
+from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.database import first_row
 
-# So many positions are worth a task of their own; the number of tasks stays in bounds. A read is a stream, and each one
+# So many entries are worth a task of their own; the number of tasks stays in bounds. A read is a stream, and each one
 # begins with a connection; a fold sorts what it is given.
+# Positions have gaps: how many entries lie between two is counted.
 _READ_PER_TASK, _READ_BY_TWO = 500_000, 50_000
 _FOLDED_PER_TASK = 50_000
 MAX_PARTITIONS = 10_000
 _TOUCHED_PER_TASK, _TOUCHED_BY_TWO = 10_000, 2_000  # each of them brings its run's whole history with it
 _MOST_BY_ITSELF = 1_000
 
-_BOUNDS = sql.SQL(
-    "SELECT CASE WHEN is_called THEN last_value ELSE 0 END, {schema}.cut() FROM {schema}.journal_positions"
-)
+# Every position of the last commit that took a number is before the first position of the next one.
+_BOUNDS = sql.SQL("""SELECT (((CASE WHEN is_called THEN last_value ELSE 0 END) + 1) << 20) - 1, {schema}.cut()
+    FROM {schema}.journal_numbers""")
+# journal_entries_pkey, without its rows where they are settled
+_COUNT = sql.SQL("SELECT count(*) FROM {schema}.journal_entries WHERE position > {after} AND position <= {upto}")
+_COUNT_BETWEEN: LiteralString = "SELECT count(*) FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
+# journal_threads: one row per thread, where there may be a hundred entries
+_COUNT_ALL: LiteralString = "SELECT coalesce(sum(rev), 0)::bigint FROM {schema}.journal_threads"
+# journal_entries_pkey, passed over once: the position of every so many'th entry
+_ENDS = sql.SQL("""
+    WITH RECURSIVE ends (n, position) AS (
+        SELECT 0, {after}::bigint
+        UNION ALL
+        SELECT e.n + 1, (SELECT j.position FROM {schema}.journal_entries j
+                          WHERE j.position > e.position AND j.position <= {upto}
+                          ORDER BY j.position OFFSET {share} - 1 LIMIT 1)
+          FROM ends e WHERE e.position IS NOT NULL AND e.n + 1 < {parts})
+    SELECT position FROM ends WHERE n > 0 AND position IS NOT NULL ORDER BY n""")
 # journal_threads in the order of their ids: where each share of all entries ends.
 _THREAD_ENDS = sql.SQL("""
     WITH threads AS (
@@ -39,7 +56,7 @@ _LOOSE = sql.SQL("position <= {upto} AND run_id IS NULL AND starts_with(thread, 
 
 
 class Bounds(NamedTuple):
-    """The last position that was ever given, and a cut: under it no commit can appear any more."""
+    """A position that no commit has passed yet, and a cut: at or under it no commit can appear any more."""
 
     last: int
     cut: int
@@ -51,35 +68,59 @@ def read_bounds(cursor: Any, schema: str) -> Bounds:
     return Bounds(int(row[0]), int(row[1]))
 
 
-def usual_partitions(after: int, upto: int) -> int:
-    """Say into how many parts a range of positions is divided when nobody says."""
-    few = 2 if upto - after > _READ_BY_TWO else 1
-    return max(few, min(_MOST_BY_ITSELF, round((upto - after) / _READ_PER_TASK)))
+def count_entries(cursor: Any, schema: str, after: int, upto: int) -> int:
+    """Return how many entries there are in `(after, upto]`."""
+    return int(first_row(cursor, _COUNT.format(**_named(schema, after, upto)).as_string(None))[0])
 
 
-def usual_fold_partitions(after: int, upto: int) -> int:
-    """Say by how many tasks a range of positions is folded when nobody says."""
-    return max(1, min(_MOST_BY_ITSELF, -(-(upto - after) // _FOLDED_PER_TASK)))
+def entries_between(storage: PostgresStorage, after: int, upto: int) -> int:
+    """Return how many entries there are in `(after, upto]`. Raises `StorageUnavailable`."""
+    return int(storage.rows(_COUNT_BETWEEN, after, upto)[0][0])
 
 
-def usual_run_partitions(after: int, upto: int) -> int:
-    """Say by how many tasks touched runs are read when nobody says."""
-    few = 2 if upto - after > _TOUCHED_BY_TWO else 1
-    return max(few, min(_MOST_BY_ITSELF, round((upto - after) / _TOUCHED_PER_TASK)))
+def all_entries(storage: PostgresStorage) -> int:
+    """Return how many entries all threads have, as their revisions say. Raises `StorageUnavailable`."""
+    return max(0, int(storage.rows(_COUNT_ALL)[0][0]))
+
+
+def usual_partitions(entries: int) -> int:
+    """Return into how many parts so many entries are divided by default."""
+    few = 2 if entries > _READ_BY_TWO else 1
+    return max(few, min(_MOST_BY_ITSELF, round(entries / _READ_PER_TASK)))
+
+
+def usual_fold_partitions(entries: int) -> int:
+    """Return by how many tasks so many entries are folded by default."""
+    return max(1, min(_MOST_BY_ITSELF, -(-entries // _FOLDED_PER_TASK)))
+
+
+def usual_run_partitions(entries: int) -> int:
+    """Return by how many tasks runs are read that were touched by so many entries, by default."""
+    few = 2 if entries > _TOUCHED_BY_TWO else 1
+    return max(few, min(_MOST_BY_ITSELF, round(entries / _TOUCHED_PER_TASK)))
 
 
 def by_run(schema: str, after: int, upto: int, parts: int) -> list[sql.Composable]:
     """Divide the runs that have an entry in `(after, upto]`: all of their entries, and all that belong to no run."""
-    named = {"schema": sql.Identifier(schema), "after": sql.Literal(after), "upto": sql.Literal(upto)}
+    named = _named(schema, after, upto)
     runs = [_TOUCHED_RUNS.format(**named, parts=sql.Literal(parts), part=sql.Literal(n)) for n in range(parts)]
     return [*runs, _LOOSE.format(upto=sql.Literal(upto))]
 
 
-def by_position(after: int, upto: int, parts: int) -> list[sql.Composable]:
-    """Divide `(after, upto]` into ranges of positions that touch and do not overlap (journal_entries_pkey)."""
-    span, parts = upto - after, max(1, min(parts, upto - after))
-    ends = [after + span * i // parts for i in range(parts + 1)]
-    return [_between(low, high) for low, high in pairwise(ends)]
+def by_position(cursor: Any, schema: str, after: int, upto: int, parts: int, entries: int) -> list[sql.Composable]:
+    """Divide `(after, upto]` into ranges of positions that touch and do not overlap (journal_entries_pkey).
+
+    Each part has about as many of the `entries` that are there, and none is empty.
+    """
+    ends: list[int] = []
+    if min(parts, entries) > 1:
+        share = sql.Literal(-(-entries // parts))
+        text = _ENDS.format(**_named(schema, after, upto), share=share, parts=sql.Literal(parts)).as_string(None)
+        cursor.execute(text)
+        ends = [int(position) for (position,) in cursor.fetchall()]
+    if ends and -(-entries // parts) * len(ends) >= entries:
+        ends.pop()  # the last entry ends the last part, and not the one before it
+    return [_between(low, high) for low, high in pairwise([after, *ends, upto])]
 
 
 def by_thread(cursor: Any, schema: str, after: int, upto: int, parts: int) -> list[sql.Composable]:
@@ -91,6 +132,10 @@ def by_thread(cursor: Any, schema: str, after: int, upto: int, parts: int) -> li
     within = _between(after, upto)
     edges: Sequence[tuple[str, int] | None] = [None, *ends, None]
     return [sql.SQL(" AND ").join([*_thread_range(low, high), within]) for low, high in pairwise(edges)]
+
+
+def _named(schema: str, after: int, upto: int) -> dict[str, sql.Composable]:
+    return {"schema": sql.Identifier(schema), "after": sql.Literal(after), "upto": sql.Literal(upto)}
 
 
 def _between(after: int, upto: int) -> sql.Composable:

@@ -127,9 +127,9 @@ class JournalReader(DataSourceReader):
         pushed = [found for one in self._pushed if (found := _condition(one)) is not None]
         return [Part(self._statement([part, *pushed])) for part in divided]
 
-    def parts_by_run(self, after: int, upto: int) -> list[Part]:
-        """Divide the runs that have an entry in `(after, upto]`, both of them cuts; asks nothing of the database."""
-        return [Part(self._statement([part])) for part in self._runs(after, upto)]
+    def parts_by_run(self, after: int, upto: int, entries: int) -> list[Part]:
+        """Divide the runs that have one of so many entries in `(after, upto]`, both of them cuts; asks no database."""
+        return [Part(self._statement([part])) for part in self._runs(after, upto, entries)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition as the batches come in.
@@ -149,17 +149,17 @@ class JournalReader(DataSourceReader):
 
     def _divided(self, cursor: Any, after: int, upto: int) -> list[sql.Composable]:
         asked = self._asked
+        narrow = asked.by != "run" and filters.is_narrow(self._pushed)
+        entries = 0 if narrow or asked.partitions == 1 else ranges.count_entries(cursor, asked.schema, after, upto)
         if asked.by == "run":
-            return self._runs(after, upto)
-        parts = asked.partitions or ranges.usual_partitions(after, upto)
-        if filters.is_narrow(self._pushed):
-            parts = 1
+            return self._runs(after, upto, entries)
+        parts = 1 if narrow else asked.partitions or ranges.usual_partitions(entries)
         if asked.by == "thread":
             return ranges.by_thread(cursor, asked.schema, after, upto, parts)
-        return ranges.by_position(after, upto, parts)
+        return ranges.by_position(cursor, asked.schema, after, upto, parts, entries)
 
-    def _runs(self, after: int, upto: int) -> list[sql.Composable]:
-        parts = self._asked.partitions or ranges.usual_run_partitions(after, upto)
+    def _runs(self, after: int, upto: int, entries: int) -> list[sql.Composable]:
+        parts = self._asked.partitions or ranges.usual_run_partitions(entries)
         return ranges.by_run(self._asked.schema, after, upto, parts)
 
     def _statement(self, conditions: Sequence[sql.Composable]) -> str:

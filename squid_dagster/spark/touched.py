@@ -10,6 +10,7 @@ that are there for one refresh, by the part that they belong to:
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,14 @@ _MOVING = "moving"
 _BATCHES_AT_ONCE = 20  # of a thousand rows each
 
 
+class Between(NamedTuple):
+    """The entries in `(after, upto]`, both of them cuts, and how many they are."""
+
+    after: int
+    upto: int
+    entries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Touched:
     """Runs that were folded again: the files that hold them, in the columns of `TOUCHED_SCHEMA`."""
@@ -40,9 +49,9 @@ class Touched:
 
 
 def fold_touched(
-    spark: SparkSession, files: Files, directory: str, location: Mapping[str, str], schema: str, after: int, upto: int
+    spark: SparkSession, files: Files, directory: str, location: Mapping[str, str], schema: str, between: Between
 ) -> Touched:
-    """Fold the runs that have a fact in `(after, upto]`, both of them cuts, and put their rows into a directory.
+    """Fold the runs that have a fact between two cuts, and put their rows into a directory.
 
     Facts of no run make a row too, if one of them is new.
 
@@ -50,7 +59,8 @@ def fold_touched(
         PySparkException: a task failed, for good.
     """
     reader = JournalReader(Asked.read({**location, "schema": schema, "by": "run"}), _DECLARED)
-    parts = reader.parts_by_run(after, upto)
+    after = between.after
+    parts = reader.parts_by_run(after, between.upto, between.entries)
 
     def work(number: int) -> str:
         made = work_on(reader.read(parts[number]), lambda groups: _rows(groups, after), TOUCHED_SCHEMA)

@@ -25,7 +25,7 @@ from squid_dagster.journal.postgres.swapping import SHADOW
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.spark.credentials import Location, locate
 from squid_dagster.spark.folds import COLUMNS, Groups, map_runs
-from squid_dagster.spark.ranges import usual_fold_partitions
+from squid_dagster.spark.ranges import all_entries, usual_fold_partitions
 from squid_dagster.spark.rows import Row, fold_run
 from squid_dagster.spark.source import read_journal
 from squid_dagster.spark.workers import explained, journal_of
@@ -62,7 +62,7 @@ def restore_views(
     def fill(cut: int, told: Progress) -> tuple[int, int]:
         shadows = Shadows(where, storage.schema, _shadow_number(storage))
         entries = read_journal(spark, location, schema=storage.schema, upto=cut, only=COLUMNS)
-        tasks = usual_fold_partitions(0, cut) if partitions is None else partitions
+        tasks = usual_fold_partitions(all_entries(storage)) if partitions is None else partitions
         with explained("the views could not be folded, and are as they were"):
             counts = map_runs(entries, tasks, shadows.write, _COUNTS).collect()
         read = sum(row.entries for row in counts)

@@ -16,10 +16,10 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.folds import COLUMNS, fold_runs
 from squid_dagster.spark.manifest import LOOSE, UNKNOWN, Manifest, Part
 from squid_dagster.spark.merging import Merge, merge_files
-from squid_dagster.spark.ranges import usual_fold_partitions
+from squid_dagster.spark.ranges import all_entries, entries_between, usual_fold_partitions
 from squid_dagster.spark.source import read_journal
 from squid_dagster.spark.tasks import packed
-from squid_dagster.spark.touched import Touched, fold_touched
+from squid_dagster.spark.touched import Between, Touched, fold_touched
 from squid_dagster.spark.warehouse import PART, STAGE, Warehouse, directory_of
 from squid_dagster.spark.warehouse_files import Files, Written
 
@@ -53,8 +53,7 @@ class Journal:
 
     def everything(self, upto: int) -> DataFrame:
         """Fold all runs up to a cut."""
-        parts = usual_fold_partitions(0, upto)
-        return self._folded(self._entries(upto), parts)
+        return self._folded(self._entries(upto), usual_fold_partitions(all_entries(self.storage)))
 
     def started_on(self, days: Sequence[date], upto: int) -> DataFrame:
         """Fold the runs that started on these days."""
@@ -63,11 +62,13 @@ class Journal:
         day = f.date_from_unix_date(f.floor(micros / 86_400_000_000).cast("int"))
         chosen = starts.where((f.col("type") == "run_started") & day.isin(list(days))).select("run_id").distinct()
         entries = self._entries(upto).join(chosen, "run_id", "left_semi")
-        return self._folded(entries, usual_fold_partitions(0, upto)).where(f.col("day").isin(list(days)))
+        parts = usual_fold_partitions(all_entries(self.storage))
+        return self._folded(entries, parts).where(f.col("day").isin(list(days)))
 
     def touched(self, files: Files, directory: str, after: int, upto: int) -> Touched:
         """Fold the runs that have a fact between two cuts, from their beginning, into files of a directory."""
-        return fold_touched(self.spark, files, directory, self.location, self.storage.schema, after, upto)
+        between = Between(after, upto, entries_between(self.storage, after, upto))
+        return fold_touched(self.spark, files, directory, self.location, self.storage.schema, between)
 
     def _entries(self, upto: int, *, only: Sequence[str] = COLUMNS) -> DataFrame:
         return read_journal(self.spark, self.location, upto=upto, schema=self.storage.schema, only=only)

@@ -23,6 +23,14 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.out.splitlines()]
 
 
+def nth(entry: dict[str, Any]) -> tuple[int, int]:
+    """Which commit an entry is of, and its place in that."""
+    return entry["position"] >> 20, entry["position"] & (2**20 - 1)
+
+
+SIX = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+
+
 @pytest.fixture
 def six(typed: Typed) -> Typed:
     """A journal of six facts of two runs, on three threads."""
@@ -57,16 +65,16 @@ def test_a_question_that_makes_no_sense_is_one_line(untouched: Typed, args: list
 def test_the_newest_facts_come_oldest_first(six: Typed) -> None:
     found = lines(six("journal", "tail", "--json"))
     assert [[*each] for each in found] == [KEYS] * 6
-    assert [each["position"] for each in found] == [1, 2, 3, 4, 5, 6]
-    assert [each["position"] for each in lines(six("journal", "tail", "-n", "2", "--json"))] == [5, 6]
+    assert [nth(each) for each in found] == SIX
+    assert [nth(each) for each in lines(six("journal", "tail", "-n", "2", "--json"))] == SIX[-2:]
     assert lines(six("journal", "tail", "-n", "0", "--json")) == []
     shown = six("journal", "tail", "-n", "1").out
-    assert shown.split() == ["6", "2026-01-01T00:00:05Z", "queue_paused", "squid:dispatch:default#3"]
+    assert shown.split() == [str((2 << 20) + 3), "2026-01-01T00:00:05Z", "queue_paused", "squid:dispatch:default#3"]
 
 
 def test_facts_are_picked_by_run_thread_and_type(six: Typed) -> None:
     def positions(*args: str) -> list[int]:
-        return [each["position"] for each in lines(six("journal", "tail", "--json", *args))]
+        return [SIX.index(nth(each)) + 1 for each in lines(six("journal", "tail", "--json", *args))]
 
     queue = ("--thread", "squid:dispatch:default")
     assert positions("--run", "run-1") == [1, 2, 4]
@@ -103,21 +111,21 @@ def test_who_follows_sees_every_fact_once(six: Typed) -> None:
     with six.process("journal", "tail", "-n", "2", "--follow", "--poll", "0.05", "--json") as tail:
         assert tail.stdout is not None
         read = tail.stdout.readline
-        assert [json.loads(read())["position"] for _ in range(2)] == [5, 6]
+        assert [nth(json.loads(read())) for _ in range(2)] == SIX[-2:]
         # when a commit with lower positions is slower than one with higher ones
         with raw(storage, autocommit=False) as slow:
-            slow.execute("SELECT announce_positions()")
-            slow.execute("SELECT nextval('journal_positions')")
+            slow.execute("SELECT take_positions(1)")
             put(storage, signal("run-3"))
             slow.execute(
-                """INSERT INTO journal_entries SELECT 7, thread, 2, type, run_id, occurred_at, data,
-                     entry_digest(thread, 2, type, run_id, occurred_at, data) FROM journal_entries WHERE position = 3"""
+                """INSERT INTO journal_entries SELECT (3 << 20) + 1, thread, 2, type, run_id, occurred_at, data,
+                     entry_digest(thread, 2, type, run_id, occurred_at, data)
+                   FROM journal_entries WHERE position = (1 << 20) + 3"""
             )
             slow.execute("UPDATE journal_threads SET rev = 2 WHERE id = 'squid:run:run-2'")
             slow.commit()
         put(storage, *(signal("run-4", at=n) for n in range(3)))
         # then nothing is missed, and nothing comes twice
-        assert [json.loads(read())["position"] for _ in range(5)] == [7, 8, 9, 10, 11]
+        assert [nth(json.loads(read())) for _ in range(5)] == [(3, 1), (4, 1), (5, 1), (5, 2), (5, 3)]
         tail.send_signal(signals.SIGINT)
         rest, _ = tail.communicate(timeout=20)
     assert (tail.returncode, rest) == (130, "")
@@ -155,7 +163,7 @@ def test_what_is_wrong_is_named_with_its_place_and_without_values(typed: Typed) 
     Squid(storage, []).backlog.create("a", "card")
     with raw(storage) as connection:
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")
-        connection.execute('UPDATE journal_entries SET data = \'{"secret": "hunter2"}\' WHERE position = 1')
+        connection.execute('UPDATE journal_entries SET data = \'{"secret": "hunter2"}\' WHERE position = (1 << 20) + 1')
         connection.execute("UPDATE journal_threads SET rev = 9 WHERE id = 'squid:run:run-1'")
         connection.execute("UPDATE runs SET status = 'paused'")
         connection.execute("UPDATE backlog SET title = 'other'")

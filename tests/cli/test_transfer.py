@@ -29,7 +29,6 @@ from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.transfer import JournalNotEmpty, Transferred, export_journal, import_journal
 from squid_dagster.journal.transfer_format import InvalidExport
 from squid_dagster.protocol import Fact, RunUnit
-from squid_dagster.protocol.errors import StorageUnavailable
 from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import MAIN, Typed
 from tests.facts import T0, queue_paused, signal, started
@@ -76,7 +75,7 @@ def slip_in(storage: PostgresStorage, thread: str, type_name: str, run_id: str |
         )
         connection.execute(
             """INSERT INTO journal_entries
-               SELECT nextval('journal_positions'), t.id, t.rev, v.type, v.run_id, %(at)s, v.data,
+               SELECT nextval('journal_numbers') << 20, t.id, t.rev, v.type, v.run_id, %(at)s, v.data,
                       entry_digest(t.id, t.rev, v.type, v.run_id, %(at)s, v.data)
                  FROM journal_threads t, (SELECT %(type)s::text, %(run)s::text, %(data)s::json) v (type, run_id, data)
                 WHERE t.id = %(thread)s""",
@@ -112,7 +111,7 @@ def empty(make: Maker) -> Iterator[PostgresStorage]:
     before = dump(storage)
     yield storage
     assert dump(storage) == before
-    assert storage.cut() == 0
+    assert storage.rows("SELECT {schema}.cut(), is_called FROM {schema}.journal_numbers") == [(0, False)]
     assert not storage.rows("SELECT FROM pg_tables WHERE schemaname = %s AND tablename LIKE '%%shadow'", storage.schema)
 
 
@@ -225,14 +224,17 @@ def _interrupted(lines: list[bytes]) -> Iterator[bytes]:
     raise KeyboardInterrupt
 
 
-def test_an_export_does_not_wait_for_ever_for_somebody_who_writes(
-    empty: PostgresStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer_module, "_TRIES", 1)
-    with raw(empty) as connection:
-        connection.execute("SELECT pg_advisory_lock(%s)", (lock_number(empty.schema, "gate"),))
-        with pytest.raises(StorageUnavailable, match="keeps the journal locked"):
-            export_journal(empty, lambda _: None)
+def test_an_export_waits_for_no_writer_and_lets_none_wait(make: Maker) -> None:
+    source = make()
+    # given a commit that is under way, and one that was made behind it
+    with raw(source, autocommit=False) as slow:
+        slow.execute("SELECT pg_advisory_xact_lock_shared(%s)", (lock_number(source.schema, "gate"),))
+        put(source, signal("run-1"))
+        slow.execute("SELECT take_positions(1)")
+        put(source, signal("run-2"))
+        # then an export has what lies before both
+        assert export_journal(source, lambda _: None).entries == 1
+    assert export_journal(source, lambda _: None).entries == 2
 
 
 # --- what is equal --------------------------------------------------------------------------------------------------
@@ -336,7 +338,7 @@ def test_an_empty_journal_can_be_moved_too(make: Maker) -> None:
     source, target = make(), make()
     assert imported(target, exported(source)) == Transferred(0, 0, 0, 0, json.loads(exported(source)[-1])["digest"])
     put(target, signal())
-    assert all_entries(target)[0].position == 1
+    assert all_entries(target)[0].position == 2**20 + 1
 
 
 # --- as a user types it ---------------------------------------------------------------------------------------------

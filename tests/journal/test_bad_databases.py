@@ -134,7 +134,7 @@ def _shape(storage: PostgresStorage) -> list[Any]:
         "TABLE {schema}.journal_entries (position bigint)",
         "TABLE {schema}.queues (queue text)",
         "VIEW {schema}.attempts AS SELECT 1 AS one",
-        "SEQUENCE {schema}.journal_positions",
+        "SEQUENCE {schema}.journal_numbers",
         "TABLE {schema}.squid_schema (id int)",
         "TABLE {schema}.squid_schema (version integer NOT NULL, oldest_code integer NOT NULL)",
     ],

@@ -6,10 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from uuid import uuid4
 
+import pytest
+
+from squid_dagster.journal import storage as storage_contract
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import Entry
+from squid_dagster.protocol.entries import run_of
+from squid_dagster.protocol.errors import InvalidArgument
 from tests.facts import queued, signal
 from tests.journal.contract import (
     EVERYTHING,
@@ -89,6 +94,45 @@ def test_a_reader_between_cuts_misses_nothing_while_many_write(storage: Storage)
     assert len(seen) == writers * commits * 3
 
 
+def test_the_facts_of_a_commit_follow_each_other_and_no_cut_is_between_them(storage: Storage) -> None:
+    if not storage.atomic_across_threads:
+        pytest.skip("its commits are not one")
+    # given writers whose commits have three facts each, on several threads
+    writers, commits = 4, 25
+
+    def write(run: str) -> None:
+        for at in range(commits):
+            put(storage, signal(run, at=at), queued(run, at=at), signal(f"{run}-other", at=at))
+
+    # when cuts are taken all the time
+    cuts = [0]
+    with ThreadPoolExecutor(writers) as pool:
+        writing = [pool.submit(write, f"run-{n}") for n in range(writers)]
+        while not all(writer.done() for writer in writing):
+            cuts.append(storage.cut())
+        for writer in writing:
+            writer.result()
+    # then three facts at a time are neighbours and of one writer, and a cut is behind the third
+    entries = all_entries(storage)
+    threes = [entries[i : i + 3] for i in range(0, len(entries), 3)]
+    assert len(threes) == writers * commits
+    for three in threes:
+        assert [entry.position - three[0].position for entry in three] == [0, 1, 2]
+        assert len({str(run_of(entry.fact)).removesuffix("-other") for entry in three}) == 1
+    assert set(cuts) <= {0, *(three[-1].position for three in threes)}
+    assert min(cuts) >= 0
+
+
+def test_a_commit_of_more_facts_than_there_are_places_is_refused(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_contract, "MAX_COMMIT_FACTS", 3)
+    with pytest.raises(InvalidArgument, match=r"at most 3 facts, not 4"):
+        put(storage, *[signal(at=at) for at in range(4)])
+    assert storage.cut() == 0
+    put(storage, *[signal(at=at) for at in range(3)])
+
+
 # --- Postgres: open transactions ------------------------------------------------------------------------------------
 
 
@@ -97,8 +141,7 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
     postgres.append(THREAD, [signal()])
     first = postgres.cut()
     with raw(postgres, autocommit=False) as writer:
-        writer.execute("SELECT announce_positions()")
-        (taken,) = writer.execute("SELECT nextval('journal_positions')").fetchone() or (0,)
+        (taken,) = writer.execute("SELECT take_positions(1)").fetchone() or (0,)
         assert taken > first
         # when others go on
         postgres.append(OTHER_THREAD, [signal(OTHER)])
@@ -111,6 +154,103 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
     assert postgres.cut() == all_entries(postgres)[-1].position
 
 
+def test_a_writer_that_announces_itself_between_the_two_looks_of_a_cut_does_not_move_it(
+    postgres: PostgresStorage,
+) -> None:
+    # given a writer whose announcement is ahead of the number that a cut has read already
+    postgres.append(THREAD, [signal()])
+    cut = postgres.cut()
+    namespace = lock_number(postgres.schema, "positions")
+    for ahead in (1, 2, 1000):
+        with raw(postgres, autocommit=False) as writer:
+            writer.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (namespace, (cut >> 20) + ahead))
+            # then it makes no difference
+            assert postgres.cut() == cut
+
+
+def test_numbers_of_locks_may_begin_again(postgres: PostgresStorage) -> None:
+    # given a journal whose next commits pass the last number that a lock can have
+    with raw(postgres) as connection:
+        connection.execute("SELECT setval('journal_numbers', %s)", (2**32 - 2,))
+    cuts = []
+    for at in range(4):
+        postgres.append(THREAD, [signal(at=at)])
+        cuts.append(postgres.cut())
+        with raw(postgres, autocommit=False) as writer:
+            # when a writer stands still at each of them
+            writer.execute("SELECT take_positions(1)")
+            postgres.append(OTHER_THREAD, [signal(OTHER, at=at)])
+            # then the cut stays before it
+            assert postgres.cut() == cuts[-1]
+    assert cuts == sorted(cuts)
+    assert postgres.cut() == all_entries(postgres)[-1].position
+
+
+_STEPS = {
+    "looked": "SELECT set_config('squid.looked', last_value::text, true) FROM journal_numbers",
+    "announced": "SELECT pg_advisory_xact_lock_shared({positions}, current_setting('squid.looked')::int)",
+    "taken": "SELECT nextval('journal_numbers')",
+    "inserted": """INSERT INTO journal_entries SELECT (currval('journal_numbers') << 20) + n, 'squid:run:slow', n,
+        'run_signal_received', 'slow', clock_timestamp(), '{{}}', '' FROM generate_series(1, 2) n""",
+}
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("reached", range(1, len(_STEPS) + 1), ids=lambda n: list(_STEPS)[n - 1])
+def test_wherever_a_writer_stands_still_its_commit_is_read_whole_and_once(
+    postgres: PostgresStorage, reached: int, ends: str
+) -> None:
+    # given a follower, and a writer that takes its first steps and stands still
+    postgres.append(THREAD, [signal()])
+    after, seen = 0, list[Entry]()
+
+    def follow() -> None:
+        nonlocal after
+        upto = postgres.cut(after)
+        seen.extend(postgres.read_between(after, upto))
+        after = upto
+
+    steps = [step.format(positions=lock_number(postgres.schema, "positions")) for step in _STEPS.values()]
+    with raw(postgres, autocommit=False) as writer:
+        for step in steps[:reached]:
+            writer.execute(step)
+            follow()
+        # when another one commits meanwhile, and the first goes on
+        postgres.append(OTHER_THREAD, [signal(OTHER)])
+        follow()
+        for step in steps[reached:]:
+            writer.execute(step)
+            follow()
+        assert not [entry for entry in seen if entry.thread == "squid:run:slow"]
+        writer.execute(ends)
+    follow()
+    # then every fact was read once, and in order
+    assert [entry.position for entry in seen] == [entry.position for entry in all_entries(postgres)]
+    assert len([entry for entry in seen if entry.thread == "squid:run:slow"]) == (2 if ends == "COMMIT" else 0)
+
+
+def test_a_commit_that_takes_too_many_positions_is_refused_by_the_database(postgres: PostgresStorage) -> None:
+    with pytest.raises(InvalidArgument, match=r"1048576 facts"):
+        postgres.rows("SELECT {schema}.take_positions(1048576)")
+
+
+def test_a_cut_is_published_once_it_has_moved_and_never_falls(postgres: PostgresStorage) -> None:
+    published = "SELECT xmin::text, position FROM journal_published"
+    with raw(postgres) as connection:
+        postgres.append(THREAD, [signal()])
+        assert postgres.publish_cut() == postgres.cut() > 0
+        before = connection.execute(published).fetchall()
+        assert before[0][1] == postgres.cut()
+        # when nothing has happened, or a slow writer makes the cut fall
+        postgres.publish_cut()
+        with raw(postgres, autocommit=False) as writer:
+            namespace = lock_number(postgres.schema, "positions")
+            writer.execute("SELECT pg_advisory_xact_lock_shared(%s, 0)", (namespace,))
+            assert postgres.publish_cut() == 0
+        # then nothing is written
+        assert connection.execute(published).fetchall() == before
+
+
 def test_a_writer_slow_to_announce_itself_makes_no_reader_read_twice(postgres: PostgresStorage) -> None:
     # given a reader that has come to a cut, and a writer that looked at the sequence long before it
     postgres.append(THREAD, [signal()])
@@ -120,7 +260,7 @@ def test_a_writer_slow_to_announce_itself_makes_no_reader_read_twice(postgres: P
     assert after > early
     with raw(postgres, autocommit=False) as writer:
         namespace = lock_number(postgres.schema, "positions")
-        writer.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (namespace, early))
+        writer.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (namespace, early >> 20))
         # when it announces that position now, a cut is lower than the earlier one
         assert postgres.cut() == early
         # then whoever reads on from the earlier one stays there
@@ -160,8 +300,7 @@ def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(
     other.upgrade()
     postgres.append(THREAD, [signal()])
     with raw(other, autocommit=False) as writer:
-        writer.execute("SELECT announce_positions()")
-        writer.execute("SELECT nextval('journal_positions')")
+        writer.execute("SELECT take_positions(1)")
         postgres.append(THREAD, [signal()])
         assert postgres.cut() == all_entries(postgres)[-1].position
         assert other.cut() == 0

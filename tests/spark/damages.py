@@ -83,7 +83,7 @@ _NEW: Sequence[Fact] = (started("new"), planned(run="new"), queued("new"))
 _ODD_LIST: LiteralString = '\'["no", "object"]\''
 _OF_OPEN: LiteralString = "run_id = '<open>' AND type = "
 _TWIN: LiteralString = """INSERT INTO {schema}.journal_entries
-    SELECT nextval('{schema}.journal_positions'), thread, seq, type, run_id, occurred_at, data, digest
+    SELECT nextval('{schema}.journal_numbers') << 20, thread, seq, type, run_id, occurred_at, data, digest
       FROM {schema}.journal_entries WHERE """
 
 DAMAGES: tuple[Damage, ...] = (

@@ -36,7 +36,8 @@ _QUERIES = (
          LEFT JOIN pg_collation l ON l.oid = a.attcollation
          LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
         WHERE c.relnamespace = to_regnamespace(:s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f') GROUP BY c.relname""",
-    """SELECT 'sequence', c.relname, ARRAY[format_type(q.seqtypid, NULL), q.seqincrement::text, q.seqcycle::text]
+    """SELECT 'sequence', c.relname, ARRAY[format_type(q.seqtypid, NULL), q.seqincrement::text, q.seqcycle::text,
+              q.seqcache::text]
          FROM pg_class c JOIN pg_sequence q ON q.seqrelid = c.oid WHERE c.relnamespace = to_regnamespace(:s)""",
     """SELECT 'index', t.relname || '.' || c.relname, ARRAY[pg_get_indexdef(c.oid), i.indisvalid::text]
          FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid JOIN pg_class t ON t.oid = i.indrelid

@@ -13,7 +13,15 @@ from squid_dagster.protocol.errors import InvalidArgument
 DEFAULT_SCHEMA = "squid"
 CODE_VERSION = 6  # the schema version that this code was written for
 VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
-JOURNAL = ("journal_positions", "journal_threads", "journal_entries", "journal_commits", "journal_checkpoints")
+JOURNAL = (
+    "journal_positions",
+    "journal_numbers",
+    "journal_threads",
+    "journal_entries",
+    "journal_commits",
+    "journal_checkpoints",
+    "journal_published",
+)
 _VIEWS_SQL = "0001_views"  # the newest definition of the views
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 

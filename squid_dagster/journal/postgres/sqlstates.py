@@ -7,8 +7,8 @@ refused, so that a forgotten code is told and never repeated for ever.
 from enum import Enum
 from typing import NamedTuple
 
-CONFLICT, BEGIN_AGAIN, NOT_NEW = "SQ001", "SQ002", "SQ003"
-"""Raised by our own SQL functions: a revision is not the expected one, begin again, a run is not new."""
+CONFLICT, BEGIN_AGAIN, NOT_NEW, TOO_MANY = "SQ001", "SQ002", "SQ003", "SQ004"
+"""Raised by our own SQL functions: a revision is not the expected one, begin again, not new, too many facts at once."""
 
 
 class Disposition(Enum):

@@ -29,7 +29,7 @@ from squid_dagster.journal.postgres.failures import NotNew, persistently, transl
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, lock_number, statement
-from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW
+from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW, TOO_MANY
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, Transaction
 from squid_dagster.journal.postgres.units import Touched
 from squid_dagster.journal.storage import (
@@ -245,11 +245,18 @@ class PostgresStorage:
         return int(row[0]) if row is not None else 0
 
     def cut(self, after: int = 0) -> int:
-        """Give a position up to which no entry can appear any more. Waits for nobody.
+        """Return a position at or under which no entry can appear any more, as the contract says. Waits for no writer.
 
-        A writer that is slow to announce itself names a position that was passed meanwhile; hence `after`.
+        On a standby, that is what was published last: see `publish_cut`.
         """
         return max(after, int(self.rows("SELECT {schema}.cut()")[0][0]))
+
+    def publish_cut(self) -> int:
+        """Take a cut and record it for readers on standbys, which cannot take one; return it.
+
+        Workers do it with every sign of life, and recovery does. Nothing is written when the cut has not moved.
+        """
+        return int(self.rows("SELECT {schema}.publish_cut()")[0][0])
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
         """Give entries between two cuts."""
@@ -319,4 +326,6 @@ def _explained(schema: str, error: psycopg.Error) -> SquidError | None:
         return NotNew(said)
     if error.sqlstate == CONFLICT and error.diag.message_detail:
         return Conflict(*json.loads(error.diag.message_detail))
+    if error.sqlstate == TOO_MANY:
+        return InvalidArgument(f"{said}: make several of it")
     return None

@@ -1,8 +1,6 @@
--- Announce from where on positions are about to be taken. Call it after the last lock, right before nextval.
+-- What functions of schema version 5 call before they take positions of their own: one that began before an upgrade,
+-- and waited for it, must not end after it.
 CREATE OR REPLACE FUNCTION {schema}.announce_positions() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_last bigint;
 BEGIN
-    SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO v_last FROM {schema}.journal_positions;
-    PERFORM pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int);
+    PERFORM {schema}.refuse_stale();
 END $$;

@@ -15,7 +15,7 @@ DECLARE
     v_new       boolean[];
     v_made      integer;
     v_bad       integer;
-    v_positions bigint[];
+    v_base      bigint;                     -- a fact's position is this and its place in the commit
 BEGIN
     -- journal_threads_pkey
     SELECT array_agg(coalesce(t.rev, 0) ORDER BY n.i), array_agg(t.rev IS NULL ORDER BY n.i) INTO v_revs, v_new
@@ -44,12 +44,10 @@ BEGIN
         END IF;
     END IF;
 
-    PERFORM {schema}.announce_positions();
-    v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
-                           FROM generate_series(1, (SELECT sum(n) FROM unnest(p_counts) n)));
+    v_base := {schema}.take_positions((SELECT sum(n) FROM unnest(p_counts) n));
 
     INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
-    SELECT v_positions[e.ord], p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data,
+    SELECT v_base + e.ord, p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data,
            {schema}.entry_digest(p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data)
       FROM json_to_recordset(p_entries)
            AS e(ord int, t int, k int, type text, run_id text, at timestamptz, data json)
@@ -60,7 +58,7 @@ BEGIN
     END IF;
     IF p_runs IS NOT NULL THEN
         INSERT INTO {schema}.runs
-        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_positions[-r.position] ELSE r.position END, r.status,
+        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END, r.status,
                r.workflow, r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
                r.replayed_from_run_id, r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state,
                r.terminal_status, r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed,
@@ -83,7 +81,7 @@ BEGIN
         INSERT INTO {schema}.attempts
         SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
                a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
-               a.intent_digest, CASE WHEN a.position < 0 THEN v_positions[-a.position] ELSE a.position END, a.last_at,
+               a.intent_digest, CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END, a.last_at,
                a.status, a.claim_id, a.claim_token_hash, a.owner_id, a.lease_until, a.deliveries, a.fencing_token,
                a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at, a.planned_digest, a.applied_digest
           FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts) a
@@ -111,7 +109,7 @@ BEGIN
     END IF;
     IF p_anomalies IS NOT NULL THEN
         INSERT INTO {schema}.anomalies
-        SELECT a.thread, v_revs[array_position(p_threads, a.thread)] + a.seq, a.ordinal, v_positions[-a.position],
+        SELECT a.thread, v_revs[array_position(p_threads, a.thread)] + a.seq, a.ordinal, v_base - a.position,
                a.run_id, a.reason, a.entry_type, a.subject
           FROM json_populate_recordset(NULL::{schema}.anomalies, p_anomalies) a;
     END IF;

@@ -30,7 +30,7 @@ DECLARE
     v_stop      boolean := false;
     v_live      integer := 0;
     v_rev       bigint;
-    v_positions bigint[];
+    v_base      bigint;
     v_claimed   json;
     v_most_dead CONSTANT integer := 1000;   -- dead letters in one commit; the caller comes back for more
 BEGIN
@@ -132,9 +132,7 @@ BEGIN
         RETURN json_build_object('claimed', NULL, 'dead', 0);
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
-    PERFORM {schema}.announce_positions();
-    v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
-                           FROM generate_series(1, cardinality(v_got_runs)));
+    v_base := {schema}.take_positions(cardinality(v_got_runs));
 
     WITH got AS (
         SELECT g.run_id, g.runnable_key, g.dead, g.ord::int,
@@ -166,7 +164,7 @@ BEGIN
           FROM taken t
     ), written AS (
         INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
-        SELECT v_positions[f.ord], v_thread, v_rev + f.ord, f.type, f.run_id, f.at, f.data,
+        SELECT v_base + f.ord, v_thread, v_rev + f.ord, f.type, f.run_id, f.at, f.data,
                {schema}.entry_digest(v_thread, v_rev + f.ord, f.type, f.run_id, f.at, f.data)
           FROM facts f ORDER BY f.ord
     ), moved AS (

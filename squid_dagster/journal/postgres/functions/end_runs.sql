@@ -22,7 +22,7 @@ DECLARE
     v_queue_revs bigint[];
     v_counts     bigint[];
     v_count      integer;
-    v_positions  bigint[];
+    v_base       bigint;
 BEGIN
     v_locked := {schema}.lock_claims(0, p_runs, p_claims, p_now);
     -- Whoever repeats a commit waits for the same runs, so that the first answer is here to be seen.
@@ -72,12 +72,11 @@ BEGIN
     IF cardinality(v_revs) <> v_count OR (SELECT sum(n) FROM unnest(v_counts) n) IS DISTINCT FROM v_count THEN
         RAISE EXCEPTION 'a thread is missing' USING ERRCODE = 'SQ003';
     END IF;
-    PERFORM {schema}.announce_positions();
-    v_positions := ARRAY(SELECT nextval('{schema}.journal_positions') FROM generate_series(1, 3 * v_count));
+    v_base := {schema}.take_positions(3 * v_count);
 
     -- Queues first, as in every commit: a run's end comes after all else about it.
     INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
-    SELECT v_positions[f.ord], f.thread, f.seq, f.type, f.run_id, v_now, f.data,
+    SELECT v_base + f.ord, f.thread, f.seq, f.type, f.run_id, v_now, f.data,
            {schema}.entry_digest(f.thread, f.seq, f.type, f.run_id, v_now, f.data)
       FROM (SELECT e.*, m.run_id
               FROM (SELECT n.run_id, n.c->>0 AS key, n.c->>3 AS queue, n.o->0 AS completed, n.o->1 AS transition,

@@ -25,8 +25,7 @@ DECLARE
     v_now       timestamptz;
     v_rev       bigint;
     v_made      integer;
-    v_last      bigint;
-    v_positions bigint[];
+    v_base      bigint;
 BEGIN
     v_locked := pg_advisory_xact_lock_shared({gate})::text;
     IF v_count = 1 THEN
@@ -57,14 +56,10 @@ BEGIN
         RAISE EXCEPTION 'not new' USING ERRCODE = 'SQ003';
     END IF;
 
-    -- As announce_positions does.
-    SELECT CASE WHEN is_called THEN last_value ELSE 0 END INTO v_last FROM {schema}.journal_positions;
-    v_locked := pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int)::text;
-    v_positions := ARRAY(SELECT nextval('{schema}.journal_positions')
-                           FROM generate_series(1, v_count * (p_queue_facts + p_run_facts)));
+    v_base := {schema}.take_positions(v_count * (p_queue_facts + p_run_facts));
     WITH entries AS (
         INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
-        SELECT v_positions[e.ord], e.thread, e.seq, e.type, e.run_id, p_at, e.data,
+        SELECT v_base + e.ord, e.thread, e.seq, e.type, e.run_id, p_at, e.data,
                {schema}.entry_digest(e.thread, e.seq, e.type, e.run_id, p_at, e.data)
           FROM (SELECT n.ord, n.type, n.run_id, n.data,
                        CASE WHEN n.k IS NULL THEN v_thread ELSE 'squid:run:' || n.run_id END AS thread,
@@ -74,7 +69,7 @@ BEGIN
          ORDER BY e.ord
     ), runs AS (
         INSERT INTO {schema}.runs
-        SELECT r.run_id, v_positions[(r.ordinality - 1) * p_queue_facts - r.position], r.status, r.workflow, r.trigger,
+        SELECT r.run_id, v_base + (r.ordinality - 1) * p_queue_facts - r.position, r.status, r.workflow, r.trigger,
                r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id, r.replayed_from_run_id,
                r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state, r.terminal_status,
                r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed, r.cataloged, r.unfenced,
@@ -85,7 +80,7 @@ BEGIN
         SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
                a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
                a.intent_digest,
-               v_positions[(a.ordinality - 1) / v_attempts * p_queue_facts - a.position],
+               v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position,
                a.last_at, a.status, a.claim_id, a.claim_token_hash, a.owner_id, a.lease_until, a.deliveries,
                a.fencing_token, a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at, a.planned_digest,
                a.applied_digest
