@@ -19,8 +19,8 @@ _TOUCHED_PER_TASK, _TOUCHED_BY_TWO = 10_000, 2_000  # each of them brings its ru
 _MOST_BY_ITSELF = 1_000
 
 # Every position of the last commit that took a number is before the first position of the next one.
-_BOUNDS = sql.SQL("""SELECT (((CASE WHEN is_called THEN last_value ELSE 0 END) + 1) << 20) - 1, {schema}.cut()
-    FROM {schema}.journal_numbers""")
+_BOUNDS = sql.SQL("""SELECT CASE WHEN s.is_called THEN ((s.last_value + 1) << 20) - 1 ELSE c.cut END, c.cut
+    FROM {schema}.journal_numbers s, {schema}.cut() c (cut)""")
 # journal_entries_pkey, without its rows where they are settled
 _COUNT = sql.SQL("SELECT count(*) FROM {schema}.journal_entries WHERE position > {after} AND position <= {upto}")
 _COUNT_BETWEEN: LiteralString = "SELECT count(*) FROM {schema}.journal_entries WHERE position > %s AND position <= %s"

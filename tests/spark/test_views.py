@@ -43,8 +43,8 @@ _LOSSES: dict[str, tuple[LiteralString, ...]] = {
     "dropped": tuple("DROP TABLE {schema}." + view for view in _DUMP),
     "emptied": tuple("TRUNCATE {schema}." + view for view in _DUMP),
     "changed": (
-        "UPDATE {schema}.runs SET status = 'idle', queue = 'nowhere' WHERE position % 2 = 0",
-        "DELETE FROM {schema}.attempts WHERE position % 3 = 0",
+        "UPDATE {schema}.runs SET status = 'idle', queue = 'nowhere' WHERE hashtext(run_id) % 2 = 0",
+        "DELETE FROM {schema}.attempts WHERE hashtext(run_id) % 3 = 0",
         "INSERT INTO {schema}.attempts (run_id, runnable_key) VALUES ('nobody', 'x')",
         "UPDATE {schema}.queues SET paused = NOT paused",
     ),
