@@ -27,6 +27,7 @@ from squid_dagster.protocol.facts.backlog import (
     CardCreated,
 )
 from squid_dagster.protocol.names import name_problem
+from squid_dagster.redaction import redacted_error
 
 DEFAULT_TTL = timedelta(seconds=900)
 # Inside of the class, `list` is a method.
@@ -173,7 +174,7 @@ class Backlog:
         known = retry_after is None or isinstance(retry_after, timedelta)
         if not known or not timedelta(0) <= (retry_after or timedelta(0)) <= timedelta(days=3650):
             raise InvalidArgument(f"retry_after must be a timedelta from zero to ten years, not {retry_after!r}")
-        told = {"message": error} if isinstance(error, str) else error
+        told = redacted_error({"message": error} if isinstance(error, str) else error)
         return self._change(card_id, decisions.fail(card_id, self._fence(token), told, retry_after))
 
     def block(self, card_id: str, *, reason: str | None = None, token: str | None = None) -> Card:
@@ -185,6 +186,7 @@ class Backlog:
         """
         if reason is not None:
             check_text(reason, "reason", 10_000)
+            reason = redacted_error(reason)
         return self._change(card_id, decisions.block(card_id, self._fence(token), reason))
 
     def unblock(self, card_id: str) -> Card:

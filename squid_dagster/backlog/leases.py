@@ -1,7 +1,6 @@
 """The backlog as a lease backend: a runnable intent is a card, its phase the queue."""
 
 import hashlib
-import logging
 import math
 from contextlib import suppress
 from datetime import timedelta
@@ -9,13 +8,14 @@ from datetime import timedelta
 from pydantic import TypeAdapter, ValidationError
 
 from squid_dagster.backlog.backlog import Backlog
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidTransition, StaleClaim, explain
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import LeaseOutcome
 from squid_dagster.runtime.leases_queue import Delivery, Intent, QueueLeases
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _INTENT = TypeAdapter(Intent)  # fields that are not known here are ignored: newer workers may write some
 

@@ -78,7 +78,8 @@ def stats_shown(stats: "Stats") -> Iterator[str]:
 
 
 def fact_values(entry: "Entry") -> dict[str, Any]:
-    """Give an entry as JSON values, without the hash of any token."""
+    """Give an entry as JSON values, without the hash of any token, and without secrets."""
+    from squid_dagster.inspection.shown import shown
     from squid_dagster.protocol.entries import MalformedFact, UnknownFact
 
     fact: Any = entry.fact
@@ -91,7 +92,7 @@ def fact_values(entry: "Entry") -> dict[str, Any]:
         "position": entry.position,
         "type": fact.type,
         "occurred_at": fact.occurred_at.isoformat(),
-        "data": data,
+        "data": shown(data),
     }
 
 

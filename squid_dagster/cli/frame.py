@@ -146,7 +146,9 @@ class _Leaving:
         self.as_json = as_json
 
     def __call__(self, name: str, message: str, code: int) -> NoReturn:
-        line = " ".join(message.split())
+        from squid_dagster.redaction import redacted_text
+
+        line = " ".join(redacted_text(message).split())
         told = {"error": name, "message": line, "exit_code": code}
         with suppress(OSError):  # stderr may be full too: the exit code is what is left
             click.echo(json.dumps(told) if self.as_json else f"Error: {line}", err=True)
@@ -167,7 +169,9 @@ class _Leaving:
         if os.environ.get("SQUID_DEBUG") == "1":
             import traceback
 
-            traceback.print_exception(error)
+            from squid_dagster.redaction import redacted_text
+
+            click.echo(redacted_text("".join(traceback.format_exception(error))), err=True, nl=False)
         if isinstance(error, SquidError):
             self(type(error).__name__, str(error), _exit_code(error))
         told = f"{type(error).__name__}: {error} (this was not foreseen: SQUID_DEBUG=1 shows where it comes from)"

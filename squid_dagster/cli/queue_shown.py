@@ -63,7 +63,7 @@ def pause_facts(state: "QueueState") -> dict[str, Any] | None:
     return {
         "at": state.since.isoformat(),
         "actor": shown(getattr(fact, "actor", None)),
-        "comment": getattr(fact, "comment", None),
+        "comment": shown(getattr(fact, "comment", None)),
     }
 
 

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from squid_dagster.protocol.redaction import REDACTED, is_secret_key, redact
+from squid_dagster.protocol.redaction import REDACTED
+from squid_dagster.redaction import redacted, redacted_text, redaction_rules
 
 # Not a secret by itself, yet nobody's business: whoever knows a token could find its claim by it.
 _HIDDEN = frozenset({"claim_token_hash"})
@@ -15,8 +16,8 @@ _LONGEST_TEXT = 300
 
 
 def shown(value: Any) -> Any:
-    """Give an independent copy of a JSON value that may be shown: no value under a secret key, no hash of a token."""
-    return _without_hidden(redact(value))
+    """Return an independent copy of a JSON value that may be shown: no secret, by key or in a text, no token hash."""
+    return _without_hidden(redacted(value))
 
 
 def shown_object(value: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -35,7 +36,9 @@ def _without_hidden(value: Any) -> Any:
 
 def asks_for_secret(path: object) -> bool:
     """Tell whether the path of a condition leads to a secret: then what it is compared with is one, too."""
-    return isinstance(path, list | tuple) and any(isinstance(part, str) and is_secret_key(part) for part in path)
+    return isinstance(path, list | tuple) and any(
+        isinstance(part, str) and redaction_rules().is_secret_key(part) for part in path
+    )
 
 
 def without_values(reason: str) -> str:
@@ -44,8 +47,8 @@ def without_values(reason: str) -> str:
 
 
 def brief(text: str, limit: int = _LONGEST_TEXT) -> str:
-    """Give a text on one line, and not longer than a person reads."""
-    line = " ".join(text.split())
+    """Return a text on one line, not longer than a person reads, and without secrets."""
+    line = " ".join(redacted_text(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -177,7 +177,7 @@ def view_command(entry: Entry) -> CommandView:
         fact.occurred_at,
         fact.signal_type,
         shown(fact.actor),
-        fact.comment,
+        shown(fact.comment),
         fact.idempotency_key,
         shown_object(fact.payload),
         shown_object(fact.metadata),

@@ -1,13 +1,13 @@
 """Waiting for a database that is not there: tried again and again, logged once and then ever more seldom."""
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import StorageUnavailable
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 

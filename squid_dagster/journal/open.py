@@ -1,6 +1,5 @@
 """Opening the journal that the configuration names."""
 
-import logging
 import math
 import os
 import time
@@ -12,9 +11,10 @@ from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.tiers import EmbeddedTier, Tier, describe, open_tier, resolve_tier
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
 
-logger = logging.getLogger("squid_dagster")
+logger = redacting_logger("squid_dagster")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 

@@ -13,8 +13,8 @@ from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import check_part
+from squid_dagster.redaction import redacted_error
 
 FORGOTTEN_AFTER = timedelta(days=1)  # a row this old is swept by whoever announces next
 MAX_DETAILS_BYTES = 16 * 1024
@@ -132,8 +132,10 @@ def check_worker_id(worker_id: str) -> None:
 
 def _details(details: dict[str, Any]) -> dict[str, Any]:
     """Give what will be read back: a copy, without secrets, of JSON values only."""
+    if not isinstance(details, dict):
+        raise InvalidArgument(f"details must be a JSON object, not a {type(details).__name__}")
     try:
-        text = json.dumps(redact_object(details), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(redacted_error(details), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"details must be a JSON object: {error}") from None

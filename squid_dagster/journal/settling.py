@@ -54,9 +54,9 @@ from squid_dagster.protocol.facts import (
     Fact,
 )
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.redaction import redacted_error
 
 _FACTS = frozenset(FACT_TYPES.values())
 
@@ -100,7 +100,7 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
     ref, outcome = settlement.ref, settlement.outcome
     if isinstance(outcome, Deferred):
         at = _checked_time(attempt, ref, now)
-        return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=at + outcome.after)
+        return AttemptReleased(**_fence(ref, at), reason=redacted_error(outcome.reason), visible_at=at + outcome.after)
     if isinstance(outcome, Interrupted):
         return _interruption(attempt, ref, outcome, _checked_time(attempt, ref, now))
     at = max(now, attempt.last_at)
@@ -113,9 +113,10 @@ def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact
     if isinstance(outcome, Completed):
         return AttemptCompleted(**fence, result=outcome.result)
     if outcome.retry is None:
-        return AttemptFailed(**fence, error=outcome.error)
+        return AttemptFailed(**fence, error=redacted_error(outcome.error))
     key, after = outcome.retry
-    return AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after)
+    error = redacted_error(outcome.error)
+    return AttemptFailed(**fence, error=error, retry_runnable_key=key, retry_visible_at=at + after)
 
 
 def verdict_on(attempt: Attempt, settlement: Settlement, at: datetime) -> Reason | bool:
@@ -125,20 +126,18 @@ def verdict_on(attempt: Attempt, settlement: Settlement, at: datetime) -> Reason
     if isinstance(outcome, Completed):
         return check_completion(attempt, ref.claim_id, known, _digest(outcome.result), at)
     assert isinstance(outcome, Failed)  # noqa: S101  what is given back has no verdict
-    return check_failure(attempt, ref.claim_id, known, _digest(_redacted(outcome.error)), at)
+    return check_failure(attempt, ref.claim_id, known, _digest(redacted_error(outcome.error)), at)
 
 
 def _interruption(attempt: Attempt, ref: ClaimRef, outcome: Interrupted, at: datetime) -> Fact:
     """Return the release that keeps the delivery counted; of the last delivery, the dead letter."""
     if out_of_deliveries(attempt):
-        error: JsonObject = {"code": "interrupted", "message": outcome.reason}
+        error: JsonObject = {"code": "interrupted", "message": redacted_error(outcome.reason)}
         return AttemptDeadLettered(**_fence(ref, at), deliveries=attempt.deliveries, error=error)
     visible_at = at + outcome.after if outcome.after else None
-    return AttemptReleased(**_fence(ref, at), reason=outcome.reason, visible_at=visible_at, counted=True)
-
-
-def _redacted(error: Any) -> Any:
-    return redact_object(error) if isinstance(error, dict) else error
+    return AttemptReleased(
+        **_fence(ref, at), reason=redacted_error(outcome.reason), visible_at=visible_at, counted=True
+    )
 
 
 def _digest(outcome: Any) -> str:
@@ -161,7 +160,7 @@ def heartbeat_fact(attempt: Attempt, ref: ClaimRef, lease: timedelta, now: datet
 
 def release_fact(attempt: Attempt, ref: ClaimRef, reason: str | None, now: datetime) -> Fact:
     """Give the fact that gives an attempt back. Raises `StaleClaim` or `ExpiredClaim`."""
-    return AttemptReleased(**_fence(ref, _checked_time(attempt, ref, now)), reason=reason)
+    return AttemptReleased(**_fence(ref, _checked_time(attempt, ref, now)), reason=redacted_error(reason))
 
 
 def dead_letter_fact(attempt: Attempt, now: datetime) -> Fact | None:

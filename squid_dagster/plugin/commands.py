@@ -24,6 +24,7 @@ from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.show import run_metadata
 from squid_dagster.protocol.errors import InvalidArgument, NotFound, SquidError
 from squid_dagster.protocol.threads import check_part, dispatch_thread
+from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.signals import Actor, Receipt
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow.registry import Registry
@@ -198,7 +199,7 @@ def _show(context: dg.OpExecutionContext, squid: Squid, receipt: Receipt) -> Non
     try:
         shown |= run_metadata(squid, receipt.run_id)
     except SquidError as error:
-        context.log.warning(f"run {receipt.run_id} cannot be shown now: {error}")
+        context.log.warning(f"run {receipt.run_id} cannot be shown now: {redacted_text(str(error))}")
     shown |= {
         "command": dg.MetadataValue.text(receipt.signal_type),
         "repeated": dg.MetadataValue.bool(receipt.repeated),

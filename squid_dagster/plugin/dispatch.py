@@ -15,6 +15,7 @@ from pydantic import Field
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.availability import when_available
+from squid_dagster.logs import redacting_logger
 from squid_dagster.plugin.drain import Drain, Limits
 from squid_dagster.plugin.events import Outbox, Outcomes, Policy, Row, Write, step_logs
 from squid_dagster.plugin.failures import explained
@@ -24,6 +25,7 @@ from squid_dagster.plugin.versions import code_version as code_version_of
 from squid_dagster.plugin.versions import is_superseded, location_of_run
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.runtime.worker import Worker
@@ -32,7 +34,7 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 DRAIN_OP = "drain"
 RUN_KIND = "dagster_run"  # in the presence table
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 
@@ -227,7 +229,7 @@ def _careful(write: Write) -> Write:
 
     def careful(level: int, text: str) -> None:
         try:
-            write(level, text)
+            write(level, redacted_text(text))
         except Exception as error:  # noqa: BLE001  whatever Dagster's storage raises
             logger.info("a line could not be written to Dagster: %s: %s", type(error).__name__, text)
 

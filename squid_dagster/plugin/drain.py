@@ -5,17 +5,17 @@ older code than its location. An interrupt (a termination in the UI, SIGTERM, SI
 worker then has a grace to finish what runs, gives back the rest with a fact, and the interrupt goes on.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from squid_dagster.logs import redacting_logger
 from squid_dagster.plugin.events import Outbox, Write
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _LOOK_SECONDS = 0.25
 _LAST_SECONDS = 15.0  # for giving claims back, once all grace is spent

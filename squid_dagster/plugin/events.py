@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from squid_dagster.inspection.shown import brief
 from squid_dagster.journal.dispatch import Completed, Deferred, Interrupted
 from squid_dagster.plugin.markdown import table
-from squid_dagster.protocol.redaction import redact_object
+from squid_dagster.redaction import redacted
 from squid_dagster.runtime.report import SettledAttempt
 
 Policy = Literal["notable", "all", "none"]
@@ -73,6 +73,8 @@ class StepLogs(logging.Handler):
             text = record.getMessage()
             if record.exc_info:
                 text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+            elif record.exc_text:  # of a redacted record
+                text = f"{text}\n{record.exc_text}"
         except Exception:  # noqa: BLE001  a record of the user's may be anything
             self.handleError(record)
             return
@@ -193,7 +195,7 @@ def _row(settled: SettledAttempt) -> Row:
 
 
 def _told(error: dict[str, Any]) -> str:
-    shown = redact_object(error)
+    shown = redacted(error)
     kind = shown.get("type") or shown.get("code") or "error"
     return f"{kind}: {shown.get('message', '')}"
 

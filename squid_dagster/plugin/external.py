@@ -33,6 +33,7 @@ from squid_dagster.plugin.names import (
 from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidTransition, NotFound
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.execution import describe_error, error_map
 from squid_dagster.runtime.external import launch_of, waiting_externals
 from squid_dagster.runtime.signals import Signal, SignalType
@@ -159,7 +160,8 @@ class _Tick:
             try:
                 request = self._look(each.attempt, step, judge(runs.get(each.attempt.runnable_key, [])), each.paused)
             except (InvalidTransition, NotFound, IncompatibleDefinition) as error:
-                self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {error}")
+                why = redacted_text(str(error))
+                self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {why}")
             else:
                 requests += [] if request is None else [request]
         for run_id in tag_abandoned(self.instance, self.squid.runtime, keys, _MOST):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.redaction import redacted_text
 
 
 @contextmanager
@@ -22,5 +23,5 @@ def explained() -> Iterator[None]:
     except SquidError as error:
         # Without the chain below it: what a driver says may quote values, and hides the line that helps.
         raise dg.Failure(
-            description=str(error), metadata={"squid/error": type(error).__name__}, allow_retries=False
+            description=redacted_text(str(error)), metadata={"squid/error": type(error).__name__}, allow_retries=False
         ) from None

@@ -1,4 +1,8 @@
-"""Redaction of values under keys that name a secret, wherever facts or views show data to people."""
+"""Redaction of values under keys that name a secret, wherever facts or views show data to people.
+
+Facts are made and read with these rules, and digests are taken of what they leave: they never change. What is shown is
+redacted further, by `secret_text`.
+"""
 
 import re
 from itertools import pairwise
@@ -19,9 +23,14 @@ _HARMLESS_ENDINGS = frozenset("budget count limit ttl type usage".split())  # no
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
+def key_words(key: str) -> list[str]:
+    """Return the words of a key, in lower case: `x-api-key`, `clientSecret` and `db.password` have two or three."""
+    return [part.lower() for part in _WORD.findall(key)]
+
+
 def is_secret_key(key: str) -> bool:
     """Tell whether a key names a secret, by its parts: `x-api-key`, `clientSecret` and `session_token` all do."""
-    parts = [part.lower() for part in _WORD.findall(key)]
+    parts = key_words(key)
     if not parts or parts[-1] in _HARMLESS_ENDINGS or parts[-2:] in (["token", "hash"], ["fencing", "token"]):
         return False
     if _SECRETS.intersection(parts):

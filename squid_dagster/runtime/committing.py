@@ -3,7 +3,6 @@
 Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
@@ -19,7 +19,7 @@ from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
 from squid_dagster.runtime.settlement import settle, settlement
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 

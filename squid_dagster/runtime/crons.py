@@ -1,6 +1,5 @@
 """Starts by the clock: one run for each window, however often, how late and by whomever the clock is read."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,6 +7,7 @@ from typing import Any
 
 from squid_dagster.journal import load_run
 from squid_dagster.journal.queries import ScheduleCursor
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
     Conflict,
     ConflictingCommand,
@@ -25,7 +25,7 @@ from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.triggers import Cron
 from squid_dagster.workflow.windows import Window, due_windows
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 # A schedule without any history begins with a window that somebody hears of within this time: the day on which a
 # nightly job is deployed does not count as a missed night.

@@ -5,16 +5,18 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from logging import LoggerAdapter, getLogger
+from logging import LoggerAdapter
 from typing import Any
 
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Interrupted, Outcome, Retry
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.workflow.binding import call_arguments, compensation_arguments
 from squid_dagster.workflow.context import Cancellation, StepContext
@@ -27,9 +29,10 @@ from squid_dagster.workflow.state import COMPENSATE
 
 MAX_RESULT_BYTES = 1024 * 1024
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000
+_LONGEST_REDACTED = 100_000  # characters of a message that are looked at before it is cut: a cut may halve a secret
 _PAUSES = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 30))  # by delivery
 
-_logger = getLogger("squid_dagster.step")
+_logger = redacting_logger("squid_dagster.step")
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 AsyncRunner = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -140,7 +143,7 @@ def outcome_of_error(
 ) -> Outcome:
     """Turn what a step raised into a deferral, a retry or a final failure."""
     if isinstance(error, Defer):
-        return Deferred(error.reason, error.after)
+        return Deferred(redacted_error(error.reason), error.after)
     return failure(describe_error(error), isinstance(error, Fail), step, attempt, random_unit)
 
 
@@ -155,13 +158,16 @@ def failure(
 
 
 def describe_error(error: BaseException) -> JsonObject:
-    """Give an error as it is journalled: type, message, traceback, both bounded; secrets are redacted by key."""
+    """Return an error as it is journalled: type, message, traceback, both bounded and without secrets.
+
+    It stays in the journal for ever, and nothing is computed with it: so it is redacted before it is written.
+    """
     found: JsonObject = {"type": type(error).__name__, "message": _bounded(_text(error), _LONGEST_MESSAGE)}
     if isinstance(error, Fail):
-        return {**found, "details": error.details} if error.details else found
+        return {**found, "details": redacted(error.details)} if error.details else found
     if not isinstance(error, SquidError):
-        trace = _trace(error)
-        found["traceback"] = trace[-_LONGEST_TRACEBACK:].encode("utf-8", "replace").decode().replace("\0", "\\0")
+        trace = redacted_text(_trace(error)[-_LONGEST_REDACTED:])[-_LONGEST_TRACEBACK:]
+        found["traceback"] = trace.encode("utf-8", "replace").decode().replace("\0", "\\0")
     return found
 
 
@@ -194,5 +200,5 @@ def _text(error: BaseException) -> str:
 
 
 def _bounded(text: str, most: int) -> str:
-    safe = text.encode("utf-8", "replace").decode().replace("\0", "\\0")
+    safe = redacted_text(text[:_LONGEST_REDACTED]).encode("utf-8", "replace").decode().replace("\0", "\\0")
     return safe if len(safe) <= most else safe[: most - 1] + "…"

@@ -19,9 +19,9 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.redaction import redact_object
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import completed, error_map, failure
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
@@ -101,7 +101,7 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
     run_id, key = payload["run_id"], payload["runnable_key"]
     given = _given(payload)
     if isinstance(given.get("error"), dict):
-        given["error"] = redact_object(given["error"])  # type: ignore[arg-type]
+        given["error"] = redacted_error(given["error"])
     signal = Signal(type=SignalType.EXTERNAL_COMPLETED, payload=given, **options)
     # With a key, the claim follows from it, so that a repeat after a crash between two threads knows its own.
     named = f"{key}\n{signal.idempotency_key}"

@@ -1,15 +1,15 @@
 """One loop that keeps all claims of a process alive, in one append for all of them."""
 
-import logging
 import threading
 import time
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Claim, DispatchStore
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.context import Cancellation
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 
 class Heartbeats:

@@ -1,6 +1,5 @@
 """What a worker does beside its work: says that it is there, starts due crons, and repairs what others left behind."""
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -9,13 +8,14 @@ from types import TracebackType
 from typing import Self
 
 from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.crons import start_due_crons
 from squid_dagster.runtime.recovery import recover
 from squid_dagster.runtime.wiring import publish_cut
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 PRESENCE_EVERY = timedelta(seconds=5)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from squid_dagster.journal.dispatch import Deferred, Failed, Outcome
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.execution import Call, completed, describe_error, error_map, failure, outcome_of_error
 from squid_dagster.workflow.context import Cancellation, StepContext
 from squid_dagster.workflow.outcomes import Defer, Fail
@@ -108,6 +109,6 @@ def _outcome(work: bytes) -> Outcome | _Raised:
         returned = function(**values)
         return completed(asyncio.run(returned) if is_async else returned)
     except Defer as error:
-        return Deferred(error.reason, error.after)
+        return Deferred(redacted_error(error.reason), error.after)
     except BaseException as error:  # noqa: BLE001  whatever it was, the parent wants to know
         return _Raised(describe_error(error), isinstance(error, Fail))

@@ -5,7 +5,6 @@ life is told by dispatch facts: claimed, heartbeat, completed, failed, released.
 journal is dropped, with the error that says why.
 """
 
-import logging
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -23,6 +22,7 @@ from squid_dagster.journal.dispatch import (
     Suspects,
     Unfinished,
 )
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
@@ -37,7 +37,7 @@ from squid_dagster.runtime.execution import error_map, failure
 from squid_dagster.runtime.settlement import settle, unwritable
 from squid_dagster.workflow.state import COMPENSATE
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _UNWRITABLE = unwritable(None).error["code"]
 

@@ -5,7 +5,6 @@ is taken off the queue, one whose time has not come goes back to it, any other i
 it again. Between the two, a crash leaves at worst an item that is delivered once more.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,13 +21,14 @@ from squid_dagster.journal.dispatch import (
     Unfinished,
     check_claim,
 )
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 OFFERED_AT_ONCE = 100
 

@@ -1,7 +1,6 @@
 """Working on leases: run the step that a backend has delivered, and bring its outcome back."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -10,13 +9,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import ExpiredClaim, NotFound, SquidError, StaleClaim, TerminalRun
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.leases import Lease, LeaseBackend, LeaseOutcome
 from squid_dagster.workflow.context import Cancellation
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Recovery: closes every crash window of every run. One bad run never stops it, and any number may run at once."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,13 +7,15 @@ from typing import Any
 
 from squid_dagster.journal import Append, quarantine
 from squid_dagster.journal.queries import RunRow
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
+from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
 from squid_dagster.runtime.wiring import publish_cut
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _PAGE = 500
 
@@ -89,7 +90,7 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
         report.held.append(run_id)
         logger.warning("run %s is held: %s", run_id, error)
     except SquidError as error:
-        report.failed[run_id] = str(error)
+        report.failed[run_id] = redacted_text(str(error))
         logger.error("run %s could not be repaired: %s", run_id, error)
 
 

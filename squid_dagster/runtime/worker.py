@@ -5,7 +5,6 @@ came in while their last commits were under way. One heartbeat loop keeps all cl
 tells that the worker is there and repairs what others left behind.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from squid_dagster.journal.dispatch import Claim, Suspects, check_lease
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.threads import check_part
@@ -38,7 +38,7 @@ from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.suspects import Probation
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody

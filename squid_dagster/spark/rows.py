@@ -17,6 +17,7 @@ from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.index import RunSummary
 from squid_dagster.protocol.unit import RunUnit, apply_unit
+from squid_dagster.redaction import redacted
 
 Row = dict[str, Any]
 
@@ -226,4 +227,4 @@ def _summary(summary: RunSummary | None) -> Row | None:
 
 
 def _json(value: Any) -> str | None:
-    return json.dumps(value, sort_keys=True) if value is not None else None
+    return json.dumps(redacted(value), sort_keys=True) if value is not None else None

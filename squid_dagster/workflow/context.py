@@ -9,7 +9,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-_log = logging.getLogger("squid_dagster.step")
+from squid_dagster.logs import redacting_logger
+
+_log = redacting_logger("squid_dagster.step")
 
 
 class Cancellation:

@@ -14,9 +14,10 @@ from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.postgres.sqlstates import Disposition, meaning
 from squid_dagster.journal.tiers import display_url
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 

@@ -1,6 +1,5 @@
 """Listening for hints: one thread and one connection per listener, probed, and made again whenever it breaks."""
 
-import logging
 import random
 import selectors
 import socket
@@ -21,9 +20,10 @@ from squid_dagster.journal.notifier import Bell
 from squid_dagster.journal.postgres.announcing import heard
 from squid_dagster.journal.postgres.connection import PgConnection, connect
 from squid_dagster.journal.postgres.failures import unavailable
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import StorageUnavailable
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 # Has a hint sent on that channel by another connection, and calls back once it was sent.
 EchoSender = Callable[[str, Callable[[], None]], None]

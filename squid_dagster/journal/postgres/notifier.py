@@ -4,7 +4,6 @@ A hint is a commit of its own that does not wait for the disk. How one listens i
 the commit are in `announcing`.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -15,9 +14,10 @@ from squid_dagster.journal.postgres.connection import make_engine
 from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 WINDOW_SECONDS = 0.005  # in which one queue is told about at most once
 _FLUSH_SECONDS = 30

@@ -6,7 +6,6 @@ asks the server, by another connection, whether it works on the statement. If it
 that takes. If it does not, twice in a row, the connection is closed: its statement fails as with any lost connection.
 """
 
-import logging
 from collections.abc import Callable, Generator
 from contextlib import closing
 from enum import Enum
@@ -18,9 +17,10 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from squid_dagster.journal.network import NetworkBounds
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 _Waiting = Generator[Any, Any, T]

@@ -1,7 +1,6 @@
 """One append in the making, statement by statement: what is locked, read and written, and in which messages."""
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -19,13 +18,14 @@ from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.stencil import NewRuns
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.unit import RunUnit
 
 if TYPE_CHECKING:
     from squid_dagster.journal.postgres.storage import PostgresStorage
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
