@@ -2,10 +2,11 @@
 
 The one place to add to them: `SQUID_REDACT_KEYS` (names, divided by commas) and `SQUID_REDACT_PATTERNS` (regular
 expressions, one per line) in the environment, or `redact_also(...)` in the module that holds the workflows. Facts hold
-payloads and results as they are, since steps need them; errors are redacted before they are written, too.
+payloads and results as they are, since steps need them; errors are redacted before they are written.
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,10 @@ from squid_dagster.protocol.secret_text import Redaction
 
 KEYS_VARIABLE = "SQUID_REDACT_KEYS"
 PATTERNS_VARIABLE = "SQUID_REDACT_PATTERNS"
+VALUE_PREFIX = "SQUID_PAYLOAD_"
+"""Of variables that hold secrets for payloads, which are named in Dagster's launchpad instead of typed."""
+MIN_VALUE_LENGTH = 8
+"""Of such a secret: the text of a shorter one stands in innocent words, too."""
 
 _lock = threading.Lock()
 _rules: Redaction | None = None
@@ -36,10 +41,16 @@ def redaction_rules() -> Redaction:
 
 
 def rules_from(environ: Mapping[str, str]) -> Redaction:
-    """Return the rules that an environment asks for. Raises `InvalidArgument` as `Redaction`."""
+    """Return the rules that an environment asks for; values of `SQUID_PAYLOAD_...` are secrets wherever they stand.
+
+    Raises:
+        InvalidArgument: as `Redaction`.
+    """
     keys = (each.strip() for each in environ.get(KEYS_VARIABLE, "").split(","))
     patterns = (each.strip() for each in environ.get(PATTERNS_VARIABLE, "").splitlines())
-    return Redaction(tuple(filter(None, keys)), tuple(filter(None, patterns)))
+    values = sorted((each for name, each in environ.items() if name.startswith(VALUE_PREFIX)), key=len, reverse=True)
+    literal = (re.escape(each) for each in values if len(each) >= MIN_VALUE_LENGTH)
+    return Redaction(tuple(filter(None, keys)), (*filter(None, patterns), *literal))
 
 
 def redact_also(*, keys: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:

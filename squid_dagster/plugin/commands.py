@@ -20,6 +20,7 @@ from squid_dagster.plugin.launchpad import (
     RunCommandConfig,
     start_config,
 )
+from squid_dagster.plugin.payloads import with_values
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.show import run_metadata
 from squid_dagster.protocol.errors import InvalidArgument, NotFound, SquidError
@@ -55,7 +56,7 @@ def build_command_jobs(
             _check_queue(squid, config.queue, queues or ())
         return squid.start(
             config.workflow,
-            config.payload,
+            with_values(config.payload),
             trigger=config.trigger,
             queue=config.queue,
             priority=config.priority,

@@ -9,6 +9,11 @@ from pydantic import Field
 from squid_dagster.plugin.payloads import example_text
 from squid_dagster.workflow.definition import Definition
 
+_STORED = (
+    'Dagster stores it as it is typed: name a secret as {"$env": "NAME"}, which is the value of SQUID_PAYLOAD_NAME '
+    "in the code location."
+)
+
 
 class CommandConfig(dg.Config):
     """What every command takes."""
@@ -59,7 +64,7 @@ class StartConfig(CommandConfig):
     """What `squid_start` takes; a location's own version of it knows its workflows."""
 
     workflow: str = Field(description="The name of the workflow to start.")
-    payload: dict[str, Any] = Field(default={}, description="What the run is started with.")
+    payload: dict[str, Any] = Field(default={}, description=f"What the run is started with. {_STORED}")
     trigger: str | None = Field(default=None, description="The trigger to start by. Default: the manual one.")
     queue: str | None = Field(default=None, description="The queue to run on. Default: the one of the resource.")
     priority: int = Field(default=0, description="From -10 to 10; higher goes first.")
@@ -81,7 +86,7 @@ def start_config(workflows: Sequence[Definition]) -> type[StartConfig]:
 
         workflow: str = Field(default=workflows[0].name, description=f"One of {names}.")
         payload: dict[str, Any] = Field(
-            default={}, description=f"What the run is started with, for example {examples}."
+            default={}, description=f"What the run is started with, for example {examples}. {_STORED}"
         )
 
     return LocationStartConfig

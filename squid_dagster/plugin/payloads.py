@@ -1,12 +1,18 @@
-"""An example of a workflow's payload, made from its model: for the launchpad to show, never to start a run with."""
+"""Payloads in the launchpad: an example made from a workflow's model, and values that are named instead of typed."""
 
 import json
+import os
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from squid_dagster.inspection.shown import shown
+from squid_dagster.protocol.errors import InvalidArgument, NotFound
+from squid_dagster.redaction import MIN_VALUE_LENGTH, VALUE_PREFIX
+
+REFERENCE = "$env"
 
 _DEEPEST = 6
 _TEXTS = {
@@ -72,3 +78,37 @@ def _of_type(schema: dict[str, Any], known: dict[str, Any], depth: int) -> Any:
 def example_text(model: type[BaseModel] | None) -> str:
     """Give the example on one line, as JSON: that is YAML, too."""
     return json.dumps(example_payload(model), ensure_ascii=False, default=str)
+
+
+def with_values(payload: dict[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the payload with the value of `SQUID_PAYLOAD_NAME` in place of every `{"$env": "NAME"}` in it.
+
+    Dagster stores what is typed into the launchpad; the value is read here, in the code location, and goes nowhere but
+    into the journal. Only variables of that prefix can be named: whoever may launch a job may not read all others.
+
+    Raises:
+        NotFound: there is no such variable.
+        InvalidArgument: a reference that names none, or a value too short to be hidden where the run is shown.
+    """
+    return {name: _with_values(value, environ) for name, value in payload.items()}
+
+
+def _with_values(value: Any, environ: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_with_values(each, environ) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return _value(value[REFERENCE], environ) if value.keys() == {REFERENCE} else with_values(value, environ)
+
+
+def _value(name: Any, environ: Mapping[str, str]) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f'{{"{REFERENCE}": ...}} in a payload takes the name of a variable, not {name!r:.80}')
+    variable = VALUE_PREFIX + name.removeprefix(VALUE_PREFIX)
+    if variable not in environ:
+        raise NotFound(f"the payload names {name!r}, but the code location has no variable {variable}: set it there")
+    if len(environ[variable]) < MIN_VALUE_LENGTH:
+        raise InvalidArgument(
+            f"{variable} holds fewer than {MIN_VALUE_LENGTH} characters, too few to be hidden where the run is shown"
+        )
+    return environ[variable]
