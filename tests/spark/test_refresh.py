@@ -14,6 +14,7 @@ from pyarrow import parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import Fact, RunStarted
@@ -38,6 +39,7 @@ from tests.facts import (
     claimed,
     completed,
     entries,
+    failed,
     queue_paused,
     queue_resumed,
     queued,
@@ -46,7 +48,8 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.journal.contract import terminate_backends
+from tests.journal.contract import put, terminate_backends
+from tests.leaky import CANARY, TOLD, URL, fill, workflows
 from tests.spark.reading import location
 from tests.spark.test_folds import damage
 
@@ -268,6 +271,22 @@ def test_an_empty_journal_has_empty_tables(spark: SparkSession, postgres: Postgr
     assert (done.cut, done.rows) == (0, dict.fromkeys(TABLES, 0))
     history = warehouse.read(spark, "run_history")
     assert (history.count(), history.columns[:2], history.columns[-1]) == (0, ["run_id", "first_position"], "day")
+
+
+def test_no_table_holds_a_secret_of_an_error(spark: SparkSession, postgres: PostgresStorage, tmp_path: Path) -> None:
+    """Not even of one that was written before errors were redacted."""
+    with Squid(postgres, workflows) as squid:
+        fill(squid)
+    put(postgres, started("old"), queued("old"), scheduled("old"), claimed("old"), failed("old", error=TOLD))
+    put(postgres, terminal("old", status="failed", error={"message": URL, **TOLD}))
+    warehouse = Warehouse(str(tmp_path))
+
+    run_refresh(spark, postgres, warehouse)
+
+    rows = "\n".join(row for table in contents(warehouse).values() for row in table)
+    assert '"old"' in rows
+    assert "api.example.com" in rows
+    assert CANARY not in rows
 
 
 def test_whatever_goes_wrong_on_the_way_all_tables_stay_as_they_were(
