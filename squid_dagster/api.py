@@ -1,6 +1,6 @@
 """`Squid`: the one object to start, run, control and look at workflows with."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -29,7 +29,7 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
 from squid_dagster.runtime import applying, controls, crons, recovery
 from squid_dagster.runtime.children import ChildStarter, start_child_run
-from squid_dagster.runtime.cloudevents import from_cloudevent, signal_from_json
+from squid_dagster.runtime.cloudevents import SOURCE, check_sources, from_cloudevent, signal_from_json
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.runtime.report import WorkerReport
@@ -62,12 +62,16 @@ class Squid:
         queue: str = DEFAULT_QUEUE,
         lease: timedelta = DEFAULT_LEASE,
         listen_url: str | None = None,
+        event_sources: Collection[str] = (SOURCE,),
         new_run_id: Callable[[], str] | None = None,
         random_unit: Callable[[], float] | None = None,
     ) -> None:
         """Take a storage and workflows: objects, modules or names of modules. Of one name, the last is used for starts.
 
+        `event_sources` are the sources whose CloudEvents `apply_signal` takes; by default those of `to_cloudevent`.
+
         Raises:
+            InvalidArgument: `event_sources` is no list of sources.
             InvalidWorkflow: a workflow that does not make sense; all problems at once, with paths.
             WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
             MissingResource: a step asks for a resource that was not given.
@@ -80,6 +84,7 @@ class Squid:
             raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
         more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
         self._opened: PostgresStorage | None = None
+        self._event_sources = check_sources(event_sources)
         self.backlog = Backlog(storage)  # the cards that are kept in the same storage
         self.runtime = Runtime(
             storage=storage,
@@ -337,14 +342,18 @@ class Squid:
         return controls.set_queue_paused(self.runtime, queue, False, signal_options(**options))
 
     def apply_signal(self, signal: Signal | Mapping[str, Any]) -> Receipt:
-        """Do what a signal asks for: a `Signal`, its JSON form, or a CloudEvent.
+        """Do what a signal asks for: a `Signal`, its JSON form, or a CloudEvent of one of the `event_sources`.
+
+        A CloudEvent's source and id are its idempotency key, unless its data brings one: a repeat gives the first
+        receipt. Its `time` is kept as `caller_time`, and decides nothing.
 
         Raises:
-            InvalidArgument: it is none of these, or asks for something that is not on the list.
+            InvalidArgument: it is none of these, of an unknown source, or asks for something that is not on the list.
             SquidError: whatever the command raises.
         """
         if isinstance(signal, Mapping):
-            signal = from_cloudevent(signal) if "specversion" in signal else signal_from_json(signal)
+            is_event = "specversion" in signal
+            signal = from_cloudevent(signal, self._event_sources) if is_event else signal_from_json(signal)
         if not isinstance(signal, Signal):
             raise InvalidArgument(f"a signal is a Signal, its JSON form or a CloudEvent, not a {type(signal).__name__}")
         return self._receipt(applying.apply_signal(self.runtime, signal))

@@ -82,6 +82,7 @@ class CommandView(NamedTuple):
     idempotency_key: str | None
     payload: dict[str, Any]
     metadata: dict[str, Any]
+    caller_time: datetime | None = None
 
 
 class ChildView(NamedTuple):
@@ -181,6 +182,7 @@ def view_command(entry: Entry) -> CommandView:
         fact.idempotency_key,
         shown_object(fact.payload),
         shown_object(fact.metadata),
+        fact.caller_time,
     )
 
 

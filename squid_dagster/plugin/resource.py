@@ -19,6 +19,7 @@ from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.runtime.cloudevents import SOURCE
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
@@ -55,6 +56,10 @@ class SquidResource(dg.ConfigurableResource[Any]):
     )
     heartbeat_seconds: float | None = Field(
         default=None, gt=0, description="How often leases are extended while steps run. None: every third of a lease."
+    )
+
+    event_sources: list[str] = Field(
+        default=[SOURCE], description="The sources whose CloudEvents `squid.apply_signal` takes."
     )
 
     _given: ClassVar[Squid | None] = None
@@ -157,7 +162,12 @@ class SquidResource(dg.ConfigurableResource[Any]):
         return Place.named(_plain(self.url), self.schema_name)
 
     def _options(self) -> dict[str, Any]:
-        return {"queue": self.queue, "lease": self.lease, "listen_url": _plain(self.listen_url)}
+        return {
+            "queue": self.queue,
+            "lease": self.lease,
+            "listen_url": _plain(self.listen_url),
+            "event_sources": tuple(self.event_sources),
+        }
 
 
 def _plain(value: str | None) -> str | None:

@@ -29,6 +29,7 @@ def apply_signal(runtime: Runtime, signal: Signal) -> Receipt:
         "comment": signal.comment,
         "metadata": signal.metadata,
         "idempotency_key": signal.idempotency_key,
+        "caller_time": signal.caller_time,
     }
     return handler(runtime, signal, options)
 

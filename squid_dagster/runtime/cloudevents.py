@@ -1,18 +1,24 @@
-"""Signals as CloudEvents, in and out: an envelope that other systems route, with a whitelist of what it may ask for."""
+"""Signals as CloudEvents, in and out: an envelope that other systems route.
 
-from collections.abc import Mapping
+Taken are known commands from known sources. Source and id of an event are its idempotency key, unless it brings one.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.runtime.signals import Signal, SignalType
 
 SPEC_VERSION = "1.0"
 SOURCE = "/squid/runtime/commands"
 CONTENT_TYPE = "application/vnd.squid.runtime-signal+json"
 _PREFIX = "squid.runtime.command."
-_TYPES = {_PREFIX + each: each for each in SignalType}
+# A child is started by a step that shows its claim, which no data can.
+_APPLICABLE = tuple(each for each in SignalType if each is not SignalType.START_CHILD_RUN)
+_TYPES = {_PREFIX + each: each for each in _APPLICABLE}
 _FIELDS = frozenset({"type", "payload", "metadata", "idempotency_key", "actor", "comment", "occurred_at"})
 
 
@@ -40,8 +46,20 @@ def to_cloudevent(signal: Signal, event_id: str, occurred_at: datetime) -> JsonO
     }
 
 
-def from_cloudevent(event: Mapping[str, Any]) -> Signal:
-    """Read a signal from a CloudEvent. Nothing but the known commands is accepted.
+def check_sources(sources: Collection[str]) -> tuple[str, ...]:
+    """Return the sources whose events are taken; raise `InvalidArgument` unless these are a list of URI references."""
+    if isinstance(sources, str) or not isinstance(sources, Collection):
+        raise InvalidArgument(f"event_sources must be a list of texts, not a {type(sources).__name__}")
+    for source in sources:
+        if not isinstance(source, str) or not source or not source.isprintable() or " " in source:
+            raise InvalidArgument(f"event_sources holds {source!r:.80}: a source is a URI reference, such as '/shop'")
+    return tuple(sources)
+
+
+def from_cloudevent(event: Mapping[str, Any], sources: Collection[str] = (SOURCE,)) -> Signal:
+    """Read a signal from a CloudEvent of one of these sources. Nothing but the known commands is accepted.
+
+    Its `time` is kept as the caller's. Without an `idempotency_key` of its own, source and id are the key.
 
     Raises:
         InvalidArgument: names the field that is missing, unknown or does not fit the others.
@@ -55,6 +73,9 @@ def from_cloudevent(event: Mapping[str, Any]) -> Signal:
     for name in ("id", "source"):
         if not isinstance(event.get(name), str) or not event[name]:
             raise _bad(name, event.get(name), "use a non-empty text")
+    if event["source"] not in sources:
+        known = ", ".join(map(repr, sources)) or "none"
+        raise _bad("source", event["source"], f"the known ones are {known}: add it to event_sources=[...]")
     if event.get("datacontenttype", CONTENT_TYPE) not in (CONTENT_TYPE, "application/json"):
         raise _bad("datacontenttype", event.get("datacontenttype"), f"use {CONTENT_TYPE!r}")
     data = event.get("data")
@@ -65,7 +86,32 @@ def from_cloudevent(event: Mapping[str, Any]) -> Signal:
         raise _bad("data.type", signal.type, f"it must be {_TYPES[event['type']]!r}, as the event's type says")
     if event.get("subject") not in (None, _subject(signal.payload)):
         raise _bad("subject", event.get("subject"), f"it must be {_subject(signal.payload)!r}, as the payload says")
-    return signal
+    time = _caller_time("time", event.get("time")) or signal.caller_time
+    return replace(signal, caller_time=time, idempotency_key=_event_key(event, signal))
+
+
+def _event_key(event: Mapping[str, Any], signal: Signal) -> str | None:
+    """Return the idempotency key of an event: its own, that of the window which it starts, else its identity."""
+    if signal.idempotency_key is not None:
+        return signal.idempotency_key
+    if signal.type == SignalType.START_CRON and signal.payload.get("intended_window"):
+        return None  # the window is the identity, whichever event asks for it
+    key = f"{event['source']} {event['id']}"
+    if len(key) > MAX_TEXT:
+        raise _bad("id", event["id"], f"source and id may have {MAX_TEXT} characters together: send an idempotency_key")
+    return key
+
+
+def _caller_time(name: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value if isinstance(value, str) else "")
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise _bad(name, value, "use a time with a timezone, such as '2026-01-31T12:00:00Z'")
 
 
 def signal_from_json(data: Mapping[str, Any]) -> Signal:
@@ -74,8 +120,8 @@ def signal_from_json(data: Mapping[str, Any]) -> Signal:
     if unknown:
         raise _bad("data", unknown, f"a signal may hold {', '.join(sorted(_FIELDS))}")
     kind = data.get("type")
-    if not isinstance(kind, str) or kind not in set(SignalType):
-        raise _bad("type", kind, f"use one of {', '.join(SignalType)}")
+    if not isinstance(kind, str) or kind not in _APPLICABLE:
+        raise _bad("type", kind, f"use one of {', '.join(_APPLICABLE)}")
     for name in ("payload", "metadata"):
         if not isinstance(data.get(name, {}), dict):
             raise _bad(name, data[name], "use a JSON object")
@@ -91,6 +137,7 @@ def signal_from_json(data: Mapping[str, Any]) -> Signal:
         idempotency_key=data.get("idempotency_key"),
         actor=data.get("actor"),
         comment=data.get("comment"),
+        caller_time=_caller_time("occurred_at", data.get("occurred_at")),
     )
 
 

@@ -37,7 +37,11 @@ class SignalType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One command, as it is recorded with its effect. `actor` is a name, or a JSON object about who it was."""
+    """One command, as it is recorded with its effect. `actor` is a name, or a JSON object about who it was.
+
+    `caller_time` is when the caller says that it happened. It is kept and decides nothing: `occurred_at` of the fact is
+    the journal's time.
+    """
 
     type: str
     payload: JsonObject = field(default_factory=dict)
@@ -45,6 +49,7 @@ class Signal:
     idempotency_key: str | None = None
     actor: Actor | None = None
     comment: str | None = None
+    caller_time: datetime | None = None
 
     def fact(self, run_id: str, now: datetime) -> RunSignalReceived:
         """Give the fact that records it on the run's thread.
@@ -60,6 +65,7 @@ class Signal:
             idempotency_key=self.idempotency_key,
             actor=self.actor,
             comment=self.comment,
+            caller_time=self.caller_time,
             occurred_at=now,
         )
 

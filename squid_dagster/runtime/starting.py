@@ -87,7 +87,7 @@ class Start:
             InvalidPayload: the payload does not fit the workflow.
         """
         signal, key = self.signal, self.signal.idempotency_key
-        plain = signal.actor is None and signal.comment is None and not signal.metadata
+        plain = signal.actor is signal.comment is None and signal.caller_time is None and not signal.metadata
         if not plain or self.context or self.replayed_from is not None or len(key or "") > MAX_TEXT:
             return None
         # The definition by its identity: another one of the same fingerprint may retry or recover differently.

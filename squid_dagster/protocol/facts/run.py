@@ -34,6 +34,7 @@ class RunSignalReceived(RunThreadFact):
     idempotency_key: Text | None = None
     actor: Actor | None = None
     comment: Comment | None = None
+    caller_time: UtcDatetime | None = None  # when the caller says that it happened; `occurred_at` is the journal's
 
 
 class RunStarted(RunThreadFact):
