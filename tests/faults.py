@@ -38,6 +38,7 @@ class Faults:
         """Put triggers on all tables of the journal."""
         self._open = ExitStack()
         self._connection = self._open.enter_context(raw(storage))
+        self._counting = self._open.enter_context(raw(storage))  # by another thread, perhaps
         self._connection.execute(sql.SQL(_INSTALL).format(schema=sql.Identifier(storage.schema)))
         for table in _TABLES:
             names = sql.Identifier(storage.schema, table), sql.Identifier(storage.schema, "raise_fault")
@@ -54,6 +55,11 @@ class Faults:
             yield
         finally:
             self._connection.execute("DELETE FROM fault")
+
+    def raised(self) -> int:
+        """Tell how many writes were tried since the fault was planted."""
+        row = self._counting.execute("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM faults_raised")
+        return int((row.fetchone() or (0,))[0])
 
     def close(self) -> None:
         """Give the connection back; the triggers stay, and do nothing."""

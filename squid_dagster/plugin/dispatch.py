@@ -242,17 +242,21 @@ class DeadLetters:
     def __init__(self, squid: Squid, queues: Sequence[str], outcomes: Outcomes) -> None:
         """Look at what is dead already: that is no news."""
         self._squid, self._queues, self._outcomes = squid, queues, outcomes
-        self._known = {row.runnable_key for row in self._all()}
+        self._known: set[str] | None = None  # until the first look that finds a database
+        self.look()
 
     def look(self) -> None:
         """Note those that are new. That the database cannot be reached is no error: the next look finds them."""
         try:
-            new = [row for row in self._all() if row.runnable_key not in self._known]
+            found = self._all()
         except SquidError as error:
             logger.warning("could not look for dead letters, will be tried again: %s", error)
             return
+        known = {row.runnable_key for row in found} if self._known is None else self._known
+        new = [row for row in found if row.runnable_key not in known]
+        self._known = known
         for row in new:
-            self._known.add(row.runnable_key)
+            known.add(row.runnable_key)
             note = f"delivered {row.deliveries} times without an outcome: `squid_retry` puts it back"
             shown = Row(row.run_id, f"{row.workflow}.{row.step}", row.attempt_number, "dead_lettered", 0.0, note)
             self._outcomes.note(shown, logging.ERROR)

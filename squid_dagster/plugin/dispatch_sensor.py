@@ -14,6 +14,7 @@ import dagster as dg
 from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
+from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import (
     DISPATCH_SENSOR,
     LOCATION_TAG,
@@ -25,7 +26,7 @@ from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.scaling import Scale, launches
 from squid_dagster.plugin.versions import code_version as code_version_of
 from squid_dagster.plugin.versions import location_of_tick, tell_version
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
@@ -61,7 +62,7 @@ def build_dispatch_sensor(
     At most `max_in_flight` runs are alive; there is one for every `attempts_per_run` that are due, and at least one
     while anything is. Dagster's daemon looks every 5 seconds; an interval as long as that would miss every other look.
     A run that was launched counts for `launch_grace_seconds`, until it announces itself. A tick
-    with nothing due costs one indexed query. Where the database cannot be reached, the tick fails and says so.
+    with nothing due costs one indexed query. While the database cannot be reached, ticks are skipped and say so.
 
     Raises:
         InvalidArgument: no queue, or a number out of range.
@@ -81,6 +82,12 @@ def build_dispatch_sensor(
     grace = timedelta(seconds=launch_grace_seconds)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            return look(context)
+        except StorageUnavailable as error:
+            return dg.SkipReason(skip_reason(error))
+
+    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: SquidResource = getattr(context.resources, RESOURCE)
         squid, location = resource.squid_for(workflows), location_of_tick(context)
         tell_version(squid, location, version)

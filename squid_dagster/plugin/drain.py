@@ -87,7 +87,8 @@ class Drain:
         while self._thread.is_alive():
             self._outbox.forward(self._write, _LOOK_SECONDS)
             now = time.monotonic()
-            if self._worker.held or self._worker.report.claimed != claimed:
+            # Without its database nobody can tell whether something is due.
+            if self._worker.held or self._worker.report.claimed != claimed or self._worker.waiting:
                 claimed, busy_at = self._worker.report.claimed, now
             if now - busy_at >= limits.linger_seconds:
                 return f"nothing was due for {limits.linger_seconds:g} s"

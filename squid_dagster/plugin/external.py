@@ -21,6 +21,7 @@ from squid_dagster.plugin.external_runs import (
     storage_id,
     tag_abandoned,
 )
+from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import (
     AGENT_EXTERNAL,
     EXTERNAL_SENSOR,
@@ -31,7 +32,7 @@ from squid_dagster.plugin.names import (
     job_tags,
 )
 from squid_dagster.protocol.attempts import Attempt, definition_key
-from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidTransition, NotFound
+from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidTransition, NotFound, StorageUnavailable
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.execution import describe_error, error_map
@@ -78,9 +79,12 @@ def build_external_sensor(
     targets = _targets(known, {job.name: job for job in jobs}, assets)
     seen: dict[str, str] = {}  # runs by attempt whose start is on record: this process need not look it up again
 
-    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        tick = _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen)
-        return tick.run(queues)
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        try:
+            tick = _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen)
+            return tick.run(queues)
+        except StorageUnavailable as error:
+            return dg.SkipReason(skip_reason(error))
 
     return dg.SensorDefinition(
         name=name,
@@ -162,6 +166,12 @@ class _Tick:
             except (InvalidTransition, NotFound, IncompatibleDefinition) as error:
                 why = redacted_text(str(error))
                 self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {why}")
+            except StorageUnavailable as error:
+                if not requests:
+                    raise
+                # What is on record as asked for is launched; the next tick looks at the rest, from the same place.
+                self.context.log.warning(skip_reason(error))
+                return dg.SensorResult(run_requests=requests, cursor=cursor)
             else:
                 requests += [] if request is None else [request]
         for run_id in tag_abandoned(self.instance, self.squid.runtime, keys, _MOST):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 from squid_dagster.redaction import redacted_text
 
 
@@ -25,3 +25,8 @@ def explained() -> Iterator[None]:
         raise dg.Failure(
             description=redacted_text(str(error)), metadata={"squid/error": type(error).__name__}, allow_retries=False
         ) from None
+
+
+def skip_reason(error: StorageUnavailable) -> str:
+    """Return what a tick says that is skipped for want of a database: the next one looks again."""
+    return f"skipped, the next tick looks again: {redacted_text(str(error))}"

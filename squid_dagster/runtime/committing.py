@@ -13,8 +13,9 @@ from typing import NamedTuple, TypeVar
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import AttemptStatus
-from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
 from squid_dagster.runtime.settlement import settle, settlement
@@ -50,13 +51,15 @@ class Committer:
         written: Callable[[list[Job]], None],
         due: Callable[[list[timedelta]], None],
         gives_up: Callable[[], bool],
+        outage: Outage,
         on_settled: OnSettled | None = None,
     ) -> None:
         """Write for `runtime` and count in `report`.
 
         Outcomes of jobs that are not `wanted` any more are dropped. `due` hears in how long what was scheduled is due.
-        While the database is away it is tried again, unless `gives_up` says otherwise.
+        While the database is away, which is said to `outage`, it is tried again, unless `gives_up` says otherwise.
         """
+        self._outage = outage
         self._runtime, self._report = runtime, report
         self._wanted, self._written, self._due = wanted, written, due
         self._gives_up, self._on_settled = gives_up, on_settled
@@ -125,16 +128,19 @@ class Committer:
 
     def _persist(self, write: Callable[[], T]) -> T:
         """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
-        backoff = 0.1
-        while True:
-            try:
-                return write()
-            except (StorageUnavailable, ViewsMissing) as error:
-                if self._gives_up():
-                    raise
-                logger.warning("outcomes could not be written, will be tried again: %s", error)
-                time.sleep(backoff)
-                backoff = min(backoff * 2, LONGEST_BACKOFF)
+        backoff, part = 0.1, f"writing outcomes ({threading.current_thread().name})"
+        try:
+            while True:
+                try:
+                    return write()
+                except (StorageUnavailable, ViewsMissing, SchemaOutdated) as error:
+                    if self._gives_up():
+                        raise
+                    self._outage.begin(part, error)
+                    time.sleep(backoff)
+                    backoff = min(backoff * 2, LONGEST_BACKOFF)
+        finally:
+            self._outage.end(part)
 
     def _count(self, answered: Sequence[tuple[Executed, Outcome, Answer]]) -> None:
         with self._counting:

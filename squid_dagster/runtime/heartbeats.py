@@ -7,6 +7,7 @@ from datetime import timedelta
 from squid_dagster.journal.dispatch import Claim, DispatchStore
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.runtime.outage import Outage
 from squid_dagster.workflow.context import Cancellation
 
 logger = redacting_logger(__name__)
@@ -15,15 +16,23 @@ logger = redacting_logger(__name__)
 class Heartbeats:
     """Extends leases while steps run. A claim that is lost sets its step's cancellation; its result is dropped."""
 
-    def __init__(self, dispatch: DispatchStore, lease: timedelta, every: timedelta | None = None) -> None:
+    def __init__(
+        self,
+        dispatch: DispatchStore,
+        lease: timedelta,
+        every: timedelta | None = None,
+        outage: Outage | None = None,
+    ) -> None:
         """Begin when the first claim is added, end with `close`. None: every third of a lease.
+
+        That the database cannot be reached is said to `outage`.
 
         Raises:
             InvalidArgument: a lease would run out between two of them.
         """
         if every is not None and not timedelta(0) < every < lease:
             raise InvalidArgument(f"heartbeat must be above zero and below the lease of {lease}, not {every}")
-        self._dispatch, self._lease = dispatch, lease
+        self._dispatch, self._lease, self._outage = dispatch, lease, outage or Outage("heartbeats")
         self._every = (lease / 3 if every is None else every).total_seconds()
         self._held: dict[str, tuple[Claim, Cancellation, float]] = {}
         self._lock = threading.Lock()
@@ -64,15 +73,17 @@ class Heartbeats:
         with self._lock:
             held = list(self._held.values())
         if not held:
+            self._outage.end("the heartbeat")  # there is nothing more to wait for
             return True
         sent = time.monotonic()
         try:
             answers = self._dispatch.heartbeat([claim.ref for claim, _, _ in held], self._lease)
         except Exception as error:  # noqa: BLE001  whatever it is, without this loop all claims would be lost
-            logger.warning("heartbeat failed, will be tried again: %s: %s", type(error).__name__, error)
+            self._outage.begin("the heartbeat", error)
             # Without an answer a lease may have run out: whoever holds on to it works in vain.
             self._drop([claim for claim, _, valid_until in held if valid_until < time.monotonic()])
             return False
+        self._outage.end("the heartbeat")
         with self._lock:
             for (claim, cancellation, _), answer in zip(held, answers, strict=True):
                 key = claim.ref.claim_id

@@ -9,9 +9,10 @@ from typing import Self
 
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.crons import start_due_crons
+from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.recovery import recover
 from squid_dagster.runtime.wiring import publish_cut
 
@@ -29,8 +30,13 @@ class Housekeeping:
         describe: Callable[[], WorkerRow],
         every: timedelta | None,
         queues: Sequence[str],
+        outage: Outage | None = None,
     ) -> None:
-        """Announce what `describe` gives every few seconds; recover and start crons `every` so often, None: never."""
+        """Announce what `describe` gives every few seconds; recover and start crons `every` so often, None: never.
+
+        That the database cannot be reached is said to `outage`.
+        """
+        self._outage = outage or Outage("housekeeping")
         self._runtime, self._describe, self._every, self._queues = runtime, describe, every, tuple(queues)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="squid-housekeeping", daemon=True)
@@ -82,7 +88,11 @@ class Housekeeping:
     def _do(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
+        except StorageUnavailable as error:
+            self._outage.begin(what, error)
+            return
         except SquidError as error:
             logger.warning("%s failed, will be tried again: %s", what, error)
         except Exception:
             logger.exception("%s failed, will be tried again", what)
+        self._outage.end(what)

@@ -23,7 +23,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
@@ -162,6 +162,8 @@ class QueueLeases:
     def _settle(self, lease: Lease, outcome: Outcome) -> None:
         try:
             settle_lease(self._runtime, lease, outcome)
+        except StorageUnavailable:
+            raise  # neither settled nor refused: it stays with its holder, who tries again
         except SquidError as error:
             over = Refused(str(error), None if is_over(error) else self._runtime.now())
             self._let_go(_delivery(lease), over)

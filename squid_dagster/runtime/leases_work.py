@@ -8,15 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed, Outcome
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.errors import ExpiredClaim, NotFound, SquidError, StaleClaim, TerminalRun
+from squid_dagster.protocol.errors import (
+    ExpiredClaim,
+    NotFound,
+    SquidError,
+    StaleClaim,
+    StorageUnavailable,
+    TerminalRun,
+)
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.leases import Lease, LeaseBackend, LeaseOutcome
 from squid_dagster.workflow.context import Cancellation
 
 logger = redacting_logger(__name__)
+
+_LONGEST_BACKOFF = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,8 @@ def work_one_lease(
 
     Raises:
         InvalidArgument, InvalidThread: a bad queue, owner or lease.
-        StorageUnavailable: the journal cannot be reached; the lease runs out by itself.
+        StorageUnavailable: the journal cannot be reached. Once the step has run, its outcome is kept for as long as
+            the lease lasts; then it is dropped.
     """
     found = backend.claim(queue, owner, lease=lease)
     if not found:
@@ -51,18 +61,39 @@ def work_one_lease(
     cancelled = Cancellation()
     with _heartbeats(backend, found[0], lease, cancelled):
         outcome = Executor(runtime, asyncio.run).perform(found[0].claim, cancelled)
-    try:
-        if isinstance(outcome, Answer):  # a transactional step: settled with its own writes, or refused with them
-            outcome.unwrap()
-            backend.settled(found[0])
-            runtime.notifier.notify([queue])
-        elif isinstance(outcome, Completed):
-            backend.complete(found[0], outcome.result)
-        else:
-            return LeaseReport(found[0], backend.fail(found[0], outcome))
-    except SquidError as error:
-        return LeaseReport(found[0], dropped=error)
-    return LeaseReport(found[0])
+    # The last heartbeat is a third of a lease ago at most.
+    return _brought_back(runtime, backend, found[0], outcome, queue, lease * 2 / 3)
+
+
+def _brought_back(
+    runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str, patience: timedelta
+) -> LeaseReport:
+    """Bring an outcome back; without a database it is tried again for as long as the lease lasts."""
+    gives_up_at, backoff = time.monotonic() + patience.total_seconds(), 0.05
+    while True:
+        try:
+            return _bring_back(runtime, backend, held, outcome, queue)
+        except StorageUnavailable as error:
+            if time.monotonic() + backoff > gives_up_at:
+                return LeaseReport(held, dropped=error)
+            time.sleep(backoff)
+            backoff = min(backoff * 2, _LONGEST_BACKOFF)
+        except SquidError as error:
+            return LeaseReport(held, dropped=error)
+
+
+def _bring_back(
+    runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str
+) -> LeaseReport:
+    if isinstance(outcome, Answer):  # a transactional step: settled with its own writes, or refused with them
+        outcome.unwrap()
+        backend.settled(held)
+        runtime.notifier.notify([queue])
+    elif isinstance(outcome, Completed):
+        backend.complete(held, outcome.result)
+    else:
+        return LeaseReport(held, backend.fail(held, outcome))
+    return LeaseReport(held)
 
 
 @contextmanager

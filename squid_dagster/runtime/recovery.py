@@ -8,7 +8,7 @@ from typing import Any
 from squid_dagster.journal import Append, quarantine
 from squid_dagster.journal.queries import RunRow
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError
+from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
@@ -89,6 +89,8 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
     except IncompatibleDefinition as error:
         report.held.append(run_id)
         logger.warning("run %s is held: %s", run_id, error)
+    except StorageUnavailable:
+        raise
     except SquidError as error:
         report.failed[run_id] = redacted_text(str(error))
         logger.error("run %s could not be repaired: %s", run_id, error)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import interrupted
 from squid_dagster.runtime.executor import Executor
@@ -16,14 +16,19 @@ from squid_dagster.runtime.interrupts import note_interrupts
 from squid_dagster.runtime.settlement import settle, settlement
 from squid_dagster.workflow.context import Cancellation
 
+_LONGEST_BACKOFF = 1.0
+
 
 def execute_one(
     runtime: Runtime, queue: str | None = None, owner_id: str | None = None, lease: timedelta | None = None
 ) -> str | None:
     """Do one unit of work and give the id of its run; None when nothing is due. A step that fails is no error here.
 
+    While the database is away, the result is kept for as long as the lease lasts, and written when it is back.
+
     Raises:
         StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
+        StorageUnavailable: there was no database to claim from, or none for as long as the lease lasted.
         InvalidArgument, InvalidThread: a bad queue, owner or lease.
     """
     term = runtime.lease if lease is None else lease
@@ -39,10 +44,22 @@ def execute_one(
             came.unwrap()
             runtime.notifier.notify([claims[0].ref.queue])
         else:
-            settle(runtime, [settlement(runtime, claims[0], came)]).answers[0].unwrap()
+            _settle(runtime, claims[0], came, cancelled).unwrap()
     finally:
         heartbeats.close()
     return claims[0].ref.run_id
+
+
+def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancellation) -> Answer:
+    """Write down an outcome. Without a database it is tried again until the claim is lost."""
+    backoff = 0.05
+    while True:
+        try:
+            return settle(runtime, [settlement(runtime, claim, outcome)]).answers[0]
+        except (StorageUnavailable, ViewsMissing):
+            if cancelled.wait(backoff):
+                raise
+            backoff = min(backoff * 2, _LONGEST_BACKOFF)
 
 
 def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, exc
 
 from squid_dagster.journal import Answer, Claim, Completed, PostgresDispatchStore, PostgresStorage, Settlement
 from squid_dagster.journal.dispatch import Failed, Outcome
+from squid_dagster.journal.postgres.failures import translated
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.unit import RunUnit
@@ -30,6 +31,9 @@ _LIMITS = {
     "57P05": "idle_session_timeout",
 }
 
+# A transaction was rolled back by chance, or the database cannot write now: nothing was done, and it is done again.
+_NOT_THE_STEP = ("40", "53", "58", "25006", "57P0")
+
 
 def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
     """Call a step with the connection that it asks for, and complete it in the same transaction.
@@ -38,7 +42,8 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
     completion; or an outcome that is still to be settled, after everything that the step wrote was rolled back.
 
     Raises:
-        StorageUnavailable: the connection was lost. The step may be delivered again: nothing of it was committed.
+        StorageUnavailable: the connection was lost, or the database could not do it now. The step may be delivered
+            again: nothing of it was committed.
     """
     storage, store = runtime.storage, runtime.dispatch
     if not isinstance(storage, PostgresStorage) or not isinstance(store, PostgresDispatchStore):
@@ -55,17 +60,23 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
             if (limit := _exceeded(error)) is not None:
                 told = error_map("transaction_timeout", _timed_out(call, limit))
                 return failure(told, False, call.step, call.attempt, runtime.random_unit)
+            cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
             if raw.broken:
-                cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
                 raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {cause}") from error
+            if isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(_NOT_THE_STEP):
+                _drop_if_read_only(raw, cause)
+                raise StorageUnavailable(f"{claim.ref.runnable_key!r} was rolled back: {cause}") from error
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
         if not isinstance(outcome, Completed):
             return outcome
         try:
             (answer,) = store.settle_within(raw, [Settlement(claim.ref, outcome)], runtime.plan)
-        except psycopg.OperationalError as error:
-            return _look_up(storage, claim, error)
-        except psycopg.Error as error:  # what the database checks at the commit, such as a deferred constraint
+        except psycopg.Error as error:
+            reason = translated(storage.engine, error, lost=raw.closed)
+            if isinstance(reason, StorageUnavailable):
+                _drop_if_read_only(raw, error)
+                return _look_up(storage, claim, reason)
+            # What the database checks at the commit, such as a deferred constraint.
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
         return unwritable(answer.error) if isinstance(answer.error, InvalidFact) else answer
 
@@ -119,15 +130,15 @@ def _transaction(storage: PostgresStorage, claim: Claim) -> Iterator[tuple[Conne
     """Open a transaction on a connection of its own; unless it was committed, it is rolled back."""
     try:
         connection = storage.step_engine.connect()
-    except exc.OperationalError as error:
-        raise StorageUnavailable(f"the database cannot be reached, the step was not called: {error.orig}") from None
+    except exc.SQLAlchemyError as error:
+        raise _not_called(storage, error) from None
     raw: Any = connection.connection.driver_connection
     try:
         connection.begin()
         try:
             raw.execute(_MARK, (claim.ref.claim_id,))
-        except psycopg.OperationalError as error:
-            raise StorageUnavailable(f"the connection was lost, the step was not called: {error}") from None
+        except psycopg.Error as error:
+            raise _not_called(storage, error) from None
         yield connection, raw
     finally:
         with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
@@ -139,7 +150,18 @@ def _transaction(storage: PostgresStorage, claim: Claim) -> Iterator[tuple[Conne
             connection.close()
 
 
-def _look_up(storage: PostgresStorage, claim: Claim, error: psycopg.OperationalError) -> Answer:
+def _drop_if_read_only(raw: psycopg.Connection[Any], error: psycopg.Error) -> None:
+    """Close a session with a server that is not the primary any more: another one may find it."""
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        raw.close()
+
+
+def _not_called(storage: PostgresStorage, error: Exception) -> StorageUnavailable:
+    """Return the error for a transaction that could not begin: whatever it was, the step has no part in it."""
+    return StorageUnavailable(f"the step was not called: {translated(storage.engine, error)}")
+
+
+def _look_up(storage: PostgresStorage, claim: Claim, error: StorageUnavailable) -> Answer:
     """Find out whether a commit whose answer was lost has happened."""
     attempt = RunUnit.fold(storage.read_run(claim.ref.run_id)).dispatch.attempts.get(claim.ref.runnable_key)
     done = attempt is not None and attempt.status is AttemptStatus.COMPLETED

@@ -34,6 +34,7 @@ from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heap import heap_set_aside
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.housekeeping import Housekeeping
+from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.suspects import Probation
@@ -102,9 +103,11 @@ class Worker:
             capacity=concurrency,
             details=dict(details or {}),
         )
-        self._housekeeping = Housekeeping(runtime, self._describe, None if until_idle else housekeeping, self._queues)
+        self._outage = Outage(f"worker {self.worker_id}")
+        every = None if until_idle else housekeeping
+        self._housekeeping = Housekeeping(runtime, self._describe, every, self._queues, self._outage)
         self._probation = Probation(self._lease.total_seconds())
-        self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat)
+        self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat, self._outage)
         self._async = AsyncLoop()
         self._executor = Executor(runtime, self._async.run)
         self._pool = StepPool(concurrency, self._execute)
@@ -119,6 +122,7 @@ class Worker:
             written=self._written,
             due=self._dues.add,
             gives_up=lambda: self._stops > 1,
+            outage=self._outage,
             on_settled=on_settled,
         )
         self._stops = 0
@@ -129,6 +133,11 @@ class Worker:
     def held(self) -> int:
         """How many attempts it holds now."""
         return len(self._held)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for its database now."""
+        return self._outage.under_way
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -182,35 +191,42 @@ class Worker:
     # --- claiming ---------------------------------------------------------------------------------------------------
 
     def _claim_loop(self) -> None:
-        assert self._listener is not None  # noqa: S101  run opened it
+        """Claim and begin until it is over. Whatever goes wrong, a worker does not end by it."""
         backoff = 0.0
         while not self._over():
-            free, idle = self._free_slots()
-            if not free or self._over():
-                continue
-            suspects = self._probation.rule(self._held, bool(self._held), time.monotonic())
-            if suspects is None:
-                with self._slots:
-                    self._slots.wait(_SUSPECT_LOOK)
-                continue
-            after = self._listener.announced()
             try:
-                claims = self._claim(free, after, suspects)
-            except SquidError as error:
+                if self._is_done():
+                    return
+                backoff = 0.0
+            except Exception as error:  # noqa: BLE001  of the database or, by mistake, of ours: it is logged
+                self._outage.begin("claiming", error)
                 backoff = min(max(0.2, backoff * 2), LONGEST_BACKOFF)
-                logger.warning("claiming failed, will be tried again in %.1f s: %s", backoff, error)
                 self._rest(backoff)
-                continue
-            backoff = 0.0
-            if claims:
-                self._begin(claims)
-            elif idle and self._until_idle:
-                return
-            if len(claims) < free:
-                # No more, but for what somebody else had locked, or has announced and not written yet. What was begun
-                # goes first, then a second look.
-                soon = bool(claims) or after is not None or self._probation.waits
-                self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
+
+    def _is_done(self) -> bool:
+        """Claim once, when a slot is free, and begin; tell whether nothing is left to do, where that is an end."""
+        assert self._listener is not None  # noqa: S101  run opened it
+        free, idle = self._free_slots()
+        if not free or self._over():
+            return False
+        suspects = self._probation.rule(self._held, bool(self._held), time.monotonic())
+        if suspects is None:
+            with self._slots:
+                self._slots.wait(_SUSPECT_LOOK)
+            return False
+        after = self._listener.announced()
+        claims = self._claim(free, after, suspects)
+        self._outage.end("claiming")
+        if claims:
+            self._begin(claims)
+        elif idle and self._until_idle:
+            return True
+        if len(claims) < free:
+            # No more, but for what somebody else had locked, or has announced and not written yet. What was begun
+            # goes first, then a second look.
+            soon = bool(claims) or after is not None or self._probation.waits
+            self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
+        return False
 
     def _over(self) -> bool:
         return self._stops > 0 or (self._ends_at is not None and time.monotonic() > self._ends_at)
@@ -256,7 +272,7 @@ class Worker:
                     taken, passed_over = suspects.taken, max(passed_over, suspects.passed_over)
                     if claims:  # what the next queue has may not be taken beside them
                         suspects = Suspects(Suspicion.NONE)
-        except SquidError:
+        except Exception:
             if not claims:  # what was claimed is ours, and must be done
                 raise
         finally:
@@ -330,7 +346,7 @@ class Worker:
         self._heartbeats.remove([job.claim for job in jobs])
         try:
             give_back([job.claim for job in jobs], "the worker stopped")
-        except SquidError as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the worker has to end
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
 
 

@@ -16,7 +16,6 @@ from squid_dagster.plugin.attention import build_attention_sensor
 from squid_dagster.plugin.attention_items import AttentionItem
 from squid_dagster.plugin.attention_memory import Memory
 from squid_dagster.plugin.resource import SquidResource
-from squid_dagster.protocol.errors import StorageUnavailable
 from tests import facts
 from tests.plugin.workflows import claims, every, finish, give_up
 
@@ -110,11 +109,12 @@ def test_a_cursor_of_another_journal_hides_no_anomaly(squid: Squid) -> None:
     assert watch.news() == []
 
 
-def test_a_database_that_cannot_be_reached_fails_the_tick_in_our_words() -> None:
+def test_while_the_database_cannot_be_reached_ticks_are_skipped_in_our_words() -> None:
     resource = SquidResource(url="postgresql://nobody@127.0.0.1:1/nowhere")
-    context = dg.build_sensor_context(resources={"squid": resource})
-    with pytest.raises(StorageUnavailable, match="cannot reach Postgres"):
-        build_attention_sensor()(context)
+    context = dg.build_sensor_context(resources={"squid": resource}, cursor="as it was")
+    skipped = build_attention_sensor()(context)
+    assert isinstance(skipped, dg.SkipReason), "which leaves the cursor as it was"
+    assert "cannot reach Postgres" in (skipped.skip_message or "")
 
 
 # --- once each ------------------------------------------------------------------------------------------------------
