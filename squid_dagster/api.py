@@ -361,16 +361,24 @@ class Squid:
     # --- working ----------------------------------------------------------------------------------------------------
 
     def execute_next(
-        self, queue: str | None = None, *, owner_id: str | None = None, lease: timedelta | None = None
+        self,
+        queue: str | None = None,
+        *,
+        owner_id: str | None = None,
+        lease: timedelta | None = None,
+        heartbeat: timedelta | None = None,
     ) -> RunSnapshot | None:
         """Claim one attempt, run its step in this thread with heartbeats, write down what came of it.
 
-        Gives the run as it is afterwards; None when nothing is due. A step that fails is no error here.
+        Gives the run as it is afterwards; None when nothing is due. A step that fails is no error here. `heartbeat` is
+        how often the lease is extended, by default every third of it. Inside a running event loop it works too, and
+        blocks that loop: an async step then runs on a loop of its own, in another thread.
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
+            InvalidArgument, InvalidThread: a bad queue, owner, lease or heartbeat; nothing was claimed.
         """
-        run_id = execute_one(self.runtime, queue, owner_id, lease)
+        run_id = execute_one(self.runtime, queue, owner_id, lease, heartbeat)
         return None if run_id is None else self.inspect_run(run_id)
 
     def worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> WorkerReport:

@@ -3,16 +3,19 @@
 import asyncio
 import os
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
-from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement
+from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement, check_lease
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import interrupted
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.interrupts import note_interrupts
+from squid_dagster.runtime.pool import AsyncLoop
 from squid_dagster.runtime.settlement import settle, settlement
 from squid_dagster.workflow.context import Cancellation
 
@@ -20,23 +23,29 @@ _LONGEST_BACKOFF = 1.0
 
 
 def execute_one(
-    runtime: Runtime, queue: str | None = None, owner_id: str | None = None, lease: timedelta | None = None
+    runtime: Runtime,
+    queue: str | None = None,
+    owner_id: str | None = None,
+    lease: timedelta | None = None,
+    heartbeat: timedelta | None = None,
 ) -> str | None:
     """Do one unit of work and give the id of its run; None when nothing is due. A step that fails is no error here.
 
     While the database is away, the result is kept for as long as the lease lasts, and written when it is back.
+    `heartbeat` is how often the lease is extended while the step runs, by default every third of it.
 
     Raises:
         StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
         StorageUnavailable: there was no database to claim from, or none for as long as the lease lasted.
-        InvalidArgument, InvalidThread: a bad queue, owner or lease.
+        InvalidArgument, InvalidThread: a bad queue, owner, lease or heartbeat; nothing was claimed.
     """
     term = runtime.lease if lease is None else lease
+    check_lease(term)
+    heartbeats = Heartbeats(runtime.dispatch, term, heartbeat)
     owner = owner_id or f"{socket.gethostname()}-{os.getpid()}"
     claims = runtime.dispatch.claim(queue or runtime.queue, owner, lease=term, definitions=runtime.registry.keys)
     if not claims:
         return None
-    heartbeats = Heartbeats(runtime.dispatch, term)
     (cancelled,) = heartbeats.add(claims)
     try:
         came = _perform(runtime, claims[0], cancelled)
@@ -66,9 +75,22 @@ def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation) -> Outcome
     """Run the step. If a signal or a lost database interrupts it, give the attempt back and raise."""
     try:
         with note_interrupts():
-            return Executor(runtime, asyncio.run).perform(claim, cancelled)
+            return Executor(runtime, _run_async).perform(claim, cancelled)
     except BaseException as error:
         with suppress(SquidError):
             settle(runtime, [Settlement(claim.ref, interrupted(error, claim.attempt))])
             runtime.notifier.notify([claim.ref.queue])
         raise
+
+
+def _run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run an async step to its end: in this thread, or in one of its own where this thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    loop = AsyncLoop()
+    try:
+        return loop.run(coroutine)
+    finally:
+        loop.close()

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
@@ -16,11 +18,13 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.workflow import Defer, Fail, Resource, Retry, StepContext, Workflow
-from tests.runtime.actors import facts_of, status_of
+from tests.runtime.actors import facts_of, status_of, until
 
 MIB = 1024 * 1024
+MINUTE = timedelta(minutes=1)
 
 
 class Item(BaseModel):
@@ -355,3 +359,79 @@ def test_execute_next_gives_none_when_nothing_is_due_and_the_run_otherwise(journ
     assert (found.run_id, found.status, found.outputs) == (run_id, "completed", {"step": "done"})
     assert facts_of(journal, run_id, "attempt_claimed")[0].owner_id == "me"
     assert squid.execute_next() is None
+
+
+def test_execute_next_extends_its_lease_as_often_as_it_is_told(journal: Storage) -> None:
+    workflow = Workflow("slow")
+
+    @workflow.step
+    def step(ctx: StepContext) -> int:
+        return len(until(lambda: facts_of(journal, ctx.run_id, "attempt_heartbeat")[2:], "three heartbeats"))
+
+    squid = Squid(journal, workflow)
+    squid.start("slow")
+    found = squid.execute_next(lease=timedelta(hours=1), heartbeat=timedelta(milliseconds=20))
+    assert found is not None
+    assert found.status == "completed"
+
+
+@pytest.mark.parametrize("options", [{"heartbeat": timedelta(0)}, {"heartbeat": MINUTE, "lease": MINUTE}], ids=str)
+def test_execute_next_refuses_a_heartbeat_that_keeps_no_lease_before_it_claims(
+    journal: Storage, options: dict[str, timedelta]
+) -> None:
+    workflow = Workflow("one")
+    workflow.step(name="step")(lambda: "done")
+    squid = Squid(journal, workflow)
+    run_id = squid.start("one").run_id
+    with pytest.raises(InvalidArgument, match="heartbeat"):
+        squid.execute_next(**options)  # type: ignore[arg-type]
+    assert facts_of(journal, run_id, "attempt_claimed") == []
+
+
+async def _answers(ctx: StepContext) -> str:
+    await asyncio.sleep(0)
+    return asyncio.current_task().get_name()  # type: ignore[union-attr]  # it runs in a task
+
+
+async def _fails_once(ctx: StepContext) -> str:
+    await asyncio.sleep(0)
+    if ctx.attempt == 1:
+        raise ValueError("not yet")
+    return "the second time"
+
+
+@pytest.mark.parametrize("function", [_answers, _fails_once, lambda: "at once"], ids=["async", "retried", "sync"])
+def test_execute_next_works_inside_a_running_event_loop(journal: Storage, function: Callable[..., Any]) -> None:
+    workflow = Workflow("one")
+    workflow.step(name="step", retry=Retry(2, initial=timedelta(0)))(function)
+    squid = Squid(journal, workflow)
+    run_id = squid.start("one").run_id
+
+    async def main() -> None:
+        while squid.execute_next() is not None:
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert squid.inspect_run(run_id).status == "completed"
+
+
+def test_an_async_step_inside_a_running_loop_has_the_callers_context_and_leaves_no_thread(journal: Storage) -> None:
+    mark = ContextVar("mark", default="none")
+    workflow = Workflow("one")
+
+    @workflow.step
+    async def step() -> list[Any]:
+        return [mark.get(), threading.get_ident()]
+
+    squid = Squid(journal, workflow)
+    run_id = squid.start("one").run_id
+
+    async def main() -> None:
+        mark.set("mine")
+        squid.execute_next()
+
+    asyncio.run(main())
+    said, thread = squid.inspect_run(run_id).outputs["step"]
+    assert said == "mine"
+    assert thread != threading.get_ident()
+    until(lambda: all(each.ident != thread for each in threading.enumerate()), "the end of its thread")
