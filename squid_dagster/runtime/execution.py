@@ -1,5 +1,6 @@
 """Executing one attempt: call the step, and say what came of it. Writes nothing."""
 
+import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
+from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.workflow.binding import call_arguments, compensation_arguments
 from squid_dagster.workflow.context import Cancellation, StepContext
@@ -116,12 +118,25 @@ def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], flo
             _logger.log(_LEVELS[step.level], "%s: %s", call.attempt.run_id, step.message)
         return Completed(None)
     try:
-        returned = call.task.function(**call.arguments)
-        return completed(run_async(returned) if call.task.is_async else returned)
+        return completed(call_function(call.task.function, call.arguments, step.name, run_async, call.task.is_async))
     except BaseException as error:
         if is_interrupt(error):
             raise
         return outcome_of_error(error, step, call.attempt, random_unit)
+
+
+def call_function(
+    function: Callable[..., Any], arguments: Mapping[str, Any], step: str, run_async: AsyncRunner, is_async: bool
+) -> Any:
+    """Return what a step's function returns, in this process only: one that the step forks does not come back."""
+    deepest = sys.getrecursionlimit()
+    try:
+        with OneProcess(step):
+            returned = function(**arguments)
+        return run_async(OneProcessCoroutine(returned, step)) if is_async else returned
+    finally:
+        if sys.getrecursionlimit() < deepest:  # it holds for all threads, and ours need some room
+            sys.setrecursionlimit(deepest)
 
 
 def completed(returned: Any) -> Outcome:

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 from squid_dagster.journal.dispatch import Deferred, Failed, Outcome
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_error
-from squid_dagster.runtime.execution import Call, completed, describe_error, error_map, failure, outcome_of_error
+from squid_dagster.runtime.execution import (
+    Call,
+    call_function,
+    completed,
+    describe_error,
+    error_map,
+    failure,
+    outcome_of_error,
+)
 from squid_dagster.workflow.context import Cancellation, StepContext
 from squid_dagster.workflow.outcomes import Defer, Fail
 
@@ -37,7 +45,7 @@ def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], 
     """
     assert call.task is not None  # noqa: S101  built-ins are never isolated
     try:
-        work = pickle.dumps((call.task.function, call.task.is_async, _portable(call.arguments)))
+        work = pickle.dumps((call.task.function, call.task.is_async, call.step.name, _portable(call.arguments)))
     except Exception as error:  # noqa: BLE001  what is pickled is code of the author's and may raise anything
         message = f"step {call.step.name!r} cannot run isolated: {error}; define it, and what it takes, at module level"
         return Failed(error_map("not_isolatable", message))
@@ -104,10 +112,9 @@ def _end_with_parent() -> None:
 
 def _outcome(work: bytes) -> Outcome | _Raised:
     try:
-        function, is_async, arguments = pickle.loads(work)  # noqa: S301  made by our own parent
+        function, is_async, step, arguments = pickle.loads(work)  # noqa: S301  made by our own parent
         values = {name: value.context() if isinstance(value, _Portable) else value for name, value in arguments.items()}
-        returned = function(**values)
-        return completed(asyncio.run(returned) if is_async else returned)
+        return completed(call_function(function, values, step, asyncio.run, is_async))
     except Defer as error:
         return Deferred(redacted_error(error.reason), error.after)
     except BaseException as error:  # noqa: BLE001  whatever it was, the parent wants to know

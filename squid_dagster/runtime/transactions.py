@@ -14,7 +14,15 @@ from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import AsyncRunner, Call, completed, error_map, failure, outcome_of_error
+from squid_dagster.runtime.execution import (
+    AsyncRunner,
+    Call,
+    call_function,
+    completed,
+    error_map,
+    failure,
+    outcome_of_error,
+)
 from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.runtime.settlement import unwritable
 
@@ -86,8 +94,7 @@ def _call(call: Call, connection: Connection, raw: psycopg.Connection[Any], run_
     arguments, parameter = dict(call.arguments), call.task.connection
     if parameter is not None:
         arguments[parameter.name] = connection if parameter.resource == "sqlalchemy" else raw
-    returned = call.task.function(**arguments)
-    return completed(run_async(returned) if call.task.is_async else returned)
+    return completed(call_function(call.task.function, arguments, call.step.name, run_async, call.task.is_async))
 
 
 def _in_transaction(connection: Connection, raw: psycopg.Connection[Any], claim: Claim) -> bool:

@@ -31,6 +31,7 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.dues import Dues
 from squid_dagster.runtime.execution import interrupted
 from squid_dagster.runtime.executor import Executor
+from squid_dagster.runtime.forks import handled_here
 from squid_dagster.runtime.heap import heap_set_aside
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.housekeeping import Housekeeping
@@ -177,12 +178,8 @@ class Worker:
             yield
             return
         # The handler only counts: it may interrupt a thread that holds any lock of ours.
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
+        with handled_here([signal.SIGTERM, signal.SIGINT], self.stop):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not one of Python's
 
     def _describe(self) -> WorkerRow:
         # One that is about to end takes nothing more: whoever scales by presence starts another.

@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 
 from squid_dagster.journal.network import NetworkBounds, tcp_settings
 from squid_dagster.journal.postgres.failures import translated
+from squid_dagster.journal.postgres.inheritance import disarm_in_children
 from squid_dagster.journal.postgres.silence import Watch, unguard
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
@@ -88,6 +89,7 @@ def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
     made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
+    disarm_in_children(connection)
     if watch is not None:
         watch.guard(connection)
     return connection
@@ -133,6 +135,7 @@ class Lender:
         except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
             raise translated(self.engine, error) from None
         connection: Any = fairy.driver_connection
+        disarm_in_children(connection)
         lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
         self._watch.guard(connection)
         connection.autocommit = True
