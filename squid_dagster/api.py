@@ -1,6 +1,7 @@
 """`Squid`: the one object to start, run, control and look at workflows with."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -23,7 +24,8 @@ from squid_dagster.inspection import (
     list_runs,
 )
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
-from squid_dagster.journal.dispatch import DEFAULT_LEASE
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Announcement
+from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
@@ -62,16 +64,21 @@ class Squid:
         queue: str = DEFAULT_QUEUE,
         lease: timedelta = DEFAULT_LEASE,
         listen_url: str | None = None,
+        notifier: Notifier | None = None,
+        record_wakeups: bool = True,
         event_sources: Collection[str] = (SOURCE,),
         new_run_id: Callable[[], str] | None = None,
         random_unit: Callable[[], float] | None = None,
     ) -> None:
         """Take a storage and workflows: objects, modules or names of modules. Of one name, the last is used for starts.
 
-        `event_sources` are the sources whose CloudEvents `apply_signal` takes; by default those of `to_cloudevent`.
+        `notifier` replaces the storage's own way to wake workers (NOTIFY, or within the process); it stays the
+        caller's, and is not closed here. `record_wakeups` decides whether `DispatchAgent.schedule_attempts` writes
+        `live_wakeup_emitted`. `event_sources` are the sources whose CloudEvents `apply_signal` takes; by default those
+        of `to_cloudevent`.
 
         Raises:
-            InvalidArgument: `event_sources` is no list of sources.
+            InvalidArgument: `event_sources` is no list of sources, or `notifier` has not the methods of one.
             InvalidWorkflow: a workflow that does not make sense; all problems at once, with paths.
             WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
             MissingResource: a step asks for a resource that was not given.
@@ -84,11 +91,11 @@ class Squid:
             raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
         more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
         self._opened: PostgresStorage | None = None
-        self._event_sources = check_sources(event_sources)
+        self._event_sources, self._record_wakeups = check_sources(event_sources), record_wakeups
         self.backlog = Backlog(storage)  # the cards that are kept in the same storage
         self.runtime = Runtime(
             storage=storage,
-            **adapters(storage, listen_url)._asdict(),
+            **adapters(storage, listen_url, notifier)._asdict(),
             registry=registry,
             resources=given,
             queue=queue,
@@ -166,7 +173,7 @@ class Squid:
             ConflictingCommand: the key, or the run id, was used with another payload.
         """
         options = signal_options(actor=actor, comment=comment, metadata=metadata, idempotency_key=idempotency_key)
-        with self.runtime.dispatch.announce(self.runtime.queue if queue is None else queue) as announced:
+        with self._announced(self.runtime.queue if queue is None else queue) as announced:
             start = prepare_start(
                 self.runtime,
                 workflow,
@@ -179,6 +186,10 @@ class Squid:
                 options=options,
             )
             return self._receipt(start_run(self.runtime, start, announced))
+
+    def _announced(self, queue: str) -> AbstractContextManager[Announcement | None]:
+        """Announce a start to workers, if they hear of it."""
+        return self.runtime.dispatch.announce(queue) if self.runtime.store_wakes else nullcontext()
 
     def start_many(
         self,
@@ -412,6 +423,7 @@ class Squid:
             plan=runtime.plan,
             definitions=runtime.registry.keys,
             notifier=runtime.notifier,
+            record_wakeups=self._record_wakeups,
         )
 
     def workflow_agent(self, run_id: str) -> WorkflowAgent:

@@ -17,7 +17,7 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
-from squid_dagster.journal.notifier import Notifier
+from squid_dagster.journal.notifier import GuardedNotifier, Notifier
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.dispatch import DispatchProjection
 from squid_dagster.protocol.errors import InvalidArgument
@@ -71,11 +71,16 @@ class DispatchAgent:
         plan: Planner | None = None,
         definitions: Collection[str] | None = None,
         notifier: Notifier | None = None,
+        record_wakeups: bool = True,
     ) -> None:
-        """Bind to a queue. `plan` says what follows from outcomes, `definitions` what may be claimed (None: all)."""
+        """Bind to a queue. `plan` says what follows from outcomes, `definitions` what may be claimed (None: all).
+
+        With `record_wakeups`, that the notifier was told about scheduled attempts is a fact, `live_wakeup_emitted`.
+        """
         self.queue = check_part(queue, "queue")
         self._storage, self._dispatch, self._plan = storage, dispatch, plan
-        self._definitions, self._notifier = definitions, notifier
+        self._definitions, self._record_wakeups = definitions, record_wakeups
+        self._notifier = None if notifier is None else GuardedNotifier.of(notifier)
 
     def __repr__(self) -> str:
         """Name the queue."""
@@ -138,7 +143,8 @@ class DispatchAgent:
     def schedule_attempts(self, run_id: str, runnables: Iterable[Runnable]) -> list[Runnable]:
         """Put planned runnables of a run on this queue; give those that were not there yet.
 
-        None are, once the run has ended. With a notifier, workers are told, and that they were is noted.
+        None are, once the run has ended. With a notifier, workers are told; and that they were is written down as
+        `live_wakeup_emitted`, in a commit of its own, unless the agent was told not to. Nothing follows from that fact.
 
         Raises:
             InvalidArgument: a runnable of another run or queue, or one that was not planned. Nothing was written.
@@ -166,8 +172,9 @@ class DispatchAgent:
 
         self._dispatch.decide([run_id], decision)
         if new and self._notifier is not None:
-            self._notifier.notify([self.queue])
-            self._note_wakeups(run_id, new)
+            told = self._notifier.try_notify([self.queue])
+            if told and self._record_wakeups:
+                self._note_wakeups(run_id, new)
         return new
 
     def visible_attempts(self, limit: int = 1000) -> list[Attempt]:

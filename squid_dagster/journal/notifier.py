@@ -1,5 +1,6 @@
 """Hints that a queue has news, so that whoever waits need not poll often. Losing one costs latency, never work."""
 
+import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -10,6 +11,8 @@ from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
+
+logger = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -33,7 +36,11 @@ class Listener(Protocol):
 
 
 class Notifier(Protocol):
-    """Tells listeners, in this process and wherever the storage is shared, about queues with news."""
+    """Tells listeners, in this process and wherever the storage is shared, about queues with news.
+
+    A host may hand one of its own to `Squid(notifier=...)`, on a broker that it has, for example. Workers that listen
+    there hear what it is told; without any of it, they poll.
+    """
 
     def notify(self, queues: Collection[str]) -> None:
         """Say that these queues have news, after the commit that made them. Returns soon and never raises."""
@@ -47,6 +54,46 @@ class Notifier(Protocol):
 
     def close(self) -> None:
         """Send what is still to be sent. Listeners are closed by whoever opened them."""
+
+
+class GuardedNotifier:
+    """A notifier that was handed over: what it raises is logged, and fails no command. It is not ours to close."""
+
+    def __init__(self, given: Notifier) -> None:
+        """Wrap it.
+
+        Raises:
+            InvalidArgument: it has not the methods of a `Notifier`.
+        """
+        missing = [name for name in ("notify", "listen", "close") if not callable(getattr(given, name, None))]
+        if missing:
+            raise InvalidArgument(f"notifier is a {type(given).__name__} without {', '.join(missing)}: see Notifier")
+        self._given = given
+
+    @classmethod
+    def of(cls, notifier: Notifier) -> "GuardedNotifier":
+        """Return the notifier, guarded once. Raises as the constructor."""
+        return notifier if isinstance(notifier, cls) else cls(notifier)
+
+    def notify(self, queues: Collection[str]) -> None:
+        """Say that these queues have news."""
+        self.try_notify(queues)
+
+    def try_notify(self, queues: Collection[str]) -> bool:
+        """Say that these queues have news; return whether that went well."""
+        try:
+            self._given.notify(queues)
+        except Exception as error:  # noqa: BLE001  code of the host's; whatever it raises, the work is on record
+            logger.warning("cannot notify workers, who will find their work by polling: %r", error)
+            return False
+        return True
+
+    def listen(self, queues: Collection[str]) -> Listener:
+        """Begin to listen. Raises what the given one raises."""
+        return self._given.listen(queues)
+
+    def close(self) -> None:
+        """Leave it open, for whoever handed it over."""
 
 
 class Bell:

@@ -87,12 +87,17 @@ class Runtime:
             return None
         return Ending(definition.endings[attempt.step])
 
+    @property
+    def store_wakes(self) -> bool:
+        """Whether workers who listen to this notifier hear from the store itself what it has scheduled."""
+        return self.dispatch.wakes and getattr(self.notifier, "hears_commits", False)
+
     def decide(
         self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
     ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
         written = self.dispatch.decide(run_ids, decision, new=new, fence=fence)
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
-        if queues and not self.dispatch.wakes:
+        if queues and not self.store_wakes:
             self.notifier.notify(queues)  # a hint: losing it costs latency, never work
         return written

@@ -189,7 +189,7 @@ def write_starts(runtime: Runtime, starts: Sequence[Start], announced: Announcem
     openings = [opening for start in starts if (opening := start.opening()) is not None]
     at = runtime.dispatch.open_runs(openings, announced) if len(openings) == len(starts) else None
     if at is not None:
-        if announced is not None and announced.is_late():
+        if (announced is not None and announced.is_late()) or not runtime.store_wakes:
             runtime.notifier.notify({start.queue for start in starts})
         return [Receipt(each.run_id, each.signal.type, at, each.signal.idempotency_key) for each in starts]
     if announced is not None:

@@ -7,13 +7,14 @@ from squid_dagster.journal import PostgresStorage, Storage
 from squid_dagster.journal.dispatch import DispatchStore
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.fold_queries import FoldQueries
-from squid_dagster.journal.notifier import LocalNotifier, Notifier
+from squid_dagster.journal.notifier import GuardedNotifier, LocalNotifier, Notifier
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.presence import PostgresPresence
 from squid_dagster.journal.postgres.queries import PostgresQueries
 from squid_dagster.journal.presence import MemoryPresence, Presence
 from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import load_workflows
 from squid_dagster.workflow.definition import Definition
 
@@ -27,16 +28,24 @@ class Adapters(NamedTuple):
     notifier: Notifier
 
 
-def adapters(storage: Storage, listen_url: str | None = None) -> Adapters:
-    """Give the set-based sides of a Postgres storage, and those by fold of any other. `listen_url` is for LISTEN."""
+def adapters(storage: Storage, listen_url: str | None = None, notifier: Notifier | None = None) -> Adapters:
+    """Give the set-based sides of a Postgres storage, and those by fold of any other. `listen_url` is for LISTEN.
+
+    Raises:
+        InvalidArgument: a `notifier` of the host's that is none, or that comes with a `listen_url`.
+    """
+    if notifier is not None and listen_url is not None:
+        raise InvalidArgument("listen_url says where to LISTEN: with a notifier of your own, leave it out")
+    given = None if notifier is None else GuardedNotifier.of(notifier)
     if isinstance(storage, PostgresStorage):
         return Adapters(
             PostgresDispatchStore(storage),
             PostgresQueries(storage),
             PostgresPresence(storage),
-            PostgresNotifier(storage, listen_url),
+            given or PostgresNotifier(storage, listen_url),
         )
-    return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), LocalNotifier(storage))
+    local = given or LocalNotifier(storage)
+    return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), local)
 
 
 def publish_cut(storage: Storage) -> None:

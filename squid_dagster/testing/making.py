@@ -35,7 +35,8 @@ class VirtualSquid(Squid):
             )
         super().__init__(storage, workflows, **options)
         # Hints stay in this process: nobody elsewhere lives in this time, and no thread works on after the test.
-        self.runtime = replace(self.runtime, notifier=LocalNotifier(storage))
+        if options.get("notifier") is None:
+            self.runtime = replace(self.runtime, notifier=LocalNotifier(storage))
         self.clock = clock
 
 

@@ -10,6 +10,7 @@ from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
+from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.notifier import LocalNotifier
 from squid_dagster.protocol import RunnablesPlanned
 from squid_dagster.protocol.errors import (
@@ -263,6 +264,18 @@ def test_that_workers_were_told_is_noted(make_squid: MakeSquid) -> None:
     squid.dispatch_agent().schedule_attempts(run_id, [planned])
     assert [fact.runnable_key for fact in facts(squid, run_id, "live_wakeup_emitted")] == [planned.runnable_key]
     assert not unit(squid, run_id).anomalies
+
+
+def test_that_workers_were_told_is_noted_only_where_that_is_wanted_and_true(make_squid: MakeSquid) -> None:
+    class Broken(LocalNotifier):
+        def notify(self, queues: Collection[str]) -> None:
+            raise RuntimeError("away")
+
+    for options in ({"record_wakeups": False}, {"notifier": Broken(MemoryStorage())}):
+        squid = make_squid(orders(), **options)
+        run_id, planned = unscheduled(squid)
+        assert squid.dispatch_agent().schedule_attempts(run_id, [planned]) == [planned]
+        assert facts(squid, run_id, "live_wakeup_emitted") == []
 
 
 class Hasty(LocalNotifier):

@@ -1,7 +1,7 @@
 """Hints wake a worker that would not look for an hour; losing them costs latency, never work."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,12 +10,13 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal import Listener, LocalNotifier, PostgresStorage
 from squid_dagster.journal.dispatch import Claim, Deferred, Settlement
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres import dispatch
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.dues import Dues
 from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
@@ -251,3 +252,60 @@ def test_a_worker_waits_for_the_next_due_time_and_looks_once_it_has_passed() -> 
     now = 110.0
     assert dues.next_within(60) == 0
     assert dues.next_within(60) == 60
+
+
+class Broker:
+    """A notifier of the host's: listeners of one object hear what is told to it, and nothing of the storage."""
+
+    def __init__(self) -> None:
+        self._local = LocalNotifier(MemoryStorage())
+        self.told: list[str] = []
+        self.closed = False
+
+    def notify(self, queues: Collection[str]) -> None:
+        self.told += queues
+        self._local.notify(queues)
+
+    def listen(self, queues: Collection[str]) -> Listener:
+        return self._local.listen(queues)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["with a key", "without"])
+def test_workers_hear_of_everything_by_the_notifier_that_was_handed_over(journal: Storage, keyed: bool) -> None:
+    broker = Broker()
+    squid = Squid(journal, chain(), notifier=broker)
+    with at_work(squid, poll=NEVER):
+        for n in range(2):
+            key = f"k{n}" if keyed else None
+            until(all_done(journal, [squid.start("chain", idempotency_key=key).run_id]), "a run that nobody polls for")
+        many = squid.start_many("chain", [None] * 3, actor="ada")
+        until(all_done(journal, [each.run_id for each in many]), "the runs of many starts")
+    assert set(broker.told) == {"default"}
+    squid.close()
+    assert not broker.closed, "it is the host's"
+    if isinstance(journal, PostgresStorage):
+        assert listeners(journal) == set()
+
+
+def test_a_notifier_that_fails_fails_no_command(journal: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Broker):
+        def notify(self, queues: Collection[str]) -> None:
+            raise RuntimeError("the broker is away")
+
+    squid = Squid(journal, chain(), notifier=Broken())
+    run_id = squid.start("chain", actor="ada").run_id
+    assert squid.execute_next() is not None
+    with at_work(squid, poll=OFTEN):
+        until(all_done(journal, [run_id]), "a run that is found by polling")
+    assert "the broker is away" in caplog.text
+
+
+@pytest.mark.parametrize("given", [object(), "redis://"], ids=["object", "text"])
+def test_what_is_no_notifier_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"notifier is a .* without notify, listen, close"):
+        Squid(MemoryStorage(), notifier=given)
+    with pytest.raises(InvalidArgument, match="listen_url"):
+        Squid(MemoryStorage(), notifier=Broker(), listen_url="postgresql://elsewhere")

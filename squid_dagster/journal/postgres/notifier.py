@@ -44,6 +44,8 @@ class PostgresNotifier:
     says so.
     """
 
+    hears_commits = True  # what `DispatchStore.wakes` tells by itself
+
     def __init__(
         self, storage: PostgresStorage, listen_url: str | None = None, *, patience: Patience | None = None
     ) -> None:
