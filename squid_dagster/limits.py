@@ -13,3 +13,12 @@ MAX_LEASE: Final = timedelta(days=30)
 """Of attempts and of cards."""
 CARD_NUMBER: Final = 2**31 - 1
 """What a number of a card may be at most, and its negative at least."""
+MAX_ROUND_MEMBERS: Final = 1000
+"""Members of a group that are written in one commit."""
+MAX_ROUND_BYTES: Final = 16 * 1024 * 1024
+"""Outcomes, or payloads of starts, as JSON, that are written in one commit; one that is larger stands alone."""
+
+
+def commit_bytes(max_fact_bytes: int) -> int:
+    """Return how many bytes of facts one commit may hold: far below what a message to Postgres may (1 GiB)."""
+    return 8 * max_fact_bytes

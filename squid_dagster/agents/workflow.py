@@ -89,7 +89,8 @@ class WorkflowAgent:
             if unit.run.terminal:
                 raise TerminalRun(f"run {self.run_id!r} has ended as {unit.run.terminal_status}: drop the result")
             definition = self._definition_of(self.run_id, unit.run)
-            return plan_settled(definition, unit.run, [attempt], unit.dispatch.attempts, now)
+            room = self._storage.max_fact_bytes
+            return plan_settled(definition, unit.run, [attempt], unit.dispatch.attempts, now, max_fact_bytes=room)
 
         self._dispatch.decide([self.run_id], decision)
         return applied[0]

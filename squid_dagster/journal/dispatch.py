@@ -7,7 +7,7 @@ Only the journal's claim fences results: whoever holds the raw token of the late
 import base64
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -160,7 +160,8 @@ class PlanRequest:
     """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
 
     `attempts` holds these by key, and the retries that their failures have created. The run is lent: whoever plans may
-    fold into it what was planned, and so may the store afterwards.
+    fold into it what was planned, and so may the store afterwards. A store that could not write the plan asks again
+    with `max_fact_bytes`: then no fact may be larger, and what cannot be planned has to fail its run instead.
     """
 
     run_id: str
@@ -168,6 +169,7 @@ class PlanRequest:
     settled: tuple[Attempt, ...]
     attempts: Mapping[str, Attempt]
     now: datetime
+    max_fact_bytes: int | None = None
 
 
 # Gives the facts that a command writes about runs, as all of their facts tell them, at that time; none: nothing to do.
@@ -204,7 +206,12 @@ class Announcement(Protocol):
 
 
 class DispatchStore(Protocol):
-    """Claims and their outcomes. Members of a group are independent: a stale one never fails the others."""
+    """Claims and their outcomes. A group is a list of independent members.
+
+    Whatever one of them is (stale, named twice, too large, not JSON, of a run that is quarantined or whose planner
+    raises), it alone is refused, and every other is written as if it stood alone. A group may take several commits.
+    Only what concerns all, such as a database that cannot be reached, is raised; repeating the group is safe then.
+    """
 
     @property
     def wakes(self) -> bool:
@@ -242,7 +249,9 @@ class DispatchStore(Protocol):
 
         Repeating an outcome is no error, also after the run has ended, by it or otherwise: the answer is the first one.
         Another outcome of the same claim is a `ConflictingCompletion`; other errors are `StaleClaim`, `ExpiredClaim`,
-        `TerminalRun`, `NotFound`, or whatever `SquidError` the planner raised for the run.
+        `TerminalRun`, `NotFound`, `InvalidFact` and `StorageRefused` for an outcome that cannot be written, or whatever
+        `SquidError` the planner raised for the run (`PlanningFailed` for any other error). An outcome is recorded as it
+        is even if what follows cannot be written: the planner is asked again, to fail the run instead.
         """
 
     def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
@@ -346,12 +355,3 @@ def check_lease(lease: timedelta) -> None:
         raise InvalidArgument(f"lease must be a timedelta, not {lease!r:.80}")
     if not timedelta(0) < lease <= MAX_LEASE:
         raise InvalidArgument(f"lease must be above zero and at most {MAX_LEASE.days} days, not {lease}")
-
-
-def check_refs(refs: Iterable[ClaimRef]) -> None:
-    """Raise `InvalidArgument` when one attempt is named twice in a group."""
-    seen: set[tuple[str, str]] = set()
-    for ref in refs:
-        if (ref.run_id, ref.runnable_key) in seen:
-            raise InvalidArgument(f"attempt {ref.runnable_key!r} is named twice in one group")
-        seen.add((ref.run_id, ref.runnable_key))

@@ -21,20 +21,18 @@ from squid_dagster.journal.dispatch import (
     check_definitions,
     check_lease,
     check_reason,
-    check_refs,
     hash_token,
     new_claims,
 )
+from squid_dagster.journal.group import Group, ask, judge
 from squid_dagster.journal.repeats import with_first_answers
+from squid_dagster.journal.rounds import answer_in_rounds, outcome_bytes
 from squid_dagster.journal.settling import (
     FactOf,
-    Group,
     arrange,
-    ask,
     check_held,
     dead_letter_fact,
     heartbeat_fact,
-    judge,
     make_claim,
     release_fact,
     settle_fact,
@@ -45,7 +43,7 @@ from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt, Suspicion, definition_key, suspicion_of
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.errors import Conflict, SquidError
+from squid_dagster.protocol.errors import Conflict
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
@@ -143,7 +141,12 @@ class FoldDispatchStore:
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes and what follows from them, as the contract says."""
         refs = [settlement.ref for settlement in settlements]
-        answers = self._group(refs, lambda i, attempt, now: settle_fact(attempt, settlements[i], now), plan)
+        answers = self._group(
+            refs,
+            lambda i, attempt, now: settle_fact(attempt, settlements[i], now),
+            plan,
+            lambda i: outcome_bytes(settlements[i].outcome),
+        )
         return with_first_answers(self._storage, settlements, answers)
 
     def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
@@ -230,11 +233,21 @@ class FoldDispatchStore:
         part.quarantined = part.quarantined or run.quarantine is not None
         return part
 
-    def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
-        check_refs(refs)
+    def _group(
+        self,
+        refs: Sequence[ClaimRef],
+        fact_of: FactOf,
+        plan: Planner | None = None,
+        size_of: Callable[[int], int] = lambda _: 0,
+    ) -> list[Answer]:
+        return answer_in_rounds(refs, lambda places: self._write_round(refs, places, fact_of, plan), size_of)
+
+    def _write_round(
+        self, refs: Sequence[ClaimRef], round_: list[int], fact_of: FactOf, plan: Planner | None
+    ) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        for queue in {ref.queue for ref in refs}:
-            places = [i for i, ref in enumerate(refs) if ref.queue == queue]
+        for queue in {refs[i].queue for i in round_}:
+            places = [i for i in round_ if refs[i].queue == queue]
             mine, recorded = [refs[i] for i in places], dict[str, Attempt]()
             while True:
                 try:
@@ -243,7 +256,7 @@ class FoldDispatchStore:
                     continue
                 answers |= dict(zip(places, found, strict=True))
                 break
-        return [answers[i] for i in range(len(refs))]
+        return [answers[i] for i in round_]
 
     def _group_once(
         self,
@@ -283,19 +296,16 @@ class FoldDispatchStore:
         # Where a commit cannot span threads, an outcome may be on record that nothing followed from: plan for it again.
         everyone = [i for i in range(len(group.refs)) if i not in group.errors]
         members = group.members(group.facts if self._storage.atomic_across_threads else everyone)
-        revisions: dict[str, int] = {}
-        for run_id, places in members.items():
-            entries = self._storage.read(run_thread(run_id))
-            revisions[run_thread(run_id)] = len(entries)
+        threads = {run_id: self._storage.read(run_thread(run_id)) for run_id in members}
+
+        def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
-            try:
-                group.planned[run_id] = ask(
-                    plan, PlanRequest(run_id, RunProjection.fold(entries), attempts, after.attempts, now)
-                )
-            except SquidError as error:
-                group.refuse(places, error)
-        return revisions
+            run = RunProjection.fold(threads[run_id])
+            return ask(plan, PlanRequest(run_id, run, attempts, after.attempts, now, max_fact_bytes))
+
+        group.plan(members, plan_of)
+        return {run_thread(run_id): len(entries) for run_id, entries in threads.items()}
 
     def _write(
         self, queue: str, revision: int, facts: list[Fact], planned: list[Append], recorded: Callable[[], None]

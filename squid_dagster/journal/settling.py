@@ -4,12 +4,9 @@ Both dispatch stores go through here, so that a refusal reads the same whichever
 """
 
 import hmac
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
-
-from pydantic import ValidationError
 
 from squid_dagster.journal.dispatch import (
     Claim,
@@ -18,11 +15,9 @@ from squid_dagster.journal.dispatch import (
     Deferred,
     Failed,
     Interrupted,
-    Planner,
-    PlanRequest,
     Settlement,
 )
-from squid_dagster.journal.storage import Append, Verified, check_appends
+from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.attempts import (
     Attempt,
@@ -42,7 +37,6 @@ from squid_dagster.protocol.errors import (
     SquidError,
     StaleClaim,
     TerminalRun,
-    explain,
 )
 from squid_dagster.protocol.facts import (
     FACT_TYPES,
@@ -183,23 +177,6 @@ def make_claim(attempt: Attempt, tokens: dict[str, str]) -> Claim:
     return Claim(ClaimRef(attempt.queue, attempt.run_id, attempt.runnable_key, claim_id, tokens[claim_id]), attempt)
 
 
-def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime) -> "Group":
-    """Give the facts that members of a group may write, and the errors of those who may not."""
-    facts: dict[int, Fact] = {}
-    errors: dict[int, SquidError] = {}
-    for i, ref in enumerate(refs):
-        try:
-            fact = fact_of(i, find(run_of(ref.run_id), ref), now)
-        except SquidError as error:
-            errors[i] = error
-        except ValidationError as error:
-            errors[i] = InvalidFact(explain(error))
-        else:
-            if fact is not None:
-                facts[i] = fact
-    return Group(refs, facts, errors)
-
-
 def _checked_time(attempt: Attempt, ref: ClaimRef, now: datetime) -> datetime:
     at = max(now, attempt.last_at)
     verdict = check_fence(attempt, ref.claim_id, _known_hash(attempt, ref), at)
@@ -254,59 +231,3 @@ def settled(run: RunDispatch, facts: Iterable[Fact]) -> RunDispatch:
     for fact in facts:
         apply_dispatch(preview, Entry(fact.thread, 0, 0, fact))
     return preview
-
-
-def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
-    """Ask the planner about one run. Raises what it raises, and `InvalidFact` for anything that is no fact."""
-    planned = list(plan(request))
-    for fact in planned:
-        if type(fact) not in _FACTS:
-            raise InvalidFact(f"the planner gave a {type(fact).__name__} for run {request.run_id!r}, not a fact")
-    return planned
-
-
-@dataclass(slots=True)
-class Group:
-    """What the members of a group want to write: their own facts by place, and what was planned for their runs."""
-
-    refs: Sequence[ClaimRef]
-    facts: dict[int, Fact]
-    errors: dict[int, SquidError]
-    planned: dict[str, list[Fact]] = field(default_factory=dict)
-
-    def members(self, places: Iterable[int]) -> dict[str, list[int]]:
-        """Give these places by run."""
-        found: dict[str, list[int]] = {}
-        for i in places:
-            found.setdefault(self.refs[i].run_id, []).append(i)
-        return found
-
-    def refuse(self, places: Iterable[int], error: SquidError) -> None:
-        """Let these members write nothing, and their runs neither."""
-        for i in places:
-            self.facts.pop(i, None)
-            self.planned.pop(self.refs[i].run_id, None)
-            self.errors[i] = error
-
-    def check(self, max_fact_bytes: int) -> list[Verified]:
-        """Check and encode everything; a member whose facts cannot be written is refused, with its run's plan."""
-        everything = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
-        try:
-            return check_appends(arrange(everything), max_fact_bytes) if everything else []
-        except SquidError as error:
-            if not self._refuse_bad(max_fact_bytes):
-                raise AssertionError("facts that are fine one by one were refused together") from error
-        return self.check(max_fact_bytes)
-
-    def _refuse_bad(self, max_fact_bytes: int) -> bool:
-        refused = False
-        for run_id, places in self.members(list(self.facts)).items():
-            together = [places] if run_id in self.planned else [[i] for i in places]
-            for some in together:
-                facts = [*(self.facts[i] for i in some), *self.planned.get(run_id, ())]
-                try:
-                    check_appends(arrange(facts), max_fact_bytes)
-                except SquidError as error:
-                    self.refuse(some, error)
-                    refused = True
-        return refused

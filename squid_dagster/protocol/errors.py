@@ -63,6 +63,10 @@ class InvalidFact(SquidError):
     """A fact has a wrong shape: a missing field, a wrong type, a naive time, a value that JSON cannot hold."""
 
 
+class PlanningFailed(SquidError):
+    """What follows from an outcome could not be worked out; the outcome was not recorded."""
+
+
 class InvalidThread(SquidError):
     """A thread id, or a part of one, is malformed."""
 

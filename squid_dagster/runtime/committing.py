@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
 from squid_dagster.logs import redacting_logger
+from squid_dagster.journal.rounds import outcome_bytes
+from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
@@ -27,7 +29,7 @@ T = TypeVar("T")
 OnSettled = Callable[[Sequence[SettledAttempt]], None]
 
 COMMITTERS = 2
-GROUP = 500  # outcomes in one commit
+GROUP, GROUP_BYTES = 500, MAX_ROUND_BYTES // 2  # outcomes in one commit, and their JSON
 LONGEST_BACKOFF = 5.0
 
 
@@ -37,6 +39,11 @@ class Executed(NamedTuple):
     job: Job
     came: Outcome | Answer
     seconds: float
+
+    @property
+    def size(self) -> int:
+        """How many bytes its outcome takes, as JSON."""
+        return 0 if isinstance(self.came, Answer) else outcome_bytes(self.came)
 
 
 class Committer:
@@ -89,7 +96,8 @@ class Committer:
     def _loop(self) -> None:
         while (first := self._done.get()) is not None:
             group: list[Executed] = [first]
-            while len(group) < GROUP:
+            taken = first.size
+            while len(group) < GROUP and taken < GROUP_BYTES:
                 try:
                     more = self._done.get_nowait()
                 except Empty:
@@ -98,16 +106,17 @@ class Committer:
                     self._done.put(None)  # for the loop itself, once the group is written
                     break
                 group.append(more)
+                taken += more.size
             self._commit(group)
 
     def _commit(self, group: list[Executed]) -> None:
         mine = [each for each in group if self._wanted(each.job)]
         try:
-            self._settle(mine)
             answered = [(each, Completed(None), each.came) for each in mine if isinstance(each.came, Answer)]
             self._count(answered)
             if answered:
                 self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
+            self._settle(mine)
         except Exception:
             logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
         finally:

@@ -47,7 +47,8 @@ def resolve(runtime: Runtime, run_id: str, command: SignalType, options: Mapping
         definition = runtime.definition_of(run_id, unit.run)
         result: JsonObject = {} if action == "resumed" else _review(action, signal, now)
         metadata: JsonObject = {"at": now.isoformat(), **_said(options)}
-        return plan_resolution(definition, unit.run, action, result, metadata, now)
+        room = runtime.storage.max_fact_bytes
+        return plan_resolution(definition, unit.run, action, result, metadata, now, max_fact_bytes=room)
 
     return _control(runtime, run_id, signal, effect)
 

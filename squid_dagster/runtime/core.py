@@ -78,7 +78,15 @@ class Runtime:
         if is_unreadable(request.run):
             return []
         definition = self.definition_of(request.run_id, request.run)
-        return plan_settled(definition, request.run, request.settled, request.attempts, request.now, given_away=True)
+        return plan_settled(
+            definition,
+            request.run,
+            request.settled,
+            request.attempts,
+            request.now,
+            given_away=True,
+            max_fact_bytes=request.max_fact_bytes,
+        )
 
     def ending_of(self, attempt: Attempt) -> Ending | None:
         """Tell what completing an attempt makes of its run, where that is the run's end in any case."""

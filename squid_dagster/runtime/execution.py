@@ -179,7 +179,7 @@ def describe_error(error: BaseException) -> JsonObject:
     """
     found: JsonObject = {"type": type(error).__name__, "message": _bounded(_text(error), _LONGEST_MESSAGE)}
     if isinstance(error, Fail):
-        return {**found, "details": redacted(error.details)} if error.details else found
+        return {**found, "details": _details(error)} if error.details else found
     if not isinstance(error, SquidError):
         trace = redacted_text(_trace(error)[-_LONGEST_REDACTED:])[-_LONGEST_TRACEBACK:]
         found["traceback"] = trace.encode("utf-8", "replace").decode().replace("\0", "\\0")
@@ -198,6 +198,13 @@ def interrupted(error: BaseException, attempt: Attempt) -> Interrupted:
 def error_map(code: str, message: str) -> JsonObject:
     """Give an error of ours, which has a code instead of a type."""
     return {"code": code, "message": _bounded(message, _LONGEST_MESSAGE)}
+
+
+def _details(error: Fail) -> JsonValue:
+    size = len(to_json(error.details))
+    if size <= MAX_RESULT_BYTES:
+        return redacted(error.details)
+    return {"omitted": f"{size:,} bytes, more than 1 MiB: store them elsewhere and give a reference"}
 
 
 def _trace(error: BaseException) -> str:

@@ -127,7 +127,8 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         for fact in facts:
             apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
         definition = runtime.definition_of(run_id, unit.run)
-        plan = plan_settled(definition, unit.run, [dispatch.attempts[key]], dispatch.attempts, now)
+        room = runtime.storage.max_fact_bytes
+        plan = plan_settled(definition, unit.run, [dispatch.attempts[key]], dispatch.attempts, now, max_fact_bytes=room)
         return [_received(signal, run_id, now, receipts), *facts, *plan]
 
     if not runtime.storage.atomic_across_threads:

@@ -23,7 +23,14 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable
+from squid_dagster.protocol.errors import (
+    InvalidFact,
+    InvalidThread,
+    NotFound,
+    SquidError,
+    StorageRefused,
+    StorageUnavailable,
+)
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
@@ -88,9 +95,16 @@ class QueueLeases:
         dispatch, known = self._runtime.dispatch, self._runtime.registry.keys
         expired = dispatch.expired(queue, limit, definitions=known)
         due = [*dispatch.visible(queue, limit, definitions=known), *(a for a in expired if not out_of_deliveries(a))]
+        errors: list[Exception] = []
         for attempt in due:
-            self._queue.offer(_intent(attempt))
-        return len(due)
+            try:
+                self._queue.offer(_intent(attempt))
+            except Exception as error:  # noqa: BLE001  a host's own code; one item keeps no other back
+                errors.append(error)
+                logger.warning("the queue refuses %s: %s: %s", attempt.idempotency_key, type(error).__name__, error)
+        if errors and len(errors) == len(due):
+            raise errors[0]
+        return len(due) - len(errors)
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
         """Take deliveries and claim them in the journal, as the contract says."""
@@ -112,11 +126,21 @@ class QueueLeases:
             deliveries = self._queue.claim(queue, owner, limit - len(found), lease)
             if not deliveries:
                 return
-            found += [each for delivery in deliveries if (each := self._claim(delivery, owner, lease)) is not None]
+            for delivery in deliveries:
+                try:
+                    each = self._claim(delivery, owner, lease)
+                except StorageUnavailable:
+                    if not found:  # what was claimed is ours, and must be done; the rest is delivered again
+                        raise
+                    return
+                found += [each] if each is not None else []
 
     def _claim(self, delivery: Delivery, owner: str, lease: timedelta) -> Lease | None:
         intent = delivery.intent
-        claim = claim_item(self._runtime, intent.run_id, intent.item_id, owner, lease)
+        try:
+            claim = claim_item(self._runtime, intent.run_id, intent.item_id, owner, lease)
+        except (InvalidThread, InvalidFact, NotFound, StorageRefused) as error:  # of this item, and of no other
+            claim = Refused(f"{intent.item_id!r} cannot be claimed: {error}")
         if isinstance(claim, Claim):
             return Lease(intent.queue, owner, claim.lease_until, claim, delivery)
         logger.info("a delivery is not worked on: %s", claim.why)

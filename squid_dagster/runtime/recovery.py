@@ -94,6 +94,9 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
     except SquidError as error:
         report.failed[run_id] = redacted_text(str(error))
         logger.error("run %s could not be repaired: %s", run_id, error)
+    except Exception as error:  # a defect of ours, or of the run's definition, stops no other run's repair
+        report.failed[run_id] = f"{type(error).__name__}: {error}"
+        logger.exception("run %s could not be repaired", run_id)
 
 
 def list_started(runtime: Runtime, most: int | None = None) -> int:

@@ -60,7 +60,8 @@ def _missing(runtime: Runtime, run_id: str, unit: RunUnit, now: datetime, done: 
     stuck = unprogressed(run, dispatch.attempts)
     if stuck:
         definition = runtime.definition_of(run_id, run)
-        followed = plan_settled(definition, run, stuck, dispatch.attempts, now)
+        room = runtime.storage.max_fact_bytes
+        followed = plan_settled(definition, run, stuck, dispatch.attempts, now, max_fact_bytes=room)
         for attempt in stuck if followed else ():
             done[{"completed": "applied", "failed": "progressed"}.get(attempt.status, "dead_letters")] += 1
         facts += followed

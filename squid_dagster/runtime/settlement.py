@@ -1,5 +1,6 @@
 """Writing down what came of claims, many in one commit, with everything that follows from them."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,11 +16,13 @@ from squid_dagster.journal.dispatch import (
     PlanRequest,
     Settlement,
 )
-from squid_dagster.protocol.errors import InvalidFact
+from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
 from squid_dagster.workflow.state import is_unreadable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -57,15 +60,16 @@ def _from_now(at: datetime, now: datetime) -> timedelta:
 def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     """Record outcomes and wake workers for what follows. A member that is refused says so and changes nothing.
 
-    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why. A
-    run with an entry that cannot be read is quarantined: its outcome is kept, and nothing follows from it.
+    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why;
+    one that can is recorded as it is, whatever follows. A run with an entry that cannot be read is quarantined: its
+    outcome is kept, and nothing follows from it.
 
     Raises:
         StorageUnavailable: the database cannot be reached; repeating is safe.
     """
     planner = _Planner(runtime)
     answers = runtime.dispatch.settle(settlements, planner)
-    refused = [i for i, answer in enumerate(answers) if isinstance(answer.error, InvalidFact)]
+    refused = [i for i, answer in enumerate(answers) if isinstance(answer.error, InvalidFact | StorageRefused)]
     if refused:
         again = [Settlement(settlements[i].ref, unwritable(answers[i].error)) for i in refused]
         for i, answer in zip(refused, runtime.dispatch.settle(again, planner), strict=True):
@@ -77,10 +81,18 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
         elif isinstance(outcome, Failed) and outcome.retry is not None:
             planner.dues.append(outcome.retry.after)
     for run_id in planner.unreadable:
-        quarantine(runtime.storage, runtime.storage.read_run(run_id))
+        _quarantine(runtime, run_id)
     if planner.queues:
         runtime.notifier.notify(planner.queues)
     return Settled(answers, planner.dues)
+
+
+def _quarantine(runtime: Runtime, run_id: str) -> None:
+    """Quarantine a run; if that fails, recovery does it: the answers of other runs are not lost with it."""
+    try:
+        quarantine(runtime.storage, runtime.storage.read_run(run_id))
+    except SquidError as error:
+        logger.warning("run %s could not be quarantined now, recovery will try again: %s", run_id, error)
 
 
 def settlement(runtime: Runtime, claim: Claim, outcome: Outcome) -> Settlement:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
 
 from pydantic import BaseModel, JsonValue
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from squid_dagster.journal import load_run
 from squid_dagster.journal.dispatch import Announcement, Opening
+from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
@@ -235,10 +235,24 @@ def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
         As `start_run`. Runs of earlier commits have been started then: repeat with the same keys.
     """
     receipts: list[Receipt] = []
-    todo = iter([_checked(runtime, start) for start in starts])
-    while batch := list(islice(todo, _BATCH)):
+    for batch in _batches([_checked(runtime, start) for start in starts]):
         receipts += _start_batch(runtime, batch)
     return receipts
+
+
+def _batches(starts: Sequence[Start]) -> Iterator[list[Start]]:
+    """Yield starts in batches that are bounded in number and in the bytes of their payloads."""
+    batch: list[Start] = []
+    taken = 0
+    for start in starts:
+        size = len(to_json(start.given)) if start.given else 0
+        if batch and (len(batch) == _BATCH or taken + size > MAX_ROUND_BYTES // 4):  # a payload stands in four facts
+            yield batch
+            batch, taken = [], 0
+        batch.append(start)
+        taken += size
+    if batch:
+        yield batch
 
 
 def _checked(runtime: Runtime, start: Start) -> Start:

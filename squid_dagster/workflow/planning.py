@@ -32,6 +32,7 @@ from squid_dagster.workflow.binding import bind, bind_compensation
 from squid_dagster.workflow.declared import COMPLETE, FAIL, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
+from squid_dagster.workflow.room import Room, brief_error
 from squid_dagster.workflow.scheduling import deadline_of, plan_end, queue_of, schedule
 from squid_dagster.workflow.state import (
     COMPENSATE,
@@ -68,23 +69,32 @@ def plan_settled(
     now: datetime,
     *,
     given_away: bool = False,
+    max_fact_bytes: int | None = None,
 ) -> list[Fact]:
     """Give the facts that follow from attempts that were completed, have failed or were given up.
 
     `attempts` are all attempts of the run that are known, among them the retries that failures have created. Nothing
     follows from what is applied already, from a deferral, or for a run that has stopped or cannot be read whole. A run
-    that is `given_away` is worked on instead of a copy.
+    that is `given_away` is worked on instead of a copy. With `max_fact_bytes`, every fact is one that can be written: a
+    successor whose input is too large fails the run, with the outcome applied as it is.
     """
     if is_unreadable(run):
         return []
-    planning = _Planning(definition, run if given_away else run.copy(), now)
+    planning = _Planning(definition, run if given_away else run.copy(), now, max_fact_bytes)
     for attempt in settled:
         planning.settle(attempt, attempts)
     return planning.facts
 
 
 def plan_resolution(
-    definition: Definition, run: RunProjection, action: str, result: JsonObject, metadata: JsonObject, now: datetime
+    definition: Definition,
+    run: RunProjection,
+    action: str,
+    result: JsonObject,
+    metadata: JsonObject,
+    now: datetime,
+    *,
+    max_fact_bytes: int | None = None,
 ) -> list[Fact]:
     """Give the facts that follow from a person's decision: "resumed", "approved" or "rejected".
 
@@ -96,19 +106,23 @@ def plan_resolution(
     if run.stopped or state is None or state.kind != wanted:
         waits = f"waits at {state.kind} {state.step!r}" if state is not None else f"is {run.status}"
         raise InvalidTransition(f"run {run.run_id!r} {waits}: there is nothing that could be {action}")
-    return _Planning(definition, run.copy(), now).resolve(state.step, action, result, metadata)
+    return _Planning(definition, run.copy(), now, max_fact_bytes).resolve(state.step, action, result, metadata)
 
 
 class _Planning:
     """Facts in the making: each one is folded at once, so that the next decision sees it."""
 
-    def __init__(self, definition: Definition, run: RunProjection, now: datetime) -> None:
+    def __init__(
+        self, definition: Definition, run: RunProjection, now: datetime, max_fact_bytes: int | None = None
+    ) -> None:
         self.definition = definition
         self.run = run
         self.now = now
         self.run_id = run.run_id or ""
         self.queue = queue_of(run)
         self.facts: list[Fact] = []
+        self.room = None if max_fact_bytes is None else Room(max_fact_bytes)  # None: facts are checked by the caller
+        self.not_undone: list[JsonValue] = []
 
     def add(self, fact: Fact) -> None:
         self.facts.append(fact)
@@ -208,15 +222,17 @@ class _Planning:
         return self.facts
 
     def _apply(self, attempt: Attempt, result: JsonValue, transition: JsonObject | None) -> None:
-        self.add(
-            RunnableApplied(
-                run_id=self.run_id,
-                runnable_key=attempt.runnable_key,
-                result=result,
-                transition=transition,
-                occurred_at=self.now,
-            )
+        fact = RunnableApplied(
+            run_id=self.run_id,
+            runnable_key=attempt.runnable_key,
+            result=result,
+            transition=transition,
+            occurred_at=self.now,
         )
+        error = (transition or {}).get("error")
+        if self.room is not None and isinstance(error, dict) and not self.room.holds(fact):
+            fact = fact.model_copy(update={"transition": {**(transition or {}), "error": brief_error(error)}})
+        self.add(fact)
 
     # --- what comes next --------------------------------------------------------------------------------------------
 
@@ -278,7 +294,10 @@ class _Planning:
 
     def prepare(self, names: Iterable[str], outputs: Mapping[str, JsonValue]) -> list[Runnable | ManualStepPaused]:
         """Give what entering these steps takes. Raises `InvalidInput` when one of them cannot be entered."""
-        return [self._entry(self.definition.steps[name], outputs) for name in names]
+        entered = [self._entry(self.definition.steps[name], outputs) for name in names]
+        if self.room is not None:
+            self.room.check([each for each in entered if isinstance(each, Runnable)])
+        return entered
 
     def _entry(self, step: StepDefinition, outputs: Mapping[str, JsonValue]) -> Runnable | ManualStepPaused:
         visit = visit_count(self.run, step.name) + 1
@@ -327,9 +346,10 @@ class _Planning:
             if isinstance(pause, ManualStepPaused):
                 self.add(pause)
         runnables = [each for each in entered if isinstance(each, Runnable)]
-        if runnables:
-            self.add(RunnablesPlanned(run_id=self.run_id, runnables=runnables, occurred_at=self.now))
-            self.facts += [schedule(each, self.run.start, self.now) for each in runnables]
+        for part in [runnables] if self.room is None else self.room.parts(runnables):
+            if part:
+                self.add(RunnablesPlanned(run_id=self.run_id, runnables=part, occurred_at=self.now))
+        self.facts += [schedule(each, self.run.start, self.now) for each in runnables]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -350,7 +370,7 @@ class _Planning:
         return any(step.compensation is not None for step in self.definition.steps.values())
 
     def _next_compensation(self) -> Runnable | None:
-        outputs = outputs_of(self.definition, self.run)
+        self.not_undone, outputs = [], outputs_of(self.definition, self.run)
         for visit in reversed(list(visits(self.run))):
             step = self.definition.steps.get(visit.runnable.step)
             if step is None or step.compensation is None or not visit.succeeded:
@@ -361,8 +381,16 @@ class _Planning:
                 continue
             if step.output is not None:
                 outputs = {**outputs, step.output: visit.fact.result}
-            values = bind_compensation(step, payload_of(self.run), outputs)
-            return self._runnable(step, name, number, values, self.now)
+            try:
+                values = bind_compensation(step, payload_of(self.run), outputs)
+                found = self._runnable(step, name, number, values, self.now)
+                if self.room is not None:
+                    self.room.check([found])
+            except InvalidInput as problem:  # it cannot be undone, which is told in the end and stops no other one
+                error: JsonObject = {"code": "invalid_input", "message": str(problem)}
+                self.not_undone.append({"step": step.name, "error": error})
+                continue
+            return found
         return None
 
     def _error(self) -> JsonObject:
@@ -370,12 +398,16 @@ class _Planning:
         failures: list[JsonValue] = [
             _compensation_failure(visit) for visit in visits(self.run) if _is_failed_compensation(visit)
         ]
+        failures += self.not_undone
         return {**error, "compensation_failures": failures} if failures else error
 
     def _end(self, status: str, error: JsonObject | None = None) -> None:
         # What a sibling settled beside this one has just planned never begins: its schedule could come after the end.
         self.facts = [fact for fact in self.facts if not isinstance(fact, AttemptScheduled)]
-        for fact in plan_end(self.run, status, self.now, error):
+        facts = plan_end(self.run, status, self.now, error)
+        if self.room is not None and error is not None and not self.room.holds(*facts):
+            facts = plan_end(self.run, status, self.now, brief_error(error))
+        for fact in facts:
             self.add(fact)
 
 

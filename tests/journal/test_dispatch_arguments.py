@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Failed, Settlement
+from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import QUEUE, scheduled
 from tests.journal.desk import Desk, one, seconds, work
@@ -30,11 +30,8 @@ _OUT_OF_RANGE: dict[str, Callable[[Any, ClaimRef], object]] = {
     "expired definition with a NUL": lambda store, _: store.expired(QUEUE, definitions=["billing/\0"]),
     "heartbeat of no time": lambda store, ref: store.heartbeat([ref], seconds(0)),
     "heartbeat of 31 days": lambda store, ref: store.heartbeat([ref], timedelta(days=31)),
-    "heartbeat twice": lambda store, ref: store.heartbeat([ref, ref]),
-    "release twice": lambda store, ref: store.release([ref, ref]),
     "release for no reason": lambda store, ref: store.release([ref], ""),
     "release for a long reason": lambda store, ref: store.release([ref], "x" * 10_001),
-    "settle twice": lambda store, ref: store.settle([Settlement(ref, Completed(1)), Settlement(ref, Failed({}))]),
 }
 
 

@@ -1,5 +1,6 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -23,10 +24,10 @@ from squid_dagster.journal.dispatch import (
     check_definitions,
     check_lease,
     check_reason,
-    check_refs,
     hash_token,
     new_claims,
 )
+from squid_dagster.journal.group import Group, ask, judge
 from squid_dagster.journal.postgres.announcing import WAIT_MILLISECONDS, PostgresAnnouncement
 from squid_dagster.journal.postgres.connection import Loan, PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
@@ -39,15 +40,13 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.repeats import with_first_answers
+from squid_dagster.journal.rounds import answer_in_rounds, concerns_all, outcome_bytes
 from squid_dagster.journal.settling import (
     FactOf,
-    Group,
     arrange,
-    ask,
     check_held,
     dead_letter_fact,
     heartbeat_fact,
-    judge,
     make_claim,
     release_fact,
     settle_fact,
@@ -56,11 +55,13 @@ from squid_dagster.journal.settling import (
 from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt, Suspicion
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, is_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
+
+logger = logging.getLogger(__name__)
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
     %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
@@ -90,6 +91,7 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
       AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
+_TOO_LARGE = ("54", "XX")  # what Postgres says when a value is larger than it can hold; and of defects
 _QUIET = 0.02  # seconds without a start before one is announced: in a row of them, workers are awake
 
 
@@ -118,11 +120,20 @@ class PostgresDispatchStore:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
         claims: list[Claim] = []
+        most = limit
         while len(claims) < limit:
-            found, dead = self._claim(queue, owner_id, limit - len(claims), lease, definitions, after, suspects)
+            asked = min(limit - len(claims), most)
+            try:
+                found, dead = self._claim(queue, owner_id, asked, lease, definitions, after, suspects)
+            except (StorageRefused, StorageUnavailable) as error:
+                if most == 1 or not (error.sqlstate or "").startswith(_TOO_LARGE):
+                    raise
+                most //= 2  # the attempts are too large to be answered at once
+                continue
             claims += found
             after = None
-            if not dead or (claims and suspects is not None):  # what comes next may have to come alone
+            comes_alone = bool(claims) and suspects is not None  # what comes next may have to
+            if comes_alone or (not dead and len(found) < asked):
                 break
         return claims
 
@@ -181,22 +192,29 @@ class PostgresDispatchStore:
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes and what follows from them, as the contract says."""
-        refs = [settlement.ref for settlement in settlements]
-        check_refs(refs)
+        return answer_in_rounds(
+            [settlement.ref for settlement in settlements],
+            lambda places: self._settle([settlements[i] for i in places], plan),
+            lambda i: outcome_bytes(settlements[i].outcome),
+        )
+
+    def _settle(self, settlements: Sequence[Settlement], plan: Planner | None) -> list[Answer]:
         answers: dict[int, Answer] = {}
         if plan is not None:
             end_id, commit_id, plain = uuid4(), uuid4(), dict[int, Answer]()
-            answers = persistently(lambda: settle_ends(self._storage, settlements, end_id))
-            others = [i for i in range(len(refs)) if i not in answers]
+            _shorter(lambda: answers.update(settle_ends(self._storage, settlements, end_id)))
+            others = [i for i in range(len(settlements)) if i not in answers]
             left = [settlements[i] for i in others]
-            persistently(lambda: settle_plain(self._storage, left, plan, commit_id, plain))
-            answers.update((others[k], answer) for k, answer in plain.items())
-        rest = [i for i in range(len(refs)) if i not in answers]
+            if _shorter(lambda: settle_plain(self._storage, left, plan, commit_id, plain)):
+                answers.update((others[k], answer) for k, answer in plain.items())
+        rest = [i for i in range(len(settlements)) if i not in answers]
         found = self._group(
-            [refs[i] for i in rest], lambda k, attempt, now: settle_fact(attempt, settlements[rest[k]], now), plan
+            [settlements[i].ref for i in rest],
+            lambda k, attempt, now: settle_fact(attempt, settlements[rest[k]], now),
+            plan,
         )
         answers.update(zip(rest, found, strict=True))
-        return with_first_answers(self._storage, settlements, [answers[i] for i in range(len(refs))])
+        return with_first_answers(self._storage, settlements, [answers[i] for i in range(len(settlements))])
 
     def settle_within(
         self, connection: PgConnection, settlements: Sequence[Settlement], plan: Planner | None = None
@@ -344,11 +362,19 @@ class PostgresDispatchStore:
         return [attempt_from_row(row[0]) for row in self._storage.rows(text, values)]
 
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
-        check_refs(refs)
+        return answer_in_rounds(refs, lambda places: self._write_round(refs, places, fact_of, plan))
+
+    def _write_round(
+        self, refs: Sequence[ClaimRef], places: list[int], fact_of: FactOf, plan: Planner | None
+    ) -> list[Answer]:
+        mine = [refs[i] for i in places]
         commit_id = uuid4()
         answers: list[Answer] = []
-        if refs:
-            persistently(lambda: self._group_once(refs, fact_of, plan, commit_id, answers))
+        persistently(
+            lambda: self._group_once(
+                mine, lambda k, attempt, now: fact_of(places[k], attempt, now), plan, commit_id, answers
+            )
+        )
         return answers
 
     def _group_once(
@@ -403,14 +429,26 @@ class PostgresDispatchStore:
         """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""
         members = group.members(group.facts)
         threads = transaction.read_plans(run_thread(run_id) for run_id in members)
-        for run_id, places in members.items():
+
+        def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             run = RunProjection.fold(threads[run_thread(run_id)])
-            try:
-                group.planned[run_id] = ask(plan, PlanRequest(run_id, run, attempts, after.attempts, units.now))
-            except SquidError as error:
-                group.refuse(places, error)
+            return ask(plan, PlanRequest(run_id, run, attempts, after.attempts, units.now, max_fact_bytes))
+
+        group.plan(members, plan_of)
+
+
+def _shorter(write: Callable[[], None]) -> bool:
+    """Write by a shorter way; False if it refuses, which writes nothing: the general way judges each member."""
+    try:
+        persistently(write)
+    except Exception as error:
+        if concerns_all(error):
+            raise
+        logger.debug("a group takes the general way: %s: %s", type(error).__name__, error)
+        return False
+    return True
 
 
 def _queues(facts: Iterable[Fact]) -> list[str]:

@@ -11,19 +11,19 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pydantic import ValidationError
-
 from squid_dagster.journal.dispatch import Answer, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.group import ask
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.settling import ask, completion_fact
+from squid_dagster.journal.rounds import GroupTooLarge
+from squid_dagster.journal.settling import completion_fact
 from squid_dagster.journal.storage import Verified
+from squid_dagster.limits import commit_bytes
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import EncodedFact, encode
 from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection, apply_once
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
@@ -54,7 +54,8 @@ def settle_plain(
 ) -> None:
     """Write what is plain among completions, and put the answers, by place, into `answers`; the others are not there.
 
-    To be repeated under the same commit id, with the same `answers`, when the connection was lost.
+    To be repeated under the same commit id, with the same `answers`, when the connection was lost. Raises
+    `GroupTooLarge` for more than one commit may hold.
     """
     places = candidates(settlements)
     if not places:
@@ -77,6 +78,8 @@ def settle_plain(
         if group:
             members = list(group.values())
             verified = _arranged(members)
+            if sum(len(each.data) for one in verified for each in one.encoded) > commit_bytes(storage.max_fact_bytes):
+                raise GroupTooLarge(f"{len(members)} completions, with what follows from them")
             # Before it is written: when the word of that is lost, they are all that is left of it.
             answers.update((i, Answer(member.settlement.ref, member.attempt)) for i, member in group.items())
             transaction.write(verified, _changes(members, verified), commit_id, _settled(members))
@@ -123,7 +126,7 @@ def _member(
             return None
         member.queue_encoded = [encode(each, max_fact_bytes) for each in member.queue_facts]
         member.run_encoded = [encode(each, max_fact_bytes) for each in member.run_facts]
-    except (SquidError, ValidationError):
+    except Exception:  # noqa: BLE001  whatever the planner raises: the long way tells it
         return None
     return member
 

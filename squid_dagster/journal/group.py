@@ -1,0 +1,158 @@
+"""A group of claims that are settled, extended or given back in one commit: what each member may write. Pure.
+
+Members are independent. One that may not write, or cannot, is refused by itself; a run whose plan cannot be written is
+planned again, so that the outcome stands and what cannot follow from it fails the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from squid_dagster.journal.dispatch import ClaimRef, Planner, PlanRequest
+from squid_dagster.journal.rounds import GroupTooLarge
+from squid_dagster.journal.settling import FactOf, arrange, find
+from squid_dagster.journal.storage import Verified, check_appends
+from squid_dagster.limits import commit_bytes
+from squid_dagster.protocol.dispatch import RunDispatch
+from squid_dagster.protocol.errors import InvalidFact, PlanningFailed, SquidError, explain
+from squid_dagster.protocol.facts import FACT_TYPES, Fact
+
+_FACTS = frozenset(FACT_TYPES.values())
+
+PlanOf = Callable[[str, list[int], int | None], list[Fact]]
+"""Asks the planner about a run and the members at these places; with a number, for facts of at most so many bytes."""
+
+
+def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime) -> "Group":
+    """Give the facts that members of a group may write, and the errors of those who may not."""
+    facts: dict[int, Fact] = {}
+    errors: dict[int, SquidError] = {}
+    for i, ref in enumerate(refs):
+        try:
+            fact = fact_of(i, find(run_of(ref.run_id), ref), now)
+        except SquidError as error:
+            errors[i] = error
+        except ValidationError as error:
+            errors[i] = InvalidFact(explain(error))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            errors[i] = InvalidFact(f"the outcome of {ref.runnable_key!r} cannot be written: {error}")
+        else:
+            if fact is not None:
+                facts[i] = fact
+    return Group(refs, facts, errors)
+
+
+def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
+    """Ask the planner about one run.
+
+    Raises:
+        PlanningFailed: the planner raised what is no error of ours.
+        SquidError: what the planner raised; `InvalidFact` for anything that is no fact.
+    """
+    try:
+        planned = list(plan(request))
+    except SquidError:
+        raise
+    except Exception as error:
+        raise PlanningFailed(
+            f"what follows in run {request.run_id!r} could not be planned: {type(error).__name__}: {error}"
+        ) from error
+    for fact in planned:
+        if type(fact) not in _FACTS:
+            raise InvalidFact(f"the planner gave a {type(fact).__name__} for run {request.run_id!r}, not a fact")
+    return planned
+
+
+@dataclass(slots=True)
+class Group:
+    """What the members of a group want to write: their own facts by place, and what was planned for their runs."""
+
+    refs: Sequence[ClaimRef]
+    facts: dict[int, Fact]
+    errors: dict[int, SquidError]
+    planned: dict[str, list[Fact]] = field(default_factory=dict)
+    _plan_of: PlanOf | None = None
+    _planned_for: dict[str, list[int]] = field(default_factory=dict)
+
+    def members(self, places: Iterable[int]) -> dict[str, list[int]]:
+        """Give these places by run."""
+        found: dict[str, list[int]] = {}
+        for i in places:
+            found.setdefault(self.refs[i].run_id, []).append(i)
+        return found
+
+    def plan(self, members: Mapping[str, list[int]], plan_of: PlanOf) -> None:
+        """Ask what follows for each run; a run that the planner refuses is left as it was, with its members."""
+        self._plan_of, self._planned_for = plan_of, dict(members)
+        for run_id in members:
+            self._plan_run(run_id, None)
+
+    def check(self, max_fact_bytes: int) -> list[Verified]:
+        """Check and encode everything; what cannot be written is refused, or planned in another way.
+
+        Raises:
+            GroupTooLarge: it is more than one commit may hold; write it in parts.
+        """
+        try:
+            verified = self._verified(max_fact_bytes)
+            fits = _size(verified) <= commit_bytes(max_fact_bytes)
+        except SquidError:
+            fits = False
+        if not fits:
+            self._mend(max_fact_bytes)
+            verified = self._verified(max_fact_bytes)
+            if _size(verified) > commit_bytes(max_fact_bytes) and len(self.refs) > 1:
+                raise GroupTooLarge(f"{_size(verified):,} bytes of facts")
+        return verified
+
+    def _verified(self, max_fact_bytes: int) -> list[Verified]:
+        everything = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
+        return check_appends(arrange(everything), max_fact_bytes) if everything else []
+
+    def _mend(self, max_fact_bytes: int) -> None:
+        """Refuse each member whose own fact cannot be written, and plan again what could not be."""
+        unwritable = {i: error for i, fact in self.facts.items() if (error := _refused([fact], max_fact_bytes))}
+        for i, error in unwritable.items():
+            del self.facts[i]
+            self.errors[i] = error
+        for run_id in list(self.planned):
+            places = self._planned_for[run_id]
+            self._planned_for[run_id] = [i for i in places if i not in unwritable]
+            if len(self._planned_for[run_id]) == len(places) and not _refused(self.planned[run_id], max_fact_bytes):
+                continue
+            self._plan_run(run_id, max_fact_bytes)
+            error = _refused(self.planned.get(run_id, ()), max_fact_bytes)
+            if error is not None:
+                self._refuse(run_id, error)
+
+    def _plan_run(self, run_id: str, max_fact_bytes: int | None) -> None:
+        self.planned.pop(run_id, None)
+        if self._plan_of is None or not self._planned_for[run_id]:
+            return
+        try:
+            self.planned[run_id] = self._plan_of(run_id, self._planned_for[run_id], max_fact_bytes)
+        except SquidError as error:
+            self._refuse(run_id, error)
+
+    def _refuse(self, run_id: str, error: SquidError) -> None:
+        """Let the members of a run write nothing, and the run neither."""
+        self.planned.pop(run_id, None)
+        for i in self._planned_for[run_id]:
+            self.facts.pop(i, None)
+            self.errors[i] = error
+
+
+def _refused(facts: Sequence[Fact], max_fact_bytes: int) -> SquidError | None:
+    """Return why facts cannot be written, or not in one commit; None when they can."""
+    try:
+        size = _size(check_appends(arrange(facts), max_fact_bytes)) if facts else 0
+    except SquidError as error:
+        return error
+    most = commit_bytes(max_fact_bytes)
+    return InvalidFact(f"what follows takes {size:,} bytes, more than the {most:,} allowed") if size > most else None
+
+
+def _size(verified: Iterable[Verified]) -> int:
+    return sum(len(encoded.data) for one in verified for encoded in one.encoded)

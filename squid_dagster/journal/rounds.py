@@ -1,0 +1,136 @@
+"""Rounds: a group of independent members, written in parts so that no member fails another.
+
+A round names each attempt once, and is bounded in members and bytes. A round that is refused as a whole is halved until
+the member that is refused stands alone; only what concerns every member, such as a database that is away, is raised.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pydantic_core import to_json
+
+from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Failed, Outcome
+from squid_dagster.limits import MAX_ROUND_BYTES, MAX_ROUND_MEMBERS
+from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.errors import (
+    EmbeddedUnavailable,
+    ForeignSchema,
+    NotFound,
+    SchemaOutdated,
+    SchemaTooNew,
+    SquidError,
+    StorageRefused,
+    StorageUnavailable,
+    ViewsMissing,
+)
+from squid_dagster.protocol.threads import is_part
+
+logger = redacting_logger(__name__)
+
+_OF_ALL = (StorageUnavailable, ViewsMissing, SchemaOutdated, SchemaTooNew, ForeignSchema, EmbeddedUnavailable)
+_INTERNAL = "XX"  # the class of what Postgres says when a value is larger than it can hold, among other things
+
+
+class GroupTooLarge(SquidError):
+    """The facts of a group, with what was planned, are more than one commit may hold: it is written in parts."""
+
+
+def answer_in_rounds(
+    refs: Sequence[ClaimRef],
+    write: Callable[[list[int]], Sequence[Answer]],
+    size_of: Callable[[int], int] = lambda _: 0,
+) -> list[Answer]:
+    """Return the answers to all members; `write` is called with the places of a round, and answers each of them.
+
+    Raises:
+        StorageUnavailable, ViewsMissing: nothing can be written now; members of earlier rounds may be on record, and
+            repeating them is safe.
+    """
+    answers: dict[int, Answer] = {}
+    for i, ref in enumerate(refs):
+        if not _is_possible(ref):
+            # Nothing is asked of a storage that it could not even be sent.
+            answers[i] = Answer(ref, error=NotFound(f"no attempt {ref.runnable_key!r:.80} of run {ref.run_id!r:.80}"))
+    for places in _rounds(refs, [i for i in range(len(refs)) if i not in answers], size_of):
+        answers.update(zip(places, _halved(refs, places, write), strict=True))
+    return [answers[i] for i in range(len(refs))]
+
+
+def outcome_bytes(outcome: Outcome) -> int:
+    """Return how large an outcome is as JSON; 0 for one that is none, which is refused when it is judged."""
+    value = outcome.result if isinstance(outcome, Completed) else outcome.error if isinstance(outcome, Failed) else None
+    if value is None or isinstance(value, int | float):
+        return 0
+    try:
+        return len(to_json(value))
+    except (ValueError, TypeError, RecursionError):
+        return 0
+
+
+def concerns_all(error: Exception) -> bool:
+    """Return whether an error is about the storage and not about a member, so that other members fare no better."""
+    return isinstance(error, _OF_ALL)
+
+
+def _is_possible(ref: ClaimRef) -> bool:
+    return is_part(ref.run_id) and is_part(ref.queue) and _is_text(ref.runnable_key) and _is_text(ref.claim_id)
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _rounds(refs: Sequence[ClaimRef], places: list[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
+    """Yield places in rounds: an attempt that is named again comes in a later one, as it would if it stood alone."""
+    named: dict[tuple[str, str], int] = {}
+    repeats: list[list[int]] = []
+    for i in places:
+        attempt = (refs[i].run_id, refs[i].runnable_key)
+        nth = named[attempt] = named.get(attempt, -1) + 1
+        if nth == len(repeats):
+            repeats.append([])
+        repeats[nth].append(i)
+    for several in repeats:
+        yield from _bounded(several, size_of)
+
+
+def _bounded(places: list[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
+    if len(places) == 1:
+        yield places
+        return
+    part: list[int] = []
+    taken = 0
+    for i in places:
+        size = size_of(i)
+        if part and (taken + size > MAX_ROUND_BYTES or len(part) == MAX_ROUND_MEMBERS):
+            yield part
+            part, taken = [], 0
+        part.append(i)
+        taken += size
+    if part:
+        yield part
+
+
+def _halved(
+    refs: Sequence[ClaimRef], places: list[int], write: Callable[[list[int]], Sequence[Answer]]
+) -> list[Answer]:
+    """Write a round; if it is refused as a whole, write its halves."""
+    try:
+        return list(write(places))
+    except Exception as error:
+        internal = isinstance(error, StorageUnavailable) and (error.sqlstate or "").startswith(_INTERNAL)
+        if concerns_all(error) and not (internal and len(places) > 1):
+            raise
+        if len(places) == 1:
+            return [Answer(refs[places[0]], error=_refusal(refs[places[0]], error))]
+        logger.info("a group of %d is written in parts: %s: %s", len(places), type(error).__name__, error)
+    half = len(places) // 2
+    return [*_halved(refs, places[:half], write), *_halved(refs, places[half:], write)]
+
+
+def _refusal(ref: ClaimRef, error: Exception) -> SquidError:
+    if isinstance(error, SquidError):
+        return error
+    logger.error("%s cannot be written", ref.runnable_key, exc_info=error)
+    return StorageRefused(f"{ref.runnable_key!r} cannot be written: {type(error).__name__}: {error}")
