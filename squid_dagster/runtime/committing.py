@@ -11,9 +11,9 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
-from squid_dagster.logs import redacting_logger
 from squid_dagster.journal.rounds import outcome_bytes
 from squid_dagster.limits import MAX_ROUND_BYTES
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime

@@ -200,7 +200,7 @@ def error_map(code: str, message: str) -> JsonObject:
     return {"code": code, "message": _bounded(message, _LONGEST_MESSAGE)}
 
 
-def _details(error: Fail) -> JsonValue:
+def _details(error: Fail) -> Any:
     size = len(to_json(error.details))
     if size <= MAX_RESULT_BYTES:
         return redacted(error.details)

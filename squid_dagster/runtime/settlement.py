@@ -1,6 +1,5 @@
 """Writing down what came of claims, many in one commit, with everything that follows from them."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,13 +15,14 @@ from squid_dagster.journal.dispatch import (
     PlanRequest,
     Settlement,
 )
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
 from squid_dagster.workflow.state import is_unreadable
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 
 @dataclass(slots=True)

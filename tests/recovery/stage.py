@@ -2,7 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -25,7 +28,24 @@ _MOST = 200  # units of work in one scenario: more than that is a loop that does
 
 
 class Interrupted(BaseException):
-    """What a step raises when somebody interrupts it, as Ctrl-C does."""
+    """What the handler of a signal raises in the middle of a step, as that of Ctrl-C does."""
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGHUP interrupt what runs in the main thread, the only one that signals reach."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @dataclass(slots=True)
@@ -94,8 +114,9 @@ def work(scene: Scene) -> None:
     """Do what workers do until nothing is due within the horizon, moving the clock over retries and lost leases."""
     for _ in range(_MOST):
         try:
-            if scene.squid.execute_next(scene.case) is not None:
-                continue
+            with _interruptible():
+                if scene.squid.execute_next(scene.case) is not None:
+                    continue
         except (ExpiredClaim, Interrupted):
             continue
         due = _next_due(scene)

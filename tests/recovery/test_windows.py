@@ -35,6 +35,7 @@ WITHOUT_A_WINDOW = {
     "journal/fold_dispatch.py commit_in_order: storage.commit": "where commits span threads, there is one append",
     "runtime/starting.py write_starts: runtime.dispatch.open_runs": "only on Postgres: one transaction for all runs",
     "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
+    "runtime/committing.py give_back: self._runtime.dispatch.release": "one append",
     "runtime/leases.py claim: runtime.dispatch.claim": "one append",
     "runtime/leases.py extended: runtime.dispatch.heartbeat": "one append",
     "runtime/leases_claiming.py claim_item: runtime.decide": "one append, only on Postgres",

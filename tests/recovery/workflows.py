@@ -1,11 +1,13 @@
 """The workflows of the scenarios: small, and each the same however often it is interrupted."""
 
+import signal
+import threading
 from datetime import timedelta
 from typing import Annotated, Any
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow
-from tests.recovery.stage import NEVER, Interrupted
+from tests.recovery.stage import NEVER
 
 
 def done(ctx: StepContext) -> dict[str, Any]:
@@ -258,8 +260,8 @@ def interrupted() -> Workflow:
     workflow = Workflow("interrupted")
 
     def touchy(ctx: StepContext) -> dict[str, Any]:
-        if ctx.fencing_token == 1:
-            raise Interrupted
+        if ctx.fencing_token == 1 and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGHUP)
         return {"did": ctx.step}
 
     workflow.step(name="touchy")(touchy)

@@ -1,6 +1,5 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -54,6 +53,7 @@ from squid_dagster.journal.settling import (
 )
 from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.limits import MAX_CLAIMS
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
@@ -61,7 +61,7 @@ from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, is_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
     %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
