@@ -8,17 +8,20 @@ from psycopg import sql
 from squid_dagster.backlog.contract import Rebuilt
 from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema import lock_number, render, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
+from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
 from squid_dagster.protocol.backlog import BacklogProjection
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 _PAGE = 5_000
-_SWAPS = 6  # each lets others wait for two seconds at most
+_SWAPS = 10  # each lets others wait for a second
+_TABLES = ("backlog",)
 
 # journal_entries_thread
 _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
@@ -36,16 +39,13 @@ def rebuild(storage: PostgresStorage) -> Rebuilt:
     Raises:
         StorageUnavailable: another rebuild is under way, or somebody holds a lock on the table; nothing was changed.
     """
-    with storage.connection() as connection:
-        number = lock_number(storage.schema, "rebuild cards")
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
-        if row is None or not row[0]:
+    with storage.connection() as guard, storage.connection() as connection:
+        if not take_long_lock(guard, lock_number(storage.schema, "rebuild cards")):
             raise StorageUnavailable(f"another rebuild of the cards in schema {storage.schema!r} is under way: wait")
         try:
             return _Rebuild(storage, connection).run()
         finally:
-            if not connection.broken:
-                connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
+            release_long_lock(guard)
 
 
 def rebuild_within(storage: PostgresStorage, connection: PgConnection) -> Rebuilt:
@@ -62,12 +62,14 @@ class _Rebuild:
     def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
         self._storage, self._connection = storage, connection
         self._projection, self._revision = BacklogProjection(), 0
+        self._made: object = None  # by which the table in the making is known for ours
 
     def run(self) -> Rebuilt:
         """Fold what there is without stopping anybody; then let others wait, fold the rest, and swap."""
         schema = self._storage.schema
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
         self._connection.execute(render("0004_cards", schema, SHADOW))
+        self._made = self._shadow(schema)
         self._catch_up(SHADOW)
         for tries_left in reversed(range(_SWAPS)):
             try:
@@ -76,10 +78,16 @@ class _Rebuild:
                 break
             except psycopg.errors.LockNotAvailable as error:
                 if not tries_left:
+                    holders = describe_holders(self._connection, schema, _TABLES, "cards") or "an idle transaction?"
                     raise StorageUnavailable(
-                        "the cards could not be swapped in: somebody holds a lock on them (an idle transaction?)"
+                        f"the cards could not be swapped in: somebody holds a lock on them ({holders})"
                     ) from error
+            end_vacuums(self._connection, schema, _TABLES)
         return Rebuilt(self._revision, len(self._projection.cards), len(self._projection.anomalies))
+
+    def _shadow(self, schema: str) -> object:
+        name = f'"{schema}".backlog{SHADOW}'
+        return self._connection.execute("SELECT to_regclass(%s)::oid::bigint", (name,)).fetchone()
 
     def _catch_up(self, suffix: LiteralString) -> None:
         schema = self._storage.schema
@@ -95,8 +103,10 @@ class _Rebuild:
                 self._connection.execute(statement(_INSERT, schema, suffix), (rows,))
 
     def _swap(self, schema: str) -> None:
-        self._connection.execute("SET LOCAL lock_timeout = '2s'")
-        self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, "cards"),))
+        close_gate(self._connection, schema, "cards")
+        if self._shadow(schema) != self._made:  # the lock of a rebuild may be lost with its connection
+            raise StorageUnavailable(f"another rebuild of the cards in schema {schema!r} is under way: wait")
+        lock_tables(self._connection, schema, _TABLES)
         # What was folded is not unfolded when the lock of a table cannot be had in time: that comes first.
         swap_in(self._connection, schema, "backlog")
         self._catch_up("")

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import psycopg
 
-from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
 from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.errors import WarehouseBusy
@@ -30,7 +30,7 @@ def alone(storage: PostgresStorage, warehouse: Warehouse, wait: timedelta = time
     number = lock_number(storage.schema, f"warehouse:{warehouse.files.identity}")
     with storage.connection() as connection:
         deadline = time.monotonic() + wait.total_seconds()
-        while not _taken(connection, number):
+        while not take_long_lock(connection, number):
             if time.monotonic() >= deadline:
                 raise WarehouseBusy(
                     f"another refresh of the warehouse {warehouse.path!r} is under way: wait for it, then try again"
@@ -49,10 +49,4 @@ def alone(storage: PostgresStorage, warehouse: Warehouse, wait: timedelta = time
         try:
             yield check
         finally:
-            if not connection.closed and not connection.broken:
-                connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
-
-
-def _taken(connection: PgConnection, number: int) -> bool:
-    row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
-    return row is not None and bool(row[0])
+            release_long_lock(connection)

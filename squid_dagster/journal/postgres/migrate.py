@@ -1,40 +1,94 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
+import logging
 import threading
+import time
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.functions import apply_functions, digest
 from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
-from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew
+from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
+from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew, StorageUnavailable
+
+logger = logging.getLogger(__name__)
 
 _ALEMBIC = threading.Lock()  # it keeps the migration that is under way in globals
+_PATIENCE_SECONDS = 60.0  # for all tries together
+_PAUSE_SECONDS = 0.2  # in which others go on
+
+# By version: the relations that its migration alters, of those that were there before it.
+_ALTERED: dict[int, tuple[str, ...]] = {4: ("journal_entries", "journal_threads"), 6: ("journal_positions",)}
 
 
 def upgrade(engine: Engine, schema: str) -> int:
-    """Create or upgrade the schema and return its version. Safe when many processes do it at once.
+    """Create or upgrade the schema and return its version. Safe when many processes do it at once, and while code of
+    this and older versions works: writers wait while it is changed, and go on.
 
     Raises:
         ForeignSchema: tables of our names are there that are not ours; nothing was changed.
         SchemaTooNew: a newer version wrote this schema and says that this code cannot use it.
+        StorageUnavailable: others hold locks that are needed, for longer than a minute; nothing was changed.
     """
-    with _ALEMBIC, engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
-        found = _version(connection, schema)
-        if found is None or found < CODE_VERSION or _has_other_functions(connection, schema, found):
-            if not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
-                connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
-            build(connection, schema)
-        return _checked(connection, schema)
+    began, found = time.monotonic(), None
+    with _ALEMBIC:
+        while True:
+            try:
+                with engine.begin() as connection:
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
+                    found = _version(connection, schema)
+                    _bring_up_to_date(connection, schema, found)
+                    return _checked(connection, schema)
+            except psycopg.errors.LockNotAvailable:
+                _give_way(engine, schema, found or 0, time.monotonic() - began)
+
+
+def _bring_up_to_date(connection: Connection, schema: str, found: int | None) -> None:
+    if found is not None and found >= CODE_VERSION and not _has_other_functions(connection, schema, found):
+        return
+    if found is not None:
+        import alembic.command  # noqa: F401  before others have to wait
+
+        driver = _driver(connection)
+        close_gate(driver, schema)
+        lock_tables(driver, schema, _altered_after(found))
+    elif not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
+        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+    build(connection, schema)
+
+
+def _give_way(engine: Engine, schema: str, version: int, waited_seconds: float) -> None:
+    """Let others go on for a moment. Raises `StorageUnavailable` after a minute of that."""
+    names = _altered_after(version)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        driver = _driver(connection)
+        holders = describe_holders(driver, schema, names) or "sessions that are gone by now"
+        told = f"locks on schema {schema!r} that are held by {holders}"
+        if waited_seconds > _PATIENCE_SECONDS:
+            raise StorageUnavailable(f"the upgrade gave up after {waited_seconds:.0f} s of waiting for {told}")
+        logger.warning("the upgrade waits for %s", told)
+        end_vacuums(driver, schema, names)
+    time.sleep(_PAUSE_SECONDS)
+
+
+def _altered_after(version: int) -> list[str]:
+    return sorted({name for number, names in _ALTERED.items() if number > version for name in names})
+
+
+def _driver(connection: Connection) -> PgConnection:
+    driver: Any = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)  # noqa: S101  no other driver is supported
+    return driver
 
 
 def build(connection: Connection, schema: str) -> None:
     """Run the migrations that a schema lacks and replace its functions, in the open transaction."""
     if _version(connection, schema) != CODE_VERSION:
         migrate_tables(connection, schema)
-    driver: Any = connection.connection.driver_connection
-    apply_functions(driver, schema)
+    apply_functions(_driver(connection), schema)
 
 
 def migrate_tables(connection: Connection, schema: str, upto: str = "head") -> None:

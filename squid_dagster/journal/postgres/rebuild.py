@@ -13,18 +13,20 @@ import psycopg
 from psycopg import sql
 
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
+from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 
 _PAGE = 5_000  # entries in one read, and so in one short transaction
 _SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
 _ROUNDS = 8
-_SWAPS = 6  # each lets writers wait for two seconds at most
+_SWAPS = 10  # each lets writers wait for a second
 
 # journal_entries_run
 _PAGE_OF_RUNS: LiteralString = (
@@ -40,6 +42,8 @@ _LOOSE: LiteralString = (
 _TOUCHED: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
 _COUNT: LiteralString = """SELECT count(*) FROM (
     SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
+_SHADOWS: LiteralString = """SELECT oid::bigint FROM pg_catalog.pg_class
+    WHERE relname = ANY (%s) AND relnamespace = to_regnamespace(%s) ORDER BY oid"""
 
 Progress = Callable[[int], None]
 Fill = Callable[[int, Progress], tuple[int, int]]
@@ -65,7 +69,7 @@ def rebuild_views(storage: PostgresStorage, progress: Progress | None = None, *,
     Raises:
         StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
     """
-    with storage.connection() as connection, _alone(connection, storage.schema):
+    with _alone(storage), storage.connection() as connection:
         return Rebuild(storage, connection, fill).run(progress or (lambda _: None))
 
 
@@ -77,6 +81,7 @@ class Rebuild:
         self._connection = connection
         self._schema = storage.schema
         self._fill = fill or self.fill
+        self._shadows: list[tuple[Any, ...]] = []  # by which these tables are known for ours
 
     def run(self, progress: Progress) -> Rebuilt:
         """Create, fill, catch up, swap."""
@@ -100,6 +105,7 @@ class Rebuild:
                 name = sql.Identifier(self._schema, view + SHADOW)
                 self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
             self._connection.execute(views_sql(self._schema, SHADOW))
+            self._shadows = self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema)
 
     def fill(self, cut: int, progress: Progress) -> tuple[int, int]:
         """Fold the journal up to a cut into the shadows; return how many runs and entries there were."""
@@ -155,16 +161,21 @@ class Rebuild:
                     return self._swap(covered)
             except psycopg.errors.LockNotAvailable as error:
                 if not tries_left:
+                    holders = describe_holders(self._connection, self._schema, VIEWS) or "an idle transaction?"
                     raise StorageUnavailable(
-                        "the views could not be swapped in: somebody holds a lock on them (an idle transaction?)"
+                        f"the views could not be swapped in: somebody holds a lock on them ({holders})"
                     ) from error
+            end_vacuums(self._connection, self._schema, VIEWS)
         raise AssertionError  # the loop returns or raises
 
     def _swap(self, covered: int) -> tuple[int, int]:
-        self._connection.execute("SET LOCAL lock_timeout = '2s'")
-        self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self._schema, "gate"),))
+        close_gate(self._connection, self._schema)
+        # The lock of a rebuild may be lost with its connection, and another one may have begun.
+        if self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema) != self._shadows:
+            raise _another(self._schema)
         end = max(covered, self._cut())
         touched = self.catch_up(covered, end)
+        lock_tables(self._connection, self._schema, VIEWS)
         for view in VIEWS:
             swap_in(self._connection, self._schema, view)
         return end, touched
@@ -183,16 +194,18 @@ class Rebuild:
 
 
 @contextmanager
-def _alone(connection: PgConnection, schema: str) -> Iterator[None]:
-    number = lock_number(schema, "rebuild")
-    row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
-    if row is None or not row[0]:
-        raise StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
-    try:
-        yield
-    finally:
-        if not connection.broken:
-            connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
+def _alone(storage: PostgresStorage) -> Iterator[None]:
+    with storage.connection() as connection:
+        if not take_long_lock(connection, lock_number(storage.schema, "rebuild")):
+            raise _another(storage.schema)
+        try:
+            yield
+        finally:
+            release_long_lock(connection)
+
+
+def _another(schema: str) -> StorageUnavailable:
+    return StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
 
 
 def _run_id(entry: Entry) -> str:

@@ -35,7 +35,7 @@ BEGIN
     END IF;
     IF true = ANY (v_new) THEN
         INSERT INTO {schema}.journal_threads (id, rev)
-        SELECT p_threads[i], p_counts[i] FROM generate_subscripts(p_threads, 1) i WHERE v_new[i] ORDER BY 1
+        SELECT p_threads[i], p_counts[i] FROM generate_subscripts(p_threads, 1) i WHERE v_new[i] ORDER BY i
             ON CONFLICT DO NOTHING;
         GET DIAGNOSTICS v_made = ROW_COUNT;
         IF v_made < cardinality(array_positions(v_new, true)) THEN

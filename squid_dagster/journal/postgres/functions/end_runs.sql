@@ -58,17 +58,19 @@ BEGIN
     END IF;
     v_count := cardinality(v_places);
 
-    -- journal_threads_pkey, twice. Whoever writes to a run's thread holds the run, so that the order is all the same.
+    -- journal_threads_pkey, twice, in the order of ids: those of queues before those of runs.
+    SELECT array_agg(q.queue ORDER BY q.i), array_agg(t.rev ORDER BY q.i), array_agg(q.count ORDER BY q.i)
+      INTO v_queues, v_queue_revs, v_counts
+      FROM (SELECT c.queue, count(*), row_number() OVER (ORDER BY c.queue COLLATE "C") AS i
+              FROM (SELECT n.c->>3 AS queue FROM json_array_elements(p_claims) WITH ORDINALITY n (c, i)
+                     WHERE n.i = ANY (v_places) OFFSET 0) c
+             GROUP BY c.queue ORDER BY c.queue COLLATE "C") q
+      CROSS JOIN LATERAL (
+            SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || q.queue FOR UPDATE) t;
     WITH moved AS (
         UPDATE {schema}.journal_threads t SET rev = t.rev + 2
           FROM unnest(v_runs) WITH ORDINALITY n (id, i) WHERE t.id = 'squid:run:' || n.id RETURNING n.i, t.rev
     ) SELECT array_agg(rev ORDER BY i) INTO v_revs FROM moved;
-    SELECT array_agg(q.queue ORDER BY q.queue), array_agg(t.rev ORDER BY q.queue), array_agg(q.count ORDER BY q.queue)
-      INTO v_queues, v_queue_revs, v_counts
-      FROM (SELECT n.c->>3 AS queue, count(*) FROM json_array_elements(p_claims) WITH ORDINALITY n (c, i)
-             WHERE n.i = ANY (v_places) GROUP BY 1 ORDER BY 1) q
-      CROSS JOIN LATERAL (
-            SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || q.queue FOR UPDATE) t;
     IF cardinality(v_revs) <> v_count OR (SELECT sum(n) FROM unnest(v_counts) n) IS DISTINCT FROM v_count THEN
         RAISE EXCEPTION 'a thread is missing' USING ERRCODE = 'SQ003';
     END IF;
@@ -80,7 +82,7 @@ BEGIN
            {schema}.entry_digest(f.thread, f.seq, f.type, f.run_id, v_now, f.data)
       FROM (SELECT e.*, m.run_id
               FROM (SELECT n.run_id, n.c->>0 AS key, n.c->>3 AS queue, n.o->0 AS completed, n.o->1 AS transition,
-                           row_number() OVER (ORDER BY n.c->>3, n.i) AS ord,
+                           row_number() OVER (ORDER BY (n.c->>3) COLLATE "C", n.i) AS ord,
                            row_number() OVER (PARTITION BY n.c->>3 ORDER BY n.i) AS k,
                            row_number() OVER (ORDER BY n.i) AS nth
                       FROM ROWS FROM (unnest(p_runs), json_array_elements(p_claims), json_array_elements(p_outcomes))

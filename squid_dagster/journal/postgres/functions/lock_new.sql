@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION {schema}.lock_new(
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
     PERFORM pg_advisory_xact_lock({buckets}, bucket)
-       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY 1) b;
+       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY bucket) b;
     -- runs_pkey
     IF p_now > clock_timestamp() OR p_now < clock_timestamp() - interval '100 milliseconds'
        OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN

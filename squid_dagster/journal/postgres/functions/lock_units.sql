@@ -22,7 +22,7 @@ BEGIN
     -- A run without a row cannot be locked by it: its first writers queue up for one of 512 buckets instead.
     PERFORM pg_advisory_xact_lock({buckets}, bucket) FROM (
         SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id
-         WHERE NOT EXISTS (SELECT FROM {schema}.runs r WHERE r.run_id = id) ORDER BY 1
+         WHERE NOT EXISTS (SELECT FROM {schema}.runs r WHERE r.run_id = id) ORDER BY bucket
     ) missing;
     -- runs_pkey
     SELECT json_agg(r) INTO v_runs FROM (

@@ -32,7 +32,7 @@ BEGIN
         v_locked := pg_advisory_xact_lock({buckets}, hashtext(p_runs[1]) & 511)::text;
     ELSE
         PERFORM pg_advisory_xact_lock({buckets}, bucket)
-           FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY 1) b;
+           FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY bucket) b;
     END IF;
     v_now := clock_timestamp();
     -- runs_pkey
@@ -50,7 +50,7 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO {schema}.journal_threads (id, rev)
-    SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id ORDER BY 1 ON CONFLICT DO NOTHING;
+    SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id ORDER BY id COLLATE "C" ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS v_made = ROW_COUNT;
     IF v_made < v_count THEN
         RAISE EXCEPTION 'not new' USING ERRCODE = 'SQ003';
