@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 
 logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 2.0
 _FIRST_REMINDER_SECONDS, _LONGEST_REMINDER_SECONDS = 10.0, 600.0
 
 
@@ -27,14 +27,14 @@ def when_available(
     `seconds_left` is asked how long it may still wait; `pause` waits between two tries, and may be woken early.
 
     Raises:
-        StorageUnavailable: the last try's, when no time is left.
+        StorageUnavailable, ViewsMissing: the last try's, when no time is left.
     """
     began = time.monotonic()
     delay, reminder, told_at = _FIRST_PAUSE_SECONDS, _FIRST_REMINDER_SECONDS, 0.0
     while True:
         try:
             result = attempt()
-        except StorageUnavailable as error:
+        except (StorageUnavailable, ViewsMissing) as error:
             left = seconds_left()
             if left <= 0:
                 raise

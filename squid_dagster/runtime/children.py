@@ -16,6 +16,7 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
+from squid_dagster.runtime.step_calls import StepCalls
 from squid_dagster.workflow.context import StepContext
 from squid_dagster.workflow.definition import Definition
 
@@ -24,14 +25,14 @@ class ChildStarter:
     """Start children for the step that a claim is held for, as `StepContext.child_starter`.
 
     The claim with its token is private to this object: the fields of a context, which anybody can make up, say nothing
-    about whether children may be started.
+    about whether children may be started. A database that is away is waited for as long as the claim stands.
     """
 
-    __slots__ = ("_claim", "_runtime")
+    __slots__ = ("_calls", "_runtime")
 
-    def __init__(self, runtime: Runtime, claim: Claim) -> None:
+    def __init__(self, runtime: Runtime, calls: StepCalls) -> None:
         """Bind to the claim whose step is executed."""
-        self._runtime, self._claim = runtime, claim
+        self._runtime, self._calls = runtime, calls
 
     def __call__(self, context: StepContext, workflow: WorkflowRef, payload: Payload = None, **options: Any) -> Receipt:
         """Start a child with the runtime that executes the step. Raises as `start_child_run`."""
@@ -41,13 +42,14 @@ class ChildStarter:
         self, runtime: Runtime, context: StepContext, workflow: WorkflowRef, payload: Payload, **options: Any
     ) -> Receipt:
         """Start a child with the definitions of any runtime on the same journal. Raises as `start_child_run`."""
-        ref = self._claim.ref
+        claim = self._calls.claim
+        ref = claim.ref
         if (context.run_id, context.runnable_key) != (ref.run_id, ref.runnable_key):
             raise StaleClaim(
                 f"the context names {context.runnable_key!r} of run {context.run_id!r}, but its claim is on "
                 f"{ref.runnable_key!r}: use the context that the step was given"
             )
-        return start_child_run(runtime, self._claim, workflow, payload, **options)
+        return self._calls.make("starts a child", lambda: start_child_run(runtime, claim, workflow, payload, **options))
 
 
 def start_child_run(

@@ -20,6 +20,7 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.interrupts import is_interrupt
+from squid_dagster.runtime.step_calls import infrastructure
 from squid_dagster.workflow.binding import call_arguments, compensation_arguments
 from squid_dagster.workflow.context import Cancellation, StepContext
 from squid_dagster.workflow.declared import StepKind
@@ -156,9 +157,11 @@ def completed(returned: Any) -> Outcome:
 def outcome_of_error(
     error: BaseException, step: StepDefinition, attempt: Attempt, random_unit: Callable[[], float]
 ) -> Outcome:
-    """Turn what a step raised into a deferral, a retry or a final failure."""
+    """Turn what a step raised into a deferral, a retry or a final failure; if it was the database, into neither."""
     if isinstance(error, Defer):
         return Deferred(redacted_error(error.reason), error.after)
+    if not isinstance(error, Fail) and (lost := infrastructure(error)) is not None:
+        return interrupted(lost, attempt)
     return failure(describe_error(error), isinstance(error, Fail), step, attempt, random_unit)
 
 

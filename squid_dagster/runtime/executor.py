@@ -1,6 +1,7 @@
 """From a claim to an outcome: finds the definition, binds the input, and runs the step where it wants to run."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from squid_dagster.journal import load_run
@@ -17,6 +18,7 @@ from squid_dagster.runtime.execution import (
     outcome_of,
 )
 from squid_dagster.runtime.isolation import run_isolated
+from squid_dagster.runtime.step_calls import Pause, StepCalls
 from squid_dagster.runtime.transactions import run_transactional
 from squid_dagster.workflow.context import Cancellation
 from squid_dagster.workflow.definition import Definition
@@ -26,17 +28,22 @@ from squid_dagster.workflow.state import outputs_of, payload_of
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Runs steps of one runtime. `run_async` runs a coroutine to its end and gives its result."""
+    """Runs steps of one runtime. `run_async` runs a coroutine to its end and gives its result.
+
+    Our own calls inside a step wait for the database as long as a `lease`, the runtime's if None; `pause` waits.
+    """
 
     runtime: Runtime
     run_async: AsyncRunner
+    lease: timedelta | None = None
+    pause: Pause = Cancellation.wait
 
     def perform(self, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
         """Run the claimed attempt. A transactional step that succeeded is settled already: then it is an answer.
 
         Raises:
             IncompatibleDefinition: the attempt's definition is not registered here: give the claim back.
-            StorageUnavailable: a transactional step lost its connection.
+            StorageUnavailable: a transactional step lost its connection, or the state could not be read.
         """
         attempt = claim.attempt
         definition = self.runtime.registry.find(
@@ -44,8 +51,10 @@ class Executor:
         )
         if definition is None:
             raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
-        state = LazyState(lambda: self._state(definition, attempt.run_id))
-        context = make_context(claim, definition, state, cancelled, child_starter=ChildStarter(self.runtime, claim))
+        calls = StepCalls(claim, cancelled, self.lease or self.runtime.lease, self.pause)
+        state = LazyState(lambda: calls.make("reads its state", lambda: self._state(definition, attempt.run_id)))
+        starter = ChildStarter(self.runtime, calls)
+        context = make_context(claim, definition, state, cancelled, child_starter=starter)
         try:
             call = make_call(definition, attempt, context, self.runtime.resources)
         except InvalidInput as error:
@@ -53,7 +62,7 @@ class Executor:
         except MissingResource as error:
             return Failed(error_map("missing_resource", str(error)))
         if call.step.transactional and call.task is call.step.task and call.task is not None:
-            return run_transactional(self.runtime, claim, call, self.run_async)
+            return run_transactional(self.runtime, calls, call, self.run_async)
         if call.step.isolate and call.task is not None:
             return run_isolated(call, cancelled, self.runtime.random_unit)
         return outcome_of(call, self.run_async, self.runtime.random_unit)

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from squid_dagster.journal.dispatch import Deferred, Failed, Outcome
+from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.execution import (
@@ -20,8 +21,10 @@ from squid_dagster.runtime.execution import (
     describe_error,
     error_map,
     failure,
+    interrupted,
     outcome_of_error,
 )
+from squid_dagster.runtime.step_calls import infrastructure
 from squid_dagster.workflow.context import Cancellation, StepContext
 from squid_dagster.workflow.outcomes import Defer, Fail
 
@@ -35,6 +38,7 @@ class _Raised(NamedTuple):
 
     error: JsonObject
     final: bool
+    lost: str | None = None  # a failure of the database that it came from
 
 
 def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], float]) -> Outcome:
@@ -44,8 +48,9 @@ def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], 
     name, and its resources must be picklable. Results become JSON, and errors words, before they come back.
     """
     assert call.task is not None  # noqa: S101  built-ins are never isolated
+    arguments = _portable(call.arguments)  # reads the run's state: whatever that raises is none of the step's
     try:
-        work = pickle.dumps((call.task.function, call.task.is_async, call.step.name, _portable(call.arguments)))
+        work = pickle.dumps((call.task.function, call.task.is_async, call.step.name, arguments))
     except Exception as error:  # noqa: BLE001  what is pickled is code of the author's and may raise anything
         message = f"step {call.step.name!r} cannot run isolated: {error}; define it, and what it takes, at module level"
         return Failed(error_map("not_isolatable", message))
@@ -64,6 +69,8 @@ def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], 
         died = ChildProcessError(f"the process of step {call.step.name!r} ended with code {process.exitcode}")
         return outcome_of_error(died, call.step, call.attempt, random_unit)
     if isinstance(answer, _Raised):
+        if answer.lost is not None:
+            return interrupted(StorageUnavailable(answer.lost), call.attempt)
         return failure(answer.error, answer.final, call.step, call.attempt, random_unit)
     return answer
 
@@ -118,4 +125,6 @@ def _outcome(work: bytes) -> Outcome | _Raised:
     except Defer as error:
         return Deferred(redacted_error(error.reason), error.after)
     except BaseException as error:  # noqa: BLE001  whatever it was, the parent wants to know
-        return _Raised(describe_error(error), isinstance(error, Fail))
+        final = isinstance(error, Fail)
+        lost = None if final else infrastructure(error)
+        return _Raised(describe_error(error), final, None if lost is None else str(lost))

@@ -48,7 +48,7 @@ def execute_one(
         return None
     (cancelled,) = heartbeats.add(claims)
     try:
-        came = _perform(runtime, claims[0], cancelled)
+        came = _perform(runtime, claims[0], cancelled, term)
         if isinstance(came, Answer):
             came.unwrap()
             runtime.notifier.notify([claims[0].ref.queue])
@@ -71,11 +71,11 @@ def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancell
             backoff = min(backoff * 2, _LONGEST_BACKOFF)
 
 
-def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
+def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation, lease: timedelta) -> Outcome | Answer:
     """Run the step. If a signal or a lost database interrupts it, give the attempt back and raise."""
     try:
         with note_interrupts():
-            return Executor(runtime, _run_async).perform(claim, cancelled)
+            return Executor(runtime, _run_async, lease).perform(claim, cancelled)
     except BaseException as error:
         with suppress(SquidError):
             settle(runtime, [Settlement(claim.ref, interrupted(error, claim.attempt))])

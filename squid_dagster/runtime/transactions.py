@@ -25,6 +25,7 @@ from squid_dagster.runtime.execution import (
 )
 from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.runtime.settlement import unwritable
+from squid_dagster.runtime.step_calls import StepCalls
 
 # Settings of the transaction that a step is given; gone when the step has ended that transaction. A step may do other
 # things than SQL for as long as it likes: its lease says whether it is alive, and no timeout for idle sessions does.
@@ -43,7 +44,7 @@ _LIMITS = {
 _NOT_THE_STEP = ("40", "53", "58", "25006", "57P0")
 
 
-def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
+def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
     """Call a step with the connection that it asks for, and complete it in the same transaction.
 
     No lock of ours is taken until the step returns; then fence, clock and commit come together. Gives the answer of the
@@ -53,11 +54,12 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
         StorageUnavailable: the connection was lost, or the database could not do it now. The step may be delivered
             again: nothing of it was committed.
     """
-    storage, store = runtime.storage, runtime.dispatch
+    storage, store, claim = runtime.storage, runtime.dispatch, calls.claim
     if not isinstance(storage, PostgresStorage) or not isinstance(store, PostgresDispatchStore):
         message = f"step {call.step.name!r} is transactional: that needs a journal in Postgres"
         return Failed(error_map("transactional_storage", message))
-    with _transaction(storage, claim) as (connection, raw):
+    connection, raw = calls.make("opens its transaction", lambda: _open_transaction(storage, claim))
+    with _rolled_back(connection, raw):
         try:
             outcome = _call(call, connection, raw, run_async)
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
@@ -83,7 +85,7 @@ def run_transactional(runtime: Runtime, claim: Claim, call: Call, run_async: Asy
             reason = translated(storage.engine, error, lost=raw.closed)
             if isinstance(reason, StorageUnavailable):
                 _drop_if_read_only(raw, error)
-                return _look_up(storage, claim, reason)
+                return _look_up(storage, calls, reason)
             # What the database checks at the commit, such as a deferred constraint.
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
         return unwritable(answer.error) if isinstance(answer.error, InvalidFact) else answer
@@ -132,9 +134,8 @@ def _ended(call: Call) -> str:
     )
 
 
-@contextlib.contextmanager
-def _transaction(storage: PostgresStorage, claim: Claim) -> Iterator[tuple[Connection, psycopg.Connection[Any]]]:
-    """Open a transaction on a connection of its own; unless it was committed, it is rolled back."""
+def _open_transaction(storage: PostgresStorage, claim: Claim) -> tuple[Connection, psycopg.Connection[Any]]:
+    """Open a transaction on a connection of its own. Raises `StorageUnavailable`: the step was not called."""
     try:
         connection = storage.step_engine.connect()
     except exc.SQLAlchemyError as error:
@@ -142,11 +143,21 @@ def _transaction(storage: PostgresStorage, claim: Claim) -> Iterator[tuple[Conne
     raw: Any = connection.connection.driver_connection
     try:
         connection.begin()
-        try:
-            raw.execute(_MARK, (claim.ref.claim_id,))
-        except psycopg.Error as error:
+        raw.execute(_MARK, (claim.ref.claim_id,))
+    except BaseException as error:
+        with _rolled_back(connection, raw):
+            """Given back."""
+        if isinstance(error, psycopg.Error):
             raise _not_called(storage, error) from None
-        yield connection, raw
+        raise
+    return connection, raw
+
+
+@contextlib.contextmanager
+def _rolled_back(connection: Connection, raw: psycopg.Connection[Any]) -> Iterator[None]:
+    """Give a connection back after the block; unless its transaction was committed, it is rolled back."""
+    try:
+        yield
     finally:
         with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
             if not connection.closed:
@@ -168,9 +179,11 @@ def _not_called(storage: PostgresStorage, error: Exception) -> StorageUnavailabl
     return StorageUnavailable(f"the step was not called: {translated(storage.engine, error)}")
 
 
-def _look_up(storage: PostgresStorage, claim: Claim, error: StorageUnavailable) -> Answer:
+def _look_up(storage: PostgresStorage, calls: StepCalls, error: StorageUnavailable) -> Answer:
     """Find out whether a commit whose answer was lost has happened."""
-    attempt = RunUnit.fold(storage.read_run(claim.ref.run_id)).dispatch.attempts.get(claim.ref.runnable_key)
+    claim = calls.claim
+    entries = calls.make("looks up its commit", lambda: storage.read_run(claim.ref.run_id))
+    attempt = RunUnit.fold(entries).dispatch.attempts.get(claim.ref.runnable_key)
     done = attempt is not None and attempt.status is AttemptStatus.COMPLETED
     if attempt is not None and done and attempt.held_by(claim.ref.claim_id, claim.ref.token_hash):
         return Answer(claim.ref, attempt)

@@ -110,7 +110,7 @@ class Worker:
         self._probation = Probation(self._lease.total_seconds())
         self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat, self._outage)
         self._async = AsyncLoop()
-        self._executor = Executor(runtime, self._async.run)
+        self._executor = Executor(runtime, self._async.run, self._lease)
         self._pool = StepPool(concurrency, self._execute)
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
