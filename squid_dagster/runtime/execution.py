@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from squid_dagster.journal.descriptors import LoopLost, check_descriptors
 from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Interrupted, Outcome, Retry
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt
@@ -121,7 +122,7 @@ def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], flo
     try:
         return completed(call_function(call.task.function, call.arguments, step.name, run_async, call.task.is_async))
     except BaseException as error:
-        if is_interrupt(error):
+        if is_interrupt(error) or isinstance(error, LoopLost):
             raise
         return outcome_of_error(error, step, call.attempt, random_unit)
 
@@ -138,6 +139,7 @@ def call_function(
     finally:
         if sys.getrecursionlimit() < deepest:  # it holds for all threads, and ours need some room
             sys.setrecursionlimit(deepest)
+        check_descriptors()
 
 
 def completed(returned: Any) -> Outcome:

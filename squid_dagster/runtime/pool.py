@@ -7,11 +7,13 @@ from collections.abc import Callable, Coroutine
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from squid_dagster.journal.descriptors import LoopLost, check_descriptors, inode_of
 from squid_dagster.journal.dispatch import Claim
 from squid_dagster.workflow.context import Cancellation
 
 _STAYING = 2  # threads that are always there
 _MOMENT = 0.002  # seconds
+_LOOP_LOOK_SECONDS = 1.0  # between two looks whether the loop that one waits for can still be reached
 _QUICK = 4  # jobs that a thread takes in a moment while steps take no time
 
 
@@ -121,22 +123,47 @@ class StepPool:
                     self._start(self._help)
 
 
+_lost_loops: list[object] = []  # collected as garbage, they would close what others have opened since
+
+
 class AsyncLoop:
     """One event loop in a thread of its own, for async steps of all threads."""
 
     def __init__(self) -> None:
         """Begin when the first coroutine comes."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._losses = 0  # of descriptors, when the loop began: it has some of its own
+        self._pipe: list[int | None] = []
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end and give what it returns; raises what it raises."""
+        """Run a coroutine to its end and give what it returns; raises what it raises.
+
+        Raises:
+            LoopLost: a step has closed the descriptors of the loop.
+        """
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+            losses = check_descriptors()
+            if self._loop is None or losses != self._losses or _pipe_of(self._loop) != self._pipe:
+                self._loop, self._losses = asyncio.new_event_loop(), losses
+                self._pipe = _pipe_of(self._loop)
                 threading.Thread(target=_serve, args=(self._loop,), name="squid-async", daemon=True).start()
-            loop = self._loop
-        returned, ended = asyncio.run_coroutine_threadsafe(_guarded(coroutine), loop).result()
+            loop, pipe = self._loop, self._pipe
+        future = asyncio.run_coroutine_threadsafe(_guarded(coroutine), loop)
+        lost = False
+        while True:
+            try:
+                returned, ended = future.result(_LOOP_LOOK_SECONDS)
+                break
+            except TimeoutError:
+                if future.done():  # it is the coroutine's own
+                    raise
+                if lost:
+                    _lost_loops.append(loop)
+                    raise LoopLost(
+                        "the event loop of async steps was lost: a step has closed its descriptors"
+                    ) from None
+                lost = check_descriptors() != losses or _pipe_of(loop) != pipe
         if ended is not None:
             raise ended
         return returned
@@ -149,6 +176,12 @@ class AsyncLoop:
             loop.call_soon_threadsafe(loop.stop)
 
 
+def _pipe_of(loop: asyncio.AbstractEventLoop) -> list[int | None]:
+    """Return what tells whether other threads can wake the loop: where its pipe leads to."""
+    ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
+    return [inode_of(end.fileno()) for end in ends if end is not None and end.fileno() >= 0]
+
+
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
     """Keep from the loop what would end it, and with it the steps of all others."""
     try:
@@ -158,7 +191,12 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
+    try:
+        loop.run_forever()
+    except OSError:  # somebody has closed its descriptors
+        check_descriptors()
+        _lost_loops.append(loop)
+        return
     loop.run_until_complete(_cancel_the_rest())
     loop.close()
 

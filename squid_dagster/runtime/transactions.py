@@ -8,8 +8,10 @@ import psycopg
 from sqlalchemy import Connection, exc
 
 from squid_dagster.journal import Answer, Claim, Completed, PostgresDispatchStore, PostgresStorage, Settlement
+from squid_dagster.journal.descriptors import LoopLost
 from squid_dagster.journal.dispatch import Failed, Outcome
 from squid_dagster.journal.postgres.failures import translated
+from squid_dagster.journal.postgres.inheritance import close_lost, is_intact
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.unit import RunUnit
@@ -65,13 +67,13 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
                 return Failed(error_map("transaction_ended", _ended(call)))
         except BaseException as error:
-            if is_interrupt(error):
+            if is_interrupt(error) or isinstance(error, LoopLost):
                 raise
             if (limit := _exceeded(error)) is not None:
                 told = error_map("transaction_timeout", _timed_out(call, limit))
                 return failure(told, False, call.step, call.attempt, runtime.random_unit)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
-            if raw.broken:
+            if raw.broken or not is_intact(raw):
                 raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {cause}") from error
             if isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(_NOT_THE_STEP):
                 _drop_if_read_only(raw, cause)
@@ -159,13 +161,16 @@ def _rolled_back(connection: Connection, raw: psycopg.Connection[Any]) -> Iterat
     try:
         yield
     finally:
-        with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
-            if not connection.closed:
-                raw.rollback()
-        with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
-            if raw.closed and not connection.closed:
-                connection.invalidate()
-            connection.close()
+        if is_intact(raw) or close_lost(raw, connection):
+            with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
+                if not connection.closed:
+                    raw.rollback()
+            with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
+                if raw.closed and not connection.closed:
+                    connection.invalidate()
+                connection.close()
+        else:
+            connection.detach()
 
 
 def _drop_if_read_only(raw: psycopg.Connection[Any], error: psycopg.Error) -> None:

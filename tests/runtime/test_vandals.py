@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,26 +82,26 @@ def test_a_child_that_outlives_its_worker_keeps_none_of_its_sessions_open(postgr
 
 
 @pytest.mark.parametrize(
-    "deed",
+    "deeds",
     [
-        "terminate_a_process",
-        "close_standard_streams",
-        "lower_the_recursion_limit",
-        "change_the_process",
+        ["terminate_a_process", "close_standard_streams", "lower_the_recursion_limit", "change_the_process"],
+        ["close_descriptors"],
     ],
+    ids=lambda deeds: deeds[0],
 )
-def test_a_worker_goes_on_whatever_a_step_does_to_its_process(postgres: PostgresStorage, deed: str) -> None:
+def test_a_worker_goes_on_whatever_steps_do_to_its_process(postgres: PostgresStorage, deeds: list[str]) -> None:
     squid = Squid(postgres, WORKFLOWS)
     with children() as started:
         started.append(child := worker_process(postgres, **OPTIONS | {"lease": 3}))
         hear(child, "ready")
-        run = squid.start("vandal", {"deed": deed}).run_id
-        decent = [squid.start("decent").run_id for _ in range(5)]
-        until(lambda: completed(postgres, run, *decent), "the end of all runs")
-        decent = [squid.start("decent").run_id for _ in range(5)]
-        until(lambda: completed(postgres, *decent), "the end of all runs")
+        for deed in deeds:
+            run = squid.start("vandal", {"deed": deed}).run_id
+            decent = [squid.start("decent").run_id for _ in range(5)]
+            until(partial(completed, postgres, run, *decent), f"the end of all runs, beside {deed}")
+            (fact,) = facts_of(postgres, run, "attempt_completed")
+            assert fact.result == (-signal.SIGTERM if deed == "terminate_a_process" else 0)
+        after = [squid.start("decent").run_id for _ in range(5)]
+        until(lambda: completed(postgres, *after), "the end of runs that came afterwards")
         assert child.process.poll() is None
-        child.process.terminate()
-        assert child.end(PATIENCE) == 0
-    assert facts_of(postgres, run, "attempt_completed")[0].result == (-15 if deed == "terminate_a_process" else 0)
+        end_of(child)
     assert verify(postgres) == []

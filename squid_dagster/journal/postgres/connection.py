@@ -19,7 +19,11 @@ from sqlalchemy.engine import make_url
 
 from squid_dagster.journal.network import NetworkBounds, tcp_settings
 from squid_dagster.journal.postgres.failures import translated
-from squid_dagster.journal.postgres.inheritance import disarm_in_children
+from squid_dagster.journal.postgres.inheritance import (
+    close_lost,
+    is_intact,
+    register_socket,
+)
 from squid_dagster.journal.postgres.silence import Watch, unguard
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
@@ -89,7 +93,7 @@ def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
     made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
-    disarm_in_children(connection)
+    register_socket(connection)
     if watch is not None:
         watch.guard(connection)
     return connection
@@ -130,22 +134,33 @@ class Lender:
         if kept is not None:
             return kept
         pool = self.engine.pool
-        try:
-            fairy = self.engine.raw_connection()
-        except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
-            raise translated(self.engine, error) from None
-        connection: Any = fairy.driver_connection
-        disarm_in_children(connection)
+        fairy, connection = self._take_pooled()
+        while not is_intact(connection):
+            fairy.detach()
+            close_lost(connection, fairy)
+            fairy, connection = self._take_pooled()
         lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
         self._watch.guard(connection)
         connection.autocommit = True
         connection.prepare_threshold = None
         return lent
 
+    def _take_pooled(self) -> tuple[Any, Any]:
+        try:
+            fairy = self.engine.raw_connection()
+        except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+            raise translated(self.engine, error) from None
+        connection: Any = fairy.driver_connection
+        register_socket(connection)
+        return fairy, connection
+
     def _take_kept(self) -> "_Lent | None":
         while self._kept:
             with suppress(IndexError):  # somebody else was faster
                 lent = self._kept.pop()
+                if lent.pid == os.getpid() and not is_intact(lent.connection):
+                    self.give_back(lent)
+                    continue
                 if lent.pid == os.getpid() and lent.pool is self.engine.pool:
                     return lent
                 if lent.pid == os.getpid():
@@ -164,6 +179,9 @@ class Lender:
 
     def give_back(self, lent: "_Lent") -> None:
         """Give a connection back to its pool."""
+        if not is_intact(lent.connection) and not close_lost(lent.connection, lent.fairy):
+            lent.fairy.detach()
+            return
         _give_back(self.engine, lent.fairy, lent.connection, lent.autocommit)
         if self.engine.pool is not lent.pool:
             lent.pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
@@ -216,8 +234,10 @@ class Loan:
             if isinstance(error, psycopg.Error):
                 if (known := self._known(error)) is not None:
                     raise known from None
-                lost = lent.connection.broken or lent.connection.closed
+                lost = lent.connection.broken or lent.connection.closed or not is_intact(lent.connection)
                 raise translated(self._lender.engine, error, lost=lost) from error
+            if isinstance(error, OSError):  # psycopg waited for a descriptor that was closed behind its back
+                raise translated(self._lender.engine, error, lost=True) from error
         finally:
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                 # This server is not the primary any more, or was made read-only: other sessions may find another one.

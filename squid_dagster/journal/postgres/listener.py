@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -20,6 +20,7 @@ from squid_dagster.journal.notifier import Bell
 from squid_dagster.journal.postgres.announcing import heard
 from squid_dagster.journal.postgres.connection import PgConnection, connect
 from squid_dagster.journal.postgres.failures import unavailable
+from squid_dagster.journal.postgres.inheritance import close_lost, is_intact
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -29,6 +30,7 @@ logger = redacting_logger(__name__)
 EchoSender = Callable[[str, Callable[[], None]], None]
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 30.0  # before connecting again
+_LOOK_SECONDS = 5.0  # between two looks at what a selector does not tell: descriptors that were closed meanwhile
 _JOIN_SECONDS = 30.0  # longer than an attempt to connect may take
 _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
@@ -93,11 +95,13 @@ class PostgresListener:
         with self._closing:
             if not self._stopping.is_set():
                 self._stopping.set()
-                self._stop_told.send(b".")
+                with suppress(OSError):  # a step has closed it: the thread looks by itself
+                    self._stop_told.send(b".")
             self._thread.join(_JOIN_SECONDS)
             if not self._thread.is_alive():
-                self._stop_seen.close()
-                self._stop_told.close()
+                with suppress(OSError):  # a step was faster
+                    self._stop_seen.close()
+                    self._stop_told.close()
 
     def _run(self) -> None:
         delay = _FIRST_DELAY_SECONDS
@@ -122,7 +126,7 @@ class PostgresListener:
 
     def _listen(self) -> None:
         """Connect, and hear until told to stop. Raises when the connection cannot be made, breaks, or is of no use."""
-        with closing(connect(self._engine)) as connection, selectors.DefaultSelector() as selector:
+        with _closing(connect(self._engine)) as connection, selectors.DefaultSelector() as selector:
             selector.register(self._stop_seen, selectors.EVENT_READ)
             selector.register(connection.fileno(), selectors.EVENT_READ)
             line = _Line(connection, selector, self._stopping, self._heard)
@@ -161,6 +165,18 @@ class PostgresListener:
         if not self._warned and not self._stopping.is_set():
             logger.warning("no hints about queues %s, work is found by polling: %s", sorted(self._queues), what)
         self._warned = True
+
+
+@contextmanager
+def _closing(connection: PgConnection) -> Iterator[PgConnection]:
+    """Close a connection at the end of a block, unless its number leads elsewhere by then."""
+    try:
+        yield connection
+    finally:
+        if is_intact(connection):
+            connection.close()
+        else:
+            close_lost(connection)
 
 
 class _Echo:
@@ -211,7 +227,7 @@ class _Line:
 
     def _take_in(self, seconds: float) -> None:
         """Wait for input, at most so long, and pass on the notifications in it."""
-        self._selector.select(seconds)
+        self._selector.select(min(seconds, _LOOK_SECONDS))
         self._pgconn.consume_input()
         while (notice := self._pgconn.notifies()) is not None:
             self._heard(notice.relname.decode(), notice.extra.decode())

@@ -1,0 +1,136 @@
+"""Descriptors that a step has closed although it did not open them: found out, and their numbers kept from others.
+
+A number that was closed goes to whatever is opened next, while its former owner still writes to it and will close it
+one day. So every number that is found closed is taken by a dead socket, which reads as cut off: its owner finds its
+connection lost, or closes what nobody needs. Two sockets that nobody else knows of tell: whoever closes all descriptors
+closes these, too. What happens between the closing and the next look is not made good.
+"""
+
+import fcntl
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from squid_dagster.protocol.errors import SquidError
+
+logger = logging.getLogger(__name__)
+
+_MARGIN = 16  # numbers above the highest one that is known to have been open
+_KEPT_SECONDS = 60.0  # that a dead socket keeps its number: whoever had it before has noticed by then
+
+
+class LoopLost(SquidError):
+    """A step's coroutine cannot go on, through no fault of its own: the attempt is handed out again."""
+
+
+class _Canary:
+    """Two sockets that are open as long as nobody closes what is not theirs, and the numbers that were taken since."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self._lock = threading.Lock()
+        self._dead: dict[int, tuple[int, float]] = {}  # by number: inode, and since when
+        self._open()
+
+    def _open(self) -> None:
+        pair = socket.socketpair()
+        self._numbers = {each.fileno(): inode_of(each.fileno()) for each in pair}
+        for each in pair:
+            each.detach()  # the objects would close whatever their numbers lead to one day
+
+    def is_alive(self) -> bool:
+        return all(inode is not None and inode_of(number) == inode for number, inode in self._numbers.items())
+
+    def is_dead_socket(self, number: int) -> bool:
+        """Return whether a number leads to a socket that was put there."""
+        known = self._dead.get(number)
+        return known is not None and inode_of(number) == known[0]
+
+    def renew(self) -> None:
+        with self._lock:
+            if self.is_alive():  # somebody else was faster
+                return
+            self._release()
+            self._take_closed_numbers()
+            self._open()
+            self.losses += 1
+        logger.error(
+            "a step has closed descriptors that it did not open: connections to Postgres and the loop of async steps "
+            "are made anew, and steps that need them are repeated. Give it a process of its own: isolate=True"
+        )
+
+    def _release(self) -> None:
+        """Close dead sockets that have had their time."""
+        old = [number for number, (_, since) in self._dead.items() if since < time.monotonic() - _KEPT_SECONDS]
+        for number in old:
+            if self.is_dead_socket(number):
+                os.close(number)
+            del self._dead[number]
+
+    def _take_closed_numbers(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # what is printed must not go to what is opened next
+            if inode_of(number) is None:
+                os.dup2(nothing, number)
+        if nothing > 2:
+            os.close(nothing)
+        mine, other = socket.socketpair()
+        other.close()
+        with mine:
+            inode, now = os.fstat(mine.fileno()).st_ino, time.monotonic()
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+            number, highest = 3, min(max([*self._numbers, *_open_numbers()]) + _MARGIN, most)
+            while (number := fcntl.fcntl(mine.fileno(), fcntl.F_DUPFD_CLOEXEC, number)) <= highest:
+                self._dead[number] = inode, now
+            os.close(number)
+
+
+def inode_of(number: int) -> int | None:
+    """Return the inode that a descriptor leads to; None when it is closed."""
+    try:
+        return os.fstat(number).st_ino
+    except OSError:
+        return None
+
+
+def _open_numbers() -> list[int]:
+    with suppress(OSError):
+        return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    return []  # not Linux
+
+
+_canary: _Canary | None = None
+_making = threading.Lock()
+
+
+def check_descriptors() -> int:
+    """Make good what was closed since the first call, if anything was; return how often that has happened."""
+    canary = _canary or _make()
+    if not canary.is_alive():
+        canary.renew()
+    return canary.losses
+
+
+def is_dead_socket(number: int) -> bool:
+    """Return whether a number was found closed, and taken."""
+    return _canary is not None and _canary.is_dead_socket(number)
+
+
+def _make() -> _Canary:
+    global _canary
+    with _making:
+        _canary = _canary or _Canary()
+        return _canary
+
+
+def _begin_anew() -> None:
+    global _canary, _making
+    _canary, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
