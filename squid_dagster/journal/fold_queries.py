@@ -14,6 +14,7 @@ from squid_dagster.journal.queries import (
     RunFilter,
     RunRow,
     ScheduleCursor,
+    WaitingStep,
     check_backlog,
     check_limit,
     check_listing,
@@ -66,20 +67,23 @@ class FoldQueries:
             run = self._fold().get(run_id)
             return _row(run_id, run) if run is not None else None
 
-    def runs_to_repair(self, after: str, limit: int, queue: str | None = None) -> list[str]:
+    def runs_to_repair(
+        self, after: str, limit: int, queue: str | None = None, waiting: Collection[WaitingStep] = ()
+    ) -> list[str]:
         """Give runs that a crash may have left halfway, as the contract says."""
         check_repair(after, limit, queue)
+        left_out = frozenset(waiting)
         with self._lock:
             found = (
                 run_id
                 for run_id, run in sorted(self._fold().items())
                 if run_id > after
                 and (queue is None or run.unit.dispatch.queue in (None, queue))
-                and self._halfway(run.unit)
+                and self._halfway(run.unit, left_out)
             )
             return [run_id for run_id, _ in zip(found, range(limit), strict=False)]
 
-    def _halfway(self, unit: RunUnit) -> bool:
+    def _halfway(self, unit: RunUnit, waiting: Collection[WaitingStep]) -> bool:
         run, dispatch = unit.run, unit.dispatch
         if run.terminal:
             return dispatch.unfenced
@@ -92,7 +96,7 @@ class FoldQueries:
         # A first attempt is planned before it is scheduled; a later one may be created by a failure, unplanned.
         unplanned = (key for key, one in dispatch.attempts.items() if one.attempt_number > 1 and key not in run.planned)
         unapplied = (a for a in _latest(dispatch) if a.status not in OPEN and a.runnable_key not in run.applied)
-        return any(unplanned) or any(unapplied)
+        return any(unplanned) or any(not _waits(each, run, waiting) for each in unapplied)
 
     def _cancelled_above(self, run: RunProjection) -> bool:
         """Tell whether a run above this one, however far up, linked children and was cancelled."""
@@ -232,6 +236,13 @@ def _row(run_id: str, run: _Run) -> RunRow:
         run.unit.cataloged is not None,
         len(run.unit.anomalies),
     )
+
+
+def _waits(attempt: Attempt, run: RunProjection, waiting: Collection[WaitingStep]) -> bool:
+    """Return whether it is a dead letter that waits for a person."""
+    if attempt.status is not AttemptStatus.DEAD_LETTERED or attempt.runnable_key not in run.planned:
+        return False
+    return WaitingStep(definition_key(attempt.workflow, attempt.definition_fingerprint), attempt.step) in waiting
 
 
 def _latest(dispatch: RunDispatch) -> Iterator[Attempt]:

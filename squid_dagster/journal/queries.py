@@ -120,6 +120,13 @@ class RunFilter:
         )
 
 
+class WaitingStep(NamedTuple):
+    """A step of a definition (see `definition_key`) whose dead letters wait for a person."""
+
+    definition: str
+    step: str
+
+
 class ScheduleCursor(NamedTuple):
     """The start of the latest window that was started once its time had come; None when there was none.
 
@@ -143,14 +150,16 @@ class JournalQueries(Protocol):
     def get_run(self, run_id: str) -> RunRow | None:
         """Give what a listing would show of one run, None when no fact names it."""
 
-    def runs_to_repair(self, after: str, limit: int, queue: str | None = None) -> list[str]:
+    def runs_to_repair(
+        self, after: str, limit: int, queue: str | None = None, waiting: Collection[WaitingStep] = ()
+    ) -> list[str]:
         """Give the runs after that id, in the order of ids, that a crash may have left halfway.
 
         Either open and not quarantined, with planned work that is not scheduled, an outcome that is not applied, a
         retry that is not planned, a linked child that never started, a run somewhere above it that linked children and
         was cancelled, or no word of it on its queue; or ended, with attempts on the queue that nobody fenced. Some need
-        nothing, such as a dead letter that waits for a person: whoever repairs looks closer. With `queue`, only runs of
-        that queue, and those that have none yet.
+        nothing: whoever repairs looks closer. Planned dead letters of the steps in `waiting` are left out: they wait
+        for a person. With `queue`, only runs of that queue, and those that have none yet.
         """
 
     def runs_to_list(self, limit: int) -> list[RunRow]:

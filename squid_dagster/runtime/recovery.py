@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from squid_dagster.journal import Append, quarantine
-from squid_dagster.journal.queries import RunRow
+from squid_dagster.journal.queries import RunRow, WaitingStep
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
@@ -14,6 +14,8 @@ from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
 from squid_dagster.runtime.wiring import publish_cut
+from squid_dagster.workflow.dead_letters import waiting_steps
+from squid_dagster.workflow.registry import Registry
 
 logger = redacting_logger(__name__)
 
@@ -69,8 +71,8 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
     for name in [queue] if queue is not None else [row.queue for row in runtime.queries.queues()]:
         while found := runtime.dispatch.dead_letter_expired(name):  # so many at a time
             report.dead_lettered += len(found)
-    after = ""
-    while page := runtime.queries.runs_to_repair(after, _PAGE, queue):
+    after, waiting = "", _waiting(runtime.registry)
+    while page := runtime.queries.runs_to_repair(after, _PAGE, queue, waiting):
         for run_id in page:
             _repair(runtime, run_id, report)
         after = page[-1]
@@ -79,13 +81,24 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
     return report
 
 
+def _waiting(registry: Registry) -> list[WaitingStep]:
+    """Return the steps whose dead letters wait for a person: there is nothing to repair about these."""
+    return [
+        WaitingStep(key, step)
+        for definition in registry
+        for step in sorted(waiting_steps(definition))
+        for key in definition.keys
+    ]
+
+
 def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
     try:
-        if quarantine(runtime.storage, runtime.storage.read_run(run_id)):
+        entries = runtime.storage.read_run(run_id)
+        if quarantine(runtime.storage, entries):
             report.quarantined.append(run_id)
             logger.error("run %s is quarantined: an entry of it cannot be read", run_id)
             return
-        report.add(repair_run(runtime, run_id))
+        report.add(repair_run(runtime, run_id, entries))
     except IncompatibleDefinition as error:
         report.held.append(run_id)
         logger.warning("run %s is held: %s", run_id, error)

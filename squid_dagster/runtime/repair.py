@@ -1,10 +1,11 @@
 """Repairing one run: everything that should have followed from facts on record, and did not. Safe from anywhere."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from squid_dagster.journal.queries import parent_of
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled
@@ -16,8 +17,10 @@ from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.scheduling import queue_of, schedule, unprogressed
 
 
-def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
+def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = None) -> Counter[str]:
     """Write what is missing after a crash; count it by kind. Repeating finds nothing to do.
+
+    `entries` are the run's, where they were just read: a run that lacks nothing is not locked.
 
     Raises:
         IncompatibleDefinition: something should follow from an outcome, but the run's definition is not registered.
@@ -29,8 +32,11 @@ def repair_run(runtime: Runtime, run_id: str) -> Counter[str]:
         done.clear()
         return _missing(runtime, run_id, units[run_id], now, done)
 
-    runtime.decide([run_id], decision)
-    unit = RunUnit.fold(runtime.storage.read_run(run_id))
+    entries = runtime.storage.read_run(run_id) if entries is None else entries
+    unit = RunUnit.fold(entries)
+    if entries and decision({run_id: unit}, entries[-1].fact.occurred_at):
+        runtime.decide([run_id], decision)
+        unit = RunUnit.fold(runtime.storage.read_run(run_id))
     if not unit.run.stopped:
         for child in unit.run.children.values():
             if child.fact is not None and not _started(runtime, child.fact):

@@ -29,6 +29,7 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import RunProjection, apply_run
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.binding import bind, bind_compensation
+from squid_dagster.workflow.dead_letters import goes_on_from_dead_letter
 from squid_dagster.workflow.declared import COMPLETE, FAIL, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
@@ -144,20 +145,16 @@ class _Planning:
                 self._failed(attempt)
             elif retry.runnable_key not in self.run.planned:
                 self._mirror(attempt, retry)
-        elif attempt.status is AttemptStatus.DEAD_LETTERED and self._leaves_dead_letter(attempt):
-            self._failed(attempt)
+        elif attempt.status is AttemptStatus.DEAD_LETTERED:
+            failing = failure_of(self.run) is not None
+            if goes_on_from_dead_letter(self.definition, attempt.step, failing=failing):
+                self._failed(attempt)
 
     def _settle_earlier(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
         """Plan the retry that an attempt is, if a crash kept the failure before it from being planned for."""
         earlier = attempts.get(f"{attempt.idempotency_key}:{attempt.attempt_number - 1}")
         if earlier is not None and earlier.status is AttemptStatus.FAILED:
             self.settle(earlier, attempts)
-
-    def _leaves_dead_letter(self, attempt: Attempt) -> bool:
-        """Tell whether the run goes on from a dead letter by itself, or waits for a person."""
-        if attempt.step.startswith(COMPENSATE):
-            return False
-        return failure_of(self.run) is not None or bool(self.definition.routes.get((attempt.step, "error")))
 
     def _mirror(self, failed: Attempt, retry: Attempt) -> None:
         planned = self.run.planned[failed.runnable_key].runnable

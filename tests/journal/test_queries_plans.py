@@ -123,7 +123,7 @@ def test_one_run_is_found_by_its_id(large: PostgresStorage) -> None:
 
 
 def test_a_healthy_journal_is_searched_for_repairs_at_next_to_no_cost(large: PostgresStorage) -> None:
-    values = {"after": "", "limit": 100, "queue": None}
+    values = {"after": "", "limit": 100, "queue": None, "definitions": [], "steps": []}
     plan = ask(large, queries_module._TO_REPAIR, values)
     # only attempts that failed and were tried again are looked at, with their runs and their successors
     with raw(large) as connection:
@@ -141,7 +141,8 @@ def test_a_healthy_journal_is_searched_for_repairs_at_next_to_no_cost(large: Pos
 def test_one_broken_run_among_healthy_ones_is_found_by_its_index(large: PostgresStorage) -> None:
     put(large, planned(run="run-broken"), started("run-broken"))
     try:
-        plan = ask(large, queries_module._TO_REPAIR, {"after": "run-0", "limit": 100, "queue": None})
+        values = {"after": "run-0", "limit": 100, "queue": None, "definitions": [], "steps": []}
+        plan = ask(large, queries_module._TO_REPAIR, values)
         assert plan.rows == 1
         assert touched(plan, "attempts") <= 2
         assert PostgresQueries(large).runs_to_repair("", 10) == ["run-broken"]

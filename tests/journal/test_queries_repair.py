@@ -8,6 +8,8 @@ import pytest
 from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.queries import WaitingStep
+from squid_dagster.protocol import definition_key
 from tests.facts import (
     applied,
     child,
@@ -115,6 +117,25 @@ def test_a_dead_letter_is_found_until_it_is_applied_or_tried_again(room: Room) -
     room.put(applied("run-1", result=None, at=110))
     room.put(planned(runnable("run-2", attempt=2), run="run-2", at=110), scheduled("run-2", attempt=2, at=110))
     assert room.to_repair() == []
+
+
+def test_a_dead_letter_that_waits_for_a_person_is_left_out_where_nothing_else_is_wrong(room: Room) -> None:
+    def dead(run: str, step: str = "charge", **fields: Any) -> None:
+        one = {"max_deliveries": 1, "workflow": "billing", "definition_fingerprint": "f", **fields}
+        room.put(scheduled(run, step, **one), claimed(run, step), dead_lettered(run, step))
+
+    for run in ("waits", "other-step", "other-definition", "more", "not-planned"):
+        step = "ship" if run == "other-step" else "charge"
+        if run != "not-planned":
+            room.put(started(run), queued(run), planned(runnable(run, step), run=run))
+        dead(run, step, **({"definition_fingerprint": "g"} if run == "other-definition" else {}))
+    room.put(planned(runnable("more", "ship"), run="more"), scheduled("more", "ship"))
+    room.put(claimed("more", "ship"), completed("more", "ship"))
+    waiting = [WaitingStep(definition_key("billing", "f"), "charge"), WaitingStep("elsewhere", "ship")]
+    everything = ["more", "not-planned", "other-definition", "other-step", "waits"]
+    assert room.to_repair() == everything
+    found = room.queries.runs_to_repair("", 100, None, waiting)
+    assert found == [run for run in everything if run != "waits"]
 
 
 def test_a_retry_that_the_run_has_not_planned_is_found_also_while_it_is_claimed(room: Room) -> None:

@@ -9,6 +9,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
+from squid_dagster.workflow.dead_letters import waiting_steps
 from tests.runtime.stage import (
     MakeSquid,
     applied_steps,
@@ -302,3 +303,35 @@ def test_a_dead_compensation_waits_for_a_person_and_can_be_put_back(make_squid: 
     assert snapshot.status == "failed"
     assert snapshot.error is not None
     assert snapshot.error["message"] == "declined"
+
+
+@pytest.mark.parametrize("undo", [False, True], ids=["nothing is undone", "something is undone"])
+def test_dead_letters_that_wait_for_a_person_cost_a_recovery_next_to_nothing(
+    make_squid: MakeSquid, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, undo: bool
+) -> None:
+    # given many dead letters from which nothing follows
+    wf = Workflow("fragile")
+    wf.step(name="crash", max_deliveries=1, compensate=(lambda: None) if undo else None)(lambda: None)
+    squid = make_squid(wf)
+    count = 20
+    squid.start_many("fragile", [None] * count)
+    assert len(squid.dispatch_agent().claim_many("doomed", count, lease=LEASE)) == count
+    clock.advance(LEASE)
+    assert squid.recover().dead_lettered == count
+    # when recovery looks again
+    reads, locks = list[str](), list[Any]()
+    storage, dispatch = squid.journal, squid.runtime.dispatch
+    read_run, decide = storage.read_run, dispatch.decide
+    monkeypatch.setattr(storage, "read_run", lambda run_id: reads.append(run_id) or read_run(run_id))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(type(dispatch), "decide", lambda *given, **more: locks.append(given) or decide(*given, **more))  # type: ignore[func-returns-value]
+    report = squid.recover()
+    # then it passes them over; where a run may be failing, it reads each once, and locks none
+    assert (report.repaired, report.held, report.failed) == (0, [], {})
+    assert (len(reads), locks) == (count if undo else 0, [])
+
+
+def test_the_steps_whose_dead_letters_wait_for_a_person_in_any_case() -> None:
+    assert waiting_steps(fragile().freeze()) == {"prepare", "crash"}
+    assert waiting_steps(fragile(route=True).freeze()) == {"prepare", "apologise"}
+    # what a failing run waits for may be dead, and is then left; what undoes it is not
+    assert waiting_steps(fragile(compensate=lambda: None).freeze()) == {"compensate:crash"}

@@ -17,6 +17,7 @@ from squid_dagster.journal.queries import (
     RunFilter,
     RunRow,
     ScheduleCursor,
+    WaitingStep,
     check_backlog,
     check_limit,
     check_listing,
@@ -90,6 +91,8 @@ _TO_REPAIR: LiteralString = """
         AND (a.status IS NULL OR a.status IN ('completed', 'failed', 'dead_lettered')
              OR a.attempt_number > 1 AND a.planned_digest IS NULL)
         AND NOT r.quarantined AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
+        AND NOT (a.status = 'dead_lettered' AND a.planned_digest IS NOT NULL AND (a.definition, a.step) IN (
+                SELECT * FROM unnest(%(definitions)s::text[], %(steps)s::text[])))
         AND (a.status IS NULL OR a.attempt_number > 1 AND a.planned_digest IS NULL
              OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
                                AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number))
@@ -206,10 +209,13 @@ class PostgresQueries:
         check_text(run_id, "run_id", 1000)
         return next((_row(row) for row in self._storage.rows(_GET, {"run_id": run_id})), None)
 
-    def runs_to_repair(self, after: str, limit: int, queue: str | None = None) -> list[str]:
+    def runs_to_repair(
+        self, after: str, limit: int, queue: str | None = None, waiting: Collection[WaitingStep] = ()
+    ) -> list[str]:
         """Give runs that a crash may have left halfway, as the contract says."""
         check_repair(after, limit, queue)
-        values = {"after": after, "limit": limit, "queue": queue}
+        steps = {"definitions": [each.definition for each in waiting], "steps": [each.step for each in waiting]}
+        values = {"after": after, "limit": limit, "queue": queue, **steps}
         return [run_id for (run_id,) in self._storage.rows(_TO_REPAIR, values)]
 
     def runs_to_list(self, limit: int) -> list[RunRow]:
