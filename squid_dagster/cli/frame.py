@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import click
 
+from squid_dagster.cli.printable import printable
 from squid_dagster.cli.streams import OutputClosed, end_stdout, flush, is_unwritable, kept_stdout, open_streams
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -148,7 +149,7 @@ class _Leaving:
     def __call__(self, name: str, message: str, code: int) -> NoReturn:
         from squid_dagster.redaction import redacted_text
 
-        line = " ".join(redacted_text(message).split())
+        line = printable(" ".join(redacted_text(message).split()))
         told = {"error": name, "message": line, "exit_code": code}
         with suppress(OSError):  # stderr may be full too: the exit code is what is left
             click.echo(json.dumps(told) if self.as_json else f"Error: {line}", err=True)
@@ -171,7 +172,8 @@ class _Leaving:
 
             from squid_dagster.redaction import redacted_text
 
-            click.echo(redacted_text("".join(traceback.format_exception(error))), err=True, nl=False)
+            trace = redacted_text("".join(traceback.format_exception(error)))
+            click.echo(printable(trace), err=True, nl=False)
         if isinstance(error, SquidError):
             self(type(error).__name__, str(error), _exit_code(error))
         told = f"{type(error).__name__}: {error} (this was not foreseen: SQUID_DEBUG=1 shows where it comes from)"

@@ -3,6 +3,7 @@
 import codecs
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from squid_dagster.cli.printable import printable
 from squid_dagster.cli.streams import on_terminal, stdout
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from squid_dagster.cli.tables import FittingTable
 
+_C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON may hold as they are
 _ENDLESS = 10**9  # columns, where neither a terminal nor COLUMNS says how many there are
 
 
@@ -32,7 +35,8 @@ def emit(as_json: bool, facts: object, *shown: "RenderableType") -> None:
     if as_json:
         out = stdout()
         is_utf8 = codecs.lookup(out.encoding or "ascii").name == "utf-8"
-        click.echo(json.dumps(facts, default=_plain, ensure_ascii=not is_utf8), file=out)
+        text = json.dumps(facts, default=_plain, ensure_ascii=not is_utf8)
+        click.echo(_C1.sub(lambda found: f"\\u{ord(found.group()):04x}", text), file=out)
         out.flush()
     else:
         say(*shown)
@@ -47,7 +51,7 @@ def say(*shown: "RenderableType") -> None:
     out, printing = stdout(), console()
     with printing.capture() as captured:
         for each in shown:
-            printing.print(each, markup=False, highlight=False) if isinstance(each, str) else printing.print(each)
+            printing.print(printable(each) if isinstance(each, str) else each)
     text = captured.get()
     out.write(text if on_terminal() else "\n".join(line.rstrip() for line in text.split("\n")))
     out.flush()
@@ -56,19 +60,26 @@ def say(*shown: "RenderableType") -> None:
 def console() -> "Console":
     """Give a console on stdout: colours and its width on a terminal; elsewhere none, and all the width one wants.
 
-    NO_COLOR and COLUMNS are heard. Raises `OutputClosed` if there is no stdout.
+    NO_COLOR and COLUMNS are heard. Text is shown as it is: no markup, no names of emoji, nothing that steers a
+    terminal. Raises `OutputClosed` if there is no stdout.
     """
     from rich.console import Console
+    from rich.segment import Segment
 
     class Printing(Console):
         def on_broken_pipe(self) -> None:
             raise
 
+        def render(self, renderable: Any, options: Any = None) -> "Iterator[Segment]":
+            for each in super().render(renderable, options):
+                yield each if each.control else Segment(printable(each.text), each.style)
+
+    plain: dict[str, Any] = {"file": stdout(), "markup": False, "emoji": False, "highlight": False}
     if on_terminal():
-        return Printing(file=stdout(), soft_wrap=False)
+        return Printing(**plain, soft_wrap=False)
     asked = os.environ.get("COLUMNS", "")
     width = int(asked) if asked.isdecimal() and int(asked) else _ENDLESS
-    return Printing(file=stdout(), width=width, color_system=None)
+    return Printing(**plain, width=width, color_system=None)
 
 
 def table(
@@ -111,7 +122,7 @@ def show(value: object) -> str:
         case timedelta():
             return str(timedelta(seconds=round(value.total_seconds())))
         case _:
-            return str(value)
+            return printable(str(value))
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from squid_dagster.cli.printable import printable_line
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -93,7 +95,7 @@ class FittingTable:
 
     def _columns(self) -> Iterable[_Column]:
         for heading, *values in zip(self.headings, *self.rows, strict=True):
-            cells = [self.show(value) for value in values]
+            cells = [printable_line(self.show(value)) for value in values]
             yield _Column(heading, values, cells, folds=any(map(_may_fold, cells)))
 
 

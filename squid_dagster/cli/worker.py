@@ -15,6 +15,7 @@ import click
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, with_workflows
+from squid_dagster.cli.printable import LineFormatter, printable
 from squid_dagster.cli.run_opening import commanding, need_modules
 from squid_dagster.cli.run_options import Seconds
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
@@ -129,7 +130,7 @@ def _say_served(squid: "Squid", worker_id: str, queues: tuple[str, ...], as_json
         facts = {"worker_id": worker_id, "queues": list(queues), "workflows": workflows}
         click.echo(json.dumps(facts), err=True)
     else:
-        click.echo(f"worker {worker_id} serves {', '.join(queues)}: {', '.join(workflows)}")
+        click.echo(printable(f"worker {worker_id} serves {', '.join(queues)}: {', '.join(workflows)}"))
 
 
 def _report_facts(report: "WorkerReport") -> dict[str, Any]:
@@ -173,8 +174,9 @@ def _logging_to_stderr(level: str) -> Iterator[None]:
     if root.handlers:
         yield
         return
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=level.upper())
     for each in root.handlers:
+        each.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         each.addFilter(lambda record: not any(isinstance(told, WorkerReport) for told in record.args or ()))
     try:
         yield

@@ -132,7 +132,8 @@ def test_a_dead_letter_that_waits_for_a_person_is_left_out_where_nothing_else_is
     room.put(planned(runnable("more", "ship"), run="more"), scheduled("more", "ship"))
     room.put(claimed("more", "ship"), completed("more", "ship"))
     waiting = [WaitingStep(definition_key("billing", "f"), "charge"), WaitingStep("elsewhere", "ship")]
-    everything = ["more", "not-planned", "other-definition", "other-step", "waits"]
+    room.put(started("unscheduled"), queued("unscheduled"), planned(run="unscheduled"))
+    everything = ["more", "not-planned", "other-definition", "other-step", "unscheduled", "waits"]
     assert room.to_repair() == everything
     found = room.queries.runs_to_repair("", 100, None, waiting)
     assert found == [run for run in everything if run != "waits"]

@@ -91,8 +91,9 @@ _TO_REPAIR: LiteralString = """
         AND (a.status IS NULL OR a.status IN ('completed', 'failed', 'dead_lettered')
              OR a.attempt_number > 1 AND a.planned_digest IS NULL)
         AND NOT r.quarantined AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)
-        AND NOT (a.status = 'dead_lettered' AND a.planned_digest IS NOT NULL AND (a.definition, a.step) IN (
-                SELECT * FROM unnest(%(definitions)s::text[], %(steps)s::text[])))
+        AND (a.status IS DISTINCT FROM 'dead_lettered' OR a.planned_digest IS NULL OR NOT EXISTS (
+                SELECT FROM unnest(%(definitions)s::text[], %(steps)s::text[]) w (definition, step)
+                 WHERE w.definition = a.definition AND w.step = a.step))
         AND (a.status IS NULL OR a.attempt_number > 1 AND a.planned_digest IS NULL
              OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
                                AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number))
