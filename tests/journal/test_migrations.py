@@ -6,24 +6,29 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal import verify
+from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres, cluster, wheel
 from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.embedded.layout import Layout
 from squid_dagster.journal.embedded.locks import try_lock
+from squid_dagster.journal.postgres import migrate
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.drift import drift
 from squid_dagster.journal.postgres.schema import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SchemaOutdated
-from tests.facts import planned, queue_paused, queued, scheduled, signal, started
+from tests.facts import applied, fenced, planned, queue_paused, queued, scheduled, signal, started, terminal
 from tests.journal.contract import THREAD, Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
 
 # Ten processes, forked once everything is imported: they race for the schema and not for the interpreter.
@@ -223,3 +228,55 @@ def test_the_journal_works_on_an_older_postgres_too(older: EmbeddedPostgres, ope
         with pytest.raises(psycopg.errors.RestrictViolation):
             connection.execute("DELETE FROM journal_entries")
     assert version == older.status().major
+
+
+# --- from every version that was released ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_a_journal_of_every_earlier_version_is_upgraded_and_its_open_runs_finish(
+    open_storage: Opener, schema: str, version: int
+) -> None:
+    # given a journal as that version left it: a run that waits, one that is claimed, one that has ended
+    storage = open_storage()
+    with storage.engine.begin() as connection:
+        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
+        migrate.migrate_tables(connection, schema, f"{version:04}")
+    runs = ("run-1", "run-2", "run-3")
+    for run_id in runs:
+        put(storage, signal(run_id), started(run_id), planned(run=run_id), queued(run_id), scheduled(run_id))
+    put(storage, fenced("run-3"), terminal("run-3"))
+    with raw(storage) as connection:
+        (claim,) = _claim_as_released(connection)
+    before, cut = all_entries(storage), storage.cut()
+    with pytest.raises(SchemaOutdated, match=f"at version {version}"):
+        storage.check()
+    # when it is upgraded
+    assert storage.upgrade() == storage.check() == CODE_VERSION
+    # then it is as a new one, and no fact or view has changed
+    assert drift(storage) == []
+    assert all_entries(storage) == before
+    assert storage.cut() == cut == before[-1].position
+    assert verify(storage) == []
+    # and what was open goes on to its end
+    store = PostgresDispatchStore(storage)
+    (waiting,) = store.claim("default", "worker-2", limit=5)
+    refs = [waiting.ref, ClaimRef("default", claim["run_id"], claim["runnable_key"], claim["claim_id"], "token")]
+    for answer in store.settle([Settlement(ref, Completed({"ok": True})) for ref in refs]):
+        assert answer.unwrap().status == "completed"
+    for run_id in {ref.run_id for ref in refs}:
+        put(storage, applied(run_id, result={"ok": True}), terminal(run_id))
+    assert storage.rows("SELECT DISTINCT status FROM {schema}.runs") == [("completed",)]
+    assert storage.cut() == all_entries(storage)[-1].position > cut
+    assert verify(storage) == []
+
+
+def _claim_as_released(connection: psycopg.Connection[Any]) -> list[Any]:
+    """Claim one attempt by the function that every version has, with the same arguments."""
+    row = connection.execute(
+        "SELECT claim_attempts(%s, 'default', 'worker-1', '1 hour', %s::text[], %s::text[], NULL, NULL)",
+        (uuid4(), ["claim-1"], [sha256(b"token").hexdigest()]),
+    ).fetchone()
+    assert row is not None
+    claimed: list[Any] = row[0]["claimed"]
+    return claimed

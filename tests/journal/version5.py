@@ -5,7 +5,7 @@ It knows nothing of later code, and does what that code did when the database to
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -16,21 +16,85 @@ T = TypeVar("T")
 
 _START = """SELECT start_runs(%s::uuid, %s::text, clock_timestamp(), true, %s::text[], 1, 2, %s::json, %s::json,
     %s::json)"""
-_CLAIM = "SELECT claim_attempts(%s::uuid, %s, %s, '1 minute', %s::text[], %s::text[], NULL, NULL)"
+_CLAIM = "SELECT claim_attempts(%s::uuid, %s, 'old', '1 minute', %s::text[], %s::text[], NULL, NULL)"
 _END = "SELECT end_runs(%s::uuid, %s::text[], %s::json, %s::json, 'end', NULL)"
 _LOCK = "SELECT lock_units(30000, %s::text[], '{}', '{}', '{}', '{}', '{}')"
-_APPEND = """SELECT append_entries(%s::uuid, %s::text[], '{NULL}', '{2}', %s::json, NULL, NULL, NULL, NULL, NULL,
-    NULL)"""
+_APPEND = """SELECT append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[], %s::json, NULL, NULL, NULL, NULL,
+    NULL, NULL)"""
+_LONG_AGO = "2026-01-01T00:00:00Z"
+KEY = "step#1"
+
+
+def start_arguments(run_ids: Sequence[str], queue: str, commit: object = None) -> tuple[Any, tuple[object, ...]]:
+    """Give the statement that starts runs, with one attempt each: three facts of each run."""
+    flags = dict.fromkeys(("fenced", "quarantined", "unfenced", "has_children"), False)
+    row = {"position": -1, "status": "running", "queue": queue, "start_digest": "x", "planned_visits": 1, **flags}
+    attempt = {
+        "runnable_key": KEY,
+        "idempotency_key": "step",
+        "attempt_number": 1,
+        "queue": queue,
+        "definition": "d",
+        "rank": 0,
+        "due_at": _LONG_AGO,
+        "last_at": _LONG_AGO,
+        "position": -1,
+        "status": "available",
+        "deliveries": 0,
+        "max_deliveries": 5,
+        "fencing_token": 0,
+        "planned_digest": "x",
+    }
+    facts: list[dict[str, Any]] = [{"type": "attempt_scheduled", "run_id": run_id, "data": {}} for run_id in run_ids]
+    facts += [{"k": k, "type": "run_started", "run_id": run_id, "data": {}} for run_id in run_ids for k in (1, 2)]
+    rows = [{**row, "run_id": run_id, "applied_visits": 0} for run_id in run_ids]
+    attempts = [{**attempt, "run_id": run_id} for run_id in run_ids]
+    texts = map(json.dumps, (facts, rows, attempts))
+    return _START, (commit or uuid4(), queue, list(run_ids), *texts)
+
+
+def claim_one(connection: psycopg.Connection[Any], queue: str, claim: str, commit: object = None) -> str:
+    """Claim the next attempt under an id, which is the hash of its token, too; return its run."""
+    values = (commit or uuid4(), queue, [claim], [claim])
+    (answer,) = connection.execute(_CLAIM, values).fetchone() or ({"claimed": []},)
+    (row,) = answer["claimed"]
+    return str(row["run_id"])
+
+
+def end_arguments(claims: Sequence[tuple[str, str, str]], commit: object = None) -> tuple[Any, tuple[object, ...]]:
+    """Give the statement that ends runs, by run, claim and queue: three facts of each run."""
+    about = [[KEY, claim, claim, queue] for _, claim, queue in claims]
+    outcomes = [
+        [{"queue": queue, "runnable_key": KEY, "claim_id": claim, "result": {}}, None] for _, claim, queue in claims
+    ]
+    runs = [run_id for run_id, _, _ in claims]
+    return _END, (commit or uuid4(), runs, json.dumps(about), json.dumps(outcomes))
+
+
+def append_facts(
+    connection: psycopg.Connection[Any], run_ids: Sequence[str], threads: Sequence[str], commit: object = None
+) -> None:
+    """Lock runs, and append a fact to each thread, in a transaction that is open or not."""
+    facts = [
+        {"ord": n, "t": n, "k": 1, "type": "x", "run_id": run_ids[0], "at": _LONG_AGO, "data": {}}
+        for n in range(1, len(threads) + 1)
+    ]
+    with connection.transaction():
+        connection.execute(_LOCK, (list(run_ids),))
+        count = len(threads)
+        values = (commit or uuid4(), list(threads), [None] * count, [1] * count, json.dumps(facts))
+        connection.execute(_APPEND, values)
 
 
 class Worker(threading.Thread):
-    """Starts runs on a queue, claims them, ends them, and appends to a thread of its own, until told to stop."""
+    """Starts a run on each of its queues, claims and ends one of each, and appends to all threads, until stopped."""
 
-    def __init__(self, url: str, schema: str, queue: str) -> None:
+    def __init__(self, url: str, schema: str, *queues: str) -> None:
         """Connect."""
         super().__init__(daemon=True)
-        self.queue, self.ended, self.appended, self.again = queue, list[str](), 0, 0
+        self.queues, self.ended, self.appended, self.again = queues, list[str](), 0, 0
         self.states: list[str] = []  # of errors that are no reason to begin again
+        self._own = f"own-{uuid4().hex}"
         self._stop_it = threading.Event()
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=None)
         self._connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
@@ -51,66 +115,33 @@ class Worker(threading.Thread):
         self.join(60)
 
     def _work(self) -> None:
-        run_id, commit = f"run-{uuid4().hex}", uuid4()
-        self._persistently(lambda: self._start(run_id, commit))
-        claim, commit = uuid4().hex, uuid4()
-        claimed = self._persistently(lambda: self._one(_CLAIM, commit, self.queue, "old", [claim], [claim]))
-        (row,) = claimed["claimed"]
-        commit = uuid4()
-        about = [[row["runnable_key"], claim, claim, self.queue]]
-        outcome = [[{"queue": self.queue, "runnable_key": row["runnable_key"], "claim_id": claim, "result": {}}, None]]
-        ended = self._persistently(
-            lambda: self._one(_END, commit, [row["run_id"]], json.dumps(about), json.dumps(outcome))
-        )
-        assert ended["ended"] == [1]
-        self.ended.append(row["run_id"])
-        commit = uuid4()
-        self._persistently(lambda: self._append(commit))
-        self.appended += 2
+        for queue in self.queues:
+            self._start(queue)
+        claims = sorted(self._claim(queue) for queue in self.queues)
+        ended = self._persistently(lambda id_: self._execute(*end_arguments(claims, id_)))
+        assert len(ended["ended"]) == len(claims)
+        self.ended += [run_id for run_id, _, _ in claims]
+        threads = sorted([*(f"squid:dispatch:{queue}" for queue in self.queues), f"squid:run:{self._own}"])
+        self._persistently(lambda id_: append_facts(self._connection, [self._own], threads, id_))
+        self.appended += len(threads)
 
-    def _start(self, run_id: str, commit: object) -> None:
-        row = {"run_id": run_id, "position": -1, "status": "running", "queue": self.queue, "start_digest": "x"}
-        flags = dict.fromkeys(("fenced", "quarantined", "unfenced", "has_children"), False)
-        attempt = {
-            "run_id": run_id,
-            "runnable_key": "step#1",
-            "idempotency_key": "step",
-            "attempt_number": 1,
-            "queue": self.queue,
-            "definition": "d",
-            "rank": 0,
-            "due_at": "2026-01-01T00:00:00Z",
-            "last_at": "2026-01-01T00:00:00Z",
-            "position": -1,
-            "status": "available",
-            "deliveries": 0,
-            "max_deliveries": 5,
-            "fencing_token": 0,
-            "planned_digest": "x",
-        }
-        facts: list[dict[str, Any]] = [{"type": "attempt_scheduled", "run_id": run_id, "data": {}}]
-        facts += [{"k": k, "type": "run_started", "run_id": run_id, "data": {}} for k in (1, 2)]
-        rows = json.dumps([{**row, **flags, "planned_visits": 1, "applied_visits": 0}])
-        self._one(_START, commit, self.queue, [run_id], json.dumps(facts), rows, json.dumps([attempt]))
+    def _start(self, queue: str) -> None:
+        run_id = f"run-{uuid4().hex}"
+        self._persistently(lambda id_: self._execute(*start_arguments([run_id], queue, id_)))
 
-    def _append(self, commit: object) -> None:
-        thread, about = f"squid:run:own-{self.queue}", f"own-{self.queue}"
-        facts: list[dict[str, Any]] = [
-            {"ord": k, "t": 1, "k": k, "type": "x", "run_id": about, "at": "2026-01-01T00:00:00Z", "data": {}}
-            for k in (1, 2)
-        ]
-        with self._connection.transaction():
-            self._one(_LOCK, [about])
-            self._one(_APPEND, commit, [thread], json.dumps(facts))
+    def _claim(self, queue: str) -> tuple[str, str, str]:
+        claim = uuid4().hex
+        return self._persistently(lambda id_: claim_one(self._connection, queue, claim, id_)), claim, queue
 
-    def _one(self, text: Any, *values: object) -> Any:
+    def _execute(self, text: Any, values: tuple[object, ...]) -> Any:
         row = self._connection.execute(text, values).fetchone()
         return None if row is None else row[0]
 
-    def _persistently(self, attempt: Callable[[], T]) -> T:
+    def _persistently(self, attempt: Callable[[Any], T]) -> T:
+        commit = uuid4()
         for _ in range(20):
             try:
-                return attempt()
+                return attempt(commit)
             except psycopg.Error as error:
                 if error.sqlstate != "SQ002":
                     raise

@@ -14,7 +14,7 @@ _RUNS: LiteralString = """SELECT s.status, n.count FROM unnest(%(statuses)s::tex
 _DEFINITIONS: LiteralString = """SELECT workflow, definition_version, definition_fingerprint, count(*), min(run_id)
       FROM {schema}.runs WHERE status COLLATE "POSIX" = ANY (%(statuses)s) AND workflow IS NOT NULL
        AND definition_fingerprint IS NOT NULL
-     GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
+     GROUP BY 1, 2, 3 ORDER BY workflow, definition_version COLLATE "C", definition_fingerprint COLLATE "C" """
 # attempts_due; reads all attempts that could be claimed now. queues_pkey
 _LANES: LiteralString = """SELECT a.queue, a.definition, count(*), min(a.due_at), coalesce(q.paused, false)
       FROM {schema}.attempts a LEFT JOIN {schema}.queues q ON q.queue = a.queue

@@ -28,14 +28,14 @@ _IS_HELD: LiteralString = """SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WH
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
     AND l.pid <> pg_backend_pid())"""
 _HOLDERS: LiteralString = """SELECT DISTINCT a.pid, coalesce(nullif(a.application_name, ''), a.backend_type),
-        coalesce(a.state, 'at work'), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::int
+        coalesce(a.state, 'at work'), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::int AS seconds
     FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
     WHERE l.granted AND a.pid <> pg_backend_pid()
       AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
       AND (l.relation = ANY (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
                                  ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s))
            OR l.locktype = 'advisory' AND l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = %s)
-    ORDER BY 4 DESC LIMIT 3"""
+    ORDER BY seconds DESC LIMIT 3"""
 
 
 def close_gate(connection: PgConnection, schema: str, gate: str = "gate") -> None:
