@@ -1,0 +1,7 @@
+"""Simulation: workers, recoveries, operators and clients as tasks on virtual time, with every fault a storage can have."""
+
+from squid_dagster.testing.simulation.campaign import SimulationFailed, SimulationReport, simulate
+from squid_dagster.testing.simulation.scenario import Scenario, Start, random_scenario
+from squid_dagster.testing.simulation.shrinking import Failure
+
+__all__ = ["Failure", "Scenario", "SimulationFailed", "SimulationReport", "Start", "random_scenario", "simulate"]

@@ -1,0 +1,87 @@
+"""Scenarios: the workflows of a simulation, the runs that are started, and what people ask of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+from squid_dagster.testing.simulation.workflows import Generator, frozen
+from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.triggers import Cron
+
+QUEUES = ("default", "other")
+
+
+class Start(NamedTuple):
+    """A run that a client starts, once, however often it asks. `by_key`: by an idempotency key, else by its run id."""
+
+    key: str
+    workflow: str
+    payload: Any
+    queue: str = QUEUES[0]
+    by_key: bool = False
+    cancelled: bool = False  # an operator cancels it at some time, with its children
+    replayed: bool = False  # an operator replays it when it has ended
+
+
+Decision = Callable[[str, str], bool]
+
+
+def approve_all(workflow: str, step: str) -> bool:
+    """Approve whatever waits for an approval."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is simulated. `approves` says of a workflow and a step whether its approvals are approved.
+
+    `resources` makes what steps ask for, anew for every schedule; `reset` is called before each of them.
+    """
+
+    definitions: Sequence[Definition]
+    starts: Sequence[Start]
+    approves: Decision = approve_all
+    resources: Callable[[], Mapping[str, object]] = dict
+    reset: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def crons(self) -> frozenset[str]:
+        """The workflows that the clock starts."""
+        timed = (each for each in self.definitions if any(isinstance(t, Cron) for t in each.triggers.values()))
+        return frozenset(each.name for each in timed)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues of the runs."""
+        return tuple(dict.fromkeys([QUEUES[0], *(start.queue for start in self.starts)]))
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Return a scenario of random workflows: a root or two, a child that their steps start, at times a cron."""
+    random = Random(f"scenario {seed}")  # noqa: S311  no secret
+    generator = Generator(random)
+    child = generator.workflow("child")
+    roots = [generator.workflow(f"root{number}", child) for number in range(random.randint(1, 2))]
+    crons = [generator.workflow("timed", cron=True)] if random.random() < 0.1 else []
+    two_queues = random.random() < 0.3
+    starts = []
+    for number in range(random.choice([1, 2, 2, 3])):
+        drawn = random.random()
+        starts.append(
+            Start(
+                f"run-{number}",
+                random.choice(roots).name,
+                {"flag": random.randint(0, 2)},
+                random.choice(QUEUES) if two_queues else QUEUES[0],
+                by_key=random.random() < 0.5,
+                cancelled=drawn < 0.12,
+                replayed=0.12 <= drawn < 0.2,
+            )
+        )
+    return Scenario(
+        frozen([child, *roots, *crons]),
+        starts,
+        approves=lambda workflow, step: (workflow, step) not in generator.rejected,
+        reset=generator.memory.clear,
+    )

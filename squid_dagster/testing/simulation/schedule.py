@@ -1,0 +1,117 @@
+"""One schedule: a scenario played once by many processes, with the faults that its seed or a record says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from squid_dagster.testing.simulation.ends import End, ends_of, play_without_faults
+from squid_dagster.testing.simulation.faults import Chances, Fault, FaultPlan
+from squid_dagster.testing.simulation.machine import Machine, MachineClock, in_charge
+from squid_dagster.testing.simulation.primitives import virtual_time
+from squid_dagster.testing.simulation.roles import Stage
+from squid_dagster.testing.simulation.scenario import Scenario
+from squid_dagster.testing.simulation.storage import SharedJournal, World
+from squid_dagster.testing.simulation.verdict import problems_of
+
+_FAULTS_UNTIL = 60.0  # seconds; then it stays calm, and every run has to come to its end
+_STUCK_AFTER = 900.0
+_STOP_WITHIN = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """How the runs of a scenario end without faults, by run id, and the run ids of its starts, by key."""
+
+    ends: dict[str, End]
+    run_ids: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a schedule: the faults that befell, and what is wrong at its end."""
+
+    seed: int
+    atomic: bool
+    faults: tuple[Fault, ...]
+    problems: tuple[str, ...]
+    seconds: float  # of virtual time
+    switches: int
+
+
+def expectation(scenario: Scenario) -> Expectation:
+    """Play a scenario without faults, one attempt at a time."""
+    scenario.reset()
+    machine = Machine()
+    clock = MachineClock(machine)
+    journal = SharedJournal(clock, atomic_across_threads=True)
+    stage = Stage(World(machine, clock, journal, FaultPlan.of(()), 0, jitter=False), scenario, Random(0))
+    run_ids: dict[str, str] = {}
+    with in_charge(machine), virtual_time():
+        machine.launch("alone", lambda: run_ids.update(play_without_faults(stage.squid(), scenario)))
+        machine.run(1e9)
+        machine.close()
+    if machine.died:
+        raise machine.died[0][1]
+    return Expectation(ends_of(journal, journal.started, scenario.definitions), run_ids)
+
+
+def play(
+    scenario: Scenario,
+    expected: Expectation,
+    seed: int,
+    *,
+    faults: Sequence[Fault] | None = None,
+    jitter: bool = True,
+) -> Played:
+    """Play a scenario with the faults of a seed, or with these and no others."""
+    scenario.reset()
+    random = Random(f"schedule {seed}")  # noqa: S311  no secret
+    machine = Machine()
+    clock = MachineClock(machine)
+    atomic = random.random() < 0.5
+    journal = SharedJournal(clock, atomic_across_threads=atomic)
+    strength = random.choice([0.3, 1.0, 1.0, 1.0, 2.0])
+    chances = Chances(commit=0.10 * strength, read=0.02 * strength, most=int(4 + 14 * strength))
+    plan = FaultPlan(Random(f"faults {seed}"), chances) if faults is None else FaultPlan.of(faults)  # noqa: S311
+    world = World(machine, clock, journal, plan, seed, jitter)
+    with in_charge(machine), virtual_time():
+        stage = Stage(world, scenario, random)
+        stage.cast()
+        machine.launch("weather", lambda: _calm(stage))
+        machine.run(_STUCK_AFTER, lambda: _done(stage))
+        seconds = machine.now
+        _stop(stage)
+        problems = problems_of(stage, expected.ends, expected.run_ids)
+    return Played(seed, atomic, tuple(plan.happened), tuple(problems), seconds, machine.switches)
+
+
+def _calm(stage: Stage) -> None:
+    stage.sleep(_FAULTS_UNTIL)
+    stage.world.plan.calm = True
+
+
+def _done(stage: Stage) -> bool:
+    journal = stage.world.journal
+    assert isinstance(journal, SharedJournal)  # noqa: S101
+    if stage.pending:
+        return False
+    crons = stage.scenario.crons
+    return not journal.open_runs or all(journal.started[run_id] in crons for run_id in journal.open_runs)
+
+
+def _stop(stage: Stage) -> None:
+    """Stop all workers as a signal would, and end all processes."""
+    machine = stage.world.machine
+    stage.over = True
+    for worker in stage.workers.values():
+        worker.stop()
+    workers = [process for process in machine.processes if process.name.startswith("worker")]
+
+    def stopped() -> bool:
+        return all(process.threads[0].over for process in workers)
+
+    machine.run(machine.now + _STOP_WITHIN, stopped)
+    for process in workers:
+        if not process.threads[0].over:
+            stage.problems.append(f"{process.name} did not stop within {_STOP_WITHIN:.0f} s")
+    machine.close()

@@ -1,0 +1,233 @@
+"""The storage of a simulation: one journal for all processes, and for each process a view of it in which calls fail."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID, uuid5
+
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.storage import Append, Checkpoint, Storage
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import Conflict, StorageUnavailable
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.testing.simulation.faults import ERRORS, Fault, FaultPlan, Kind, Place
+from squid_dagster.testing.simulation.machine import Killed, Machine, MachineClock, Process
+
+T = TypeVar("T")
+
+
+class SharedJournal(MemoryStorage):
+    """A journal in memory that decodes every entry once: facts are values that no reader may change."""
+
+    def __init__(self, clock: MachineClock, *, atomic_across_threads: bool) -> None:
+        """Begin empty."""
+        super().__init__(clock, atomic_across_threads=atomic_across_threads)
+        self.clock = clock
+        self.open_runs: set[str] = set()
+        self.started: dict[str, str] = {}  # workflows by run id
+        self._decoded: dict[int, Entry] = {}
+
+    def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
+        """Write facts, and note which runs are open."""
+        receipt = super().commit(appends, commit_id)
+        for one in appends:
+            for fact in one.facts:
+                self._note(fact)
+        return receipt
+
+    def _note(self, fact: Any) -> None:
+        if fact.type == "run_started" and fact.run_id not in self.started:
+            self.started[fact.run_id] = fact.workflow
+            self.open_runs.add(fact.run_id)
+        elif fact.type == "run_terminal":
+            self.open_runs.discard(fact.run_id)
+
+    def _entries(self, rows: Sequence[Any]) -> list[Entry]:
+        decoded, found = self._decoded, []
+        for row in rows:
+            entry = decoded.get(row.position)
+            if entry is None:
+                entry = decoded[row.position] = row.entry()
+            found.append(entry)
+        return found
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        """Return a thread's entries after a revision."""
+        return self._entries(self._threads.get(thread, [])[after : None if limit is None else after + limit])
+
+    def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
+        """Return entries between two cuts."""
+        # Positions have no gaps here: nothing is ever deleted.
+        return self._entries(self._journal[after:upto][:limit])
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        """Return all facts of one run."""
+        rows = self._runs.get(run_id, ())
+        return self._entries([row for row in rows if before is None or row.position < before])
+
+    def changed_facts(self) -> Iterator[Entry]:
+        """Yield the entries that a reader has changed in memory."""
+        for row in self._journal:
+            entry = self._decoded.get(row.position)
+            if entry is not None and entry != row.entry():
+                yield entry
+
+
+@dataclass(slots=True)
+class World:
+    """What all processes of one schedule share: time, journal, faults, and the latency of calls."""
+
+    machine: Machine
+    clock: MachineClock
+    journal: Storage
+    plan: FaultPlan
+    seed: int
+    jitter: bool = True
+    _latencies: dict[str, Random] = field(default_factory=dict)
+
+    def latency(self, thread: str) -> float:
+        """Return how long the next call of a thread takes, in seconds: mostly a moment, at times long."""
+        if not self.jitter:
+            return 0.001
+        random = self._latencies.get(thread)
+        if random is None:
+            random = self._latencies[thread] = Random(f"{self.seed} {thread}")  # noqa: S311  no secret
+        drawn = random.random()
+        if drawn < 0.7:
+            return 0.0002 + drawn * 0.003
+        return (drawn - 0.69) * 0.05 if drawn < 0.97 else (drawn - 0.96) * 10
+
+
+class ProcessStorage:
+    """The storage as one process sees it: before and after every call others run, and faults befall."""
+
+    def __init__(self, world: World, process: Process | None = None) -> None:
+        """Show the world's journal to a process."""
+        self._world, self.process = world, process
+        self.inner = world.journal
+        self.clock = world.clock
+        self.atomic_across_threads = world.journal.atomic_across_threads
+        self.max_fact_bytes = world.journal.max_fact_bytes
+
+    def now(self) -> datetime:
+        """Return the storage's time."""
+        return self.inner.now()
+
+    def call(self, about: str, work: Callable[[], T], *, writes: bool = False, expects: bool = False) -> T:
+        """Do a call of the storage, with what goes wrong at it.
+
+        Raises:
+            StorageUnavailable: the answer was lost, or the call was not done.
+            Killed: the process has crashed.
+        """
+        world, machine = self._world, self._world.machine
+        thread = machine.current()
+        if thread is None:  # outside of all processes: whoever looks at the end
+            return work()
+        thread.points += 1
+        place = Place(thread.name, thread.points)
+        machine.wait(world.latency(thread.name))
+        fault = world.plan.at_call(place, about, writes=writes, expects=expects)
+        if fault is None:
+            return work()
+        process = thread.process
+        self._before(fault, process)
+        found = work()
+        match fault.kind:
+            case Kind.CRASH_AFTER:
+                process.kill()
+                raise Killed
+            case Kind.LOST_ANSWER:
+                raise StorageUnavailable("the answer was lost: a simulated fault")
+            case Kind.STALL_AFTER:
+                machine.wait(fault.seconds)
+        return found
+
+    def _before(self, fault: Fault, process: Process) -> None:
+        machine = self._world.machine
+        match fault.kind:
+            case Kind.CRASH_BEFORE:
+                process.kill()
+                raise Killed
+            case Kind.ERROR:
+                raise ERRORS[fault.detail]()
+            case Kind.CONFLICT:
+                raise Conflict("simulated", 1, 2)
+            case Kind.STALL_BEFORE:
+                machine.wait(fault.seconds)
+            case Kind.SUSPEND:
+                process.suspend(fault.seconds)
+                machine.wait(0)
+            case Kind.CLOCK_BACK:
+                self._world.clock.advance(-timedelta(seconds=fault.seconds))
+
+    # --- the contract -----------------------------------------------------------------------------------------------
+
+    def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
+        """Write facts; where a commit cannot span threads, others run between two appends."""
+        if self.atomic_across_threads or len(appends) == 1:
+            return self._commit(appends, commit_id)
+        groups: list[list[Append]] = [[]]
+        for one in appends:  # a check of a revision goes with the append after it
+            if one.facts and any(other.facts for other in groups[-1]):
+                groups.append([])
+            groups[-1].append(one)
+        receipt: dict[str, int] = {}
+        for number, group in enumerate(groups):
+            last = number == len(groups) - 1
+            part_id = commit_id if commit_id is None or last else uuid5(commit_id, str(number))
+            receipt |= self._commit(group, part_id)
+        return receipt
+
+    def _commit(self, appends: Sequence[Append], commit_id: UUID | None) -> dict[str, int]:
+        types = "+".join(dict.fromkeys(fact.type for one in appends for fact in one.facts))
+        expects = any(one.expected_rev for one in appends)
+        return self.call(
+            f"commit {types}", lambda: self.inner.commit(appends, commit_id), writes=True, expects=expects
+        )
+
+    def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
+        """Write facts to one thread."""
+        return self.commit([Append(thread, entries, expected_rev)])[thread]
+
+    def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
+        """Return the answer of an earlier commit."""
+        return self.call("find_commit", lambda: self.inner.find_commit(commit_id))
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        """Return a thread's entries after a revision."""
+        return self.call("read", lambda: self.inner.read(thread, after, limit))
+
+    def revision(self, thread: str) -> int:
+        """Return a thread's last sequence number."""
+        return self.call("revision", lambda: self.inner.revision(thread))
+
+    def cut(self, after: int = 0) -> int:
+        """Return a position under which nothing can appear any more."""
+        return self.call("cut", lambda: self.inner.cut(after))
+
+    def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
+        """Return entries between two cuts."""
+        return self.call("read_between", lambda: self.inner.read_between(after, upto, limit))
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        """Return all facts of one run."""
+        return self.call("read_run", lambda: self.inner.read_run(run_id, before))
+
+    def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
+        """Keep a projection."""
+        return self.call("put_checkpoint", lambda: self.inner.put_checkpoint(thread, revision, data), writes=True)
+
+    def get_checkpoint(self, thread: str) -> Checkpoint | None:
+        """Return a projection."""
+        return self.call("get_checkpoint", lambda: self.inner.get_checkpoint(thread))
+
+    def delete_checkpoint(self, thread: str) -> None:
+        """Forget a projection."""
+        self.call("delete_checkpoint", lambda: self.inner.delete_checkpoint(thread), writes=True)
+
+    def delete_thread(self, thread: str) -> None:
+        """Remove a thread."""
+        self.call("delete_thread", lambda: self.inner.delete_thread(thread), writes=True)

@@ -1,0 +1,110 @@
+"""The verdict on one schedule: what holds for every journal, and that every run has ended as it does without faults."""
+
+from collections.abc import Iterator, Mapping
+
+from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import ThreadKind, parse_thread
+from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.testing.invariants import Rule, Violation, check_invariants
+from squid_dagster.testing.simulation.ends import End, end_of, missing_compensations
+from squid_dagster.testing.simulation.roles import Stage
+from squid_dagster.testing.simulation.storage import SharedJournal
+
+
+def problems_of(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str]) -> list[str]:
+    """Return everything that is wrong at the end of a schedule. Recovers first, as a last recovery would."""
+    found = [f"{name} ended by {type(error).__name__}: {error}" for name, error in stage.world.machine.died]
+    found += stage.problems
+    journal = stage.world.journal
+    found += [f"run {run_id!r} is stuck" for run_id in sorted(_stuck(stage))]
+    found += _recovered(stage)
+    found += [str(each) for each in check_invariants(journal) if not _is_overtaken(each, journal)]
+    found += _ends(stage, expected, run_ids)
+    if isinstance(journal, SharedJournal):
+        found += [f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()]
+    return found
+
+
+def _is_overtaken(found: Violation, journal: Storage) -> bool:
+    """Tell whether a writer on the queue's thread was overtaken by the run's end on the run's own thread.
+
+    Only where a commit cannot span threads; the fold refuses what was written too late.
+    """
+    if journal.atomic_across_threads or parse_thread(found.thread).kind is not ThreadKind.DISPATCH:
+        return False
+    if found.rule is Rule.NO_ANOMALY:
+        return found.text.endswith("terminal_run")
+    return found.rule is Rule.NOTHING_AFTER_THE_END
+
+
+def _stuck(stage: Stage) -> set[str]:
+    journal = stage.world.journal
+    assert isinstance(journal, SharedJournal)  # noqa: S101
+    return {run_id for run_id in journal.open_runs if journal.started[run_id] not in stage.scenario.crons}
+
+
+def _recovered(stage: Stage) -> Iterator[str]:
+    squid = stage.squid()
+    squid.recover()
+    report = squid.recover()
+    if report.repaired or report.held or report.quarantined or report.failed:
+        yield f"a second recovery still finds something to do: {report}"
+
+
+def _runs(journal: Storage) -> dict[str, RunProjection]:
+    assert isinstance(journal, SharedJournal)  # noqa: S101
+    return {run_id: RunUnit.fold(journal.read_run(run_id)).run for run_id in journal.started}
+
+
+def _ends(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str]) -> Iterator[str]:
+    scenario = stage.scenario
+    definitions = {each.name: each for each in scenario.definitions}
+    runs = _runs(stage.world.journal)
+    actual = {run_id: end_of(run, definitions) for run_id, run in runs.items()}
+    free = _free(stage, expected, actual)
+    for key, run_id in run_ids.items():
+        if key in stage.run_ids and stage.run_ids[key] != run_id:
+            yield f"start {key!r} gave run {stage.run_ids[key]!r}, not {run_id!r} as without faults"
+    for run_id, end in expected.items():
+        if end.workflow not in scenario.crons and run_id not in actual and run_id not in free:
+            yield f"run {run_id!r} was never started"
+    timed = {end.workflow: end for end in expected.values() if end.workflow in scenario.crons}
+    for run_id, end in actual.items():
+        known = timed.get(end.workflow) or expected.get(run_id)
+        if run_id in free or (end.workflow in scenario.crons and runs[run_id].terminal_status is None):
+            continue
+        if known is None:
+            yield f"run {run_id!r} of {end.workflow!r} does not exist without faults"
+        elif (end.status, end.path) != (known.status, known.path):
+            yield f"run {run_id!r} of {end.workflow!r} ended as {end}, and without faults as {known}"
+    for run_id in stage.cancelled:
+        if run_id in actual and actual[run_id].status != "cancelled":
+            yield f"run {run_id!r} is {actual[run_id].status} although its cancel was acknowledged"
+    for run_id, run in runs.items():
+        definition = definitions.get(actual[run_id].workflow)
+        if run.terminal_status == "failed" and definition is not None:
+            for problem in missing_compensations(run, definition):
+                yield f"run {run_id!r} of {definition.name!r} failed, but {problem}"
+    yield from _orphans(stage, actual)
+
+
+def _free(stage: Stage, expected: Mapping[str, End], actual: Mapping[str, End]) -> set[str]:
+    """Return the runs whose end is a matter of time: those that were cancelled, and what such runs have started."""
+    free = set(stage.asked)
+    everything = {**expected, **actual}
+    for _ in range(5):  # children of children
+        for run_id, end in everything.items():
+            if end.parent is not None and (end.parent in free or everything.get(end.parent, end).loose):
+                free.add(run_id)
+    return free
+
+
+def _orphans(stage: Stage, actual: Mapping[str, End]) -> Iterator[str]:
+    """Yield children of runs that were cancelled with all below them, and that go on all the same."""
+    for run_id, end in actual.items():
+        above = end.parent
+        while above is not None and above in actual:
+            if above in stage.cancelled and end.status not in ("cancelled", "completed", "failed"):
+                yield f"run {run_id!r} is {end.status} although {above!r} was cancelled with all runs below it"
+            above = actual[above].parent

@@ -1,0 +1,83 @@
+"""Wakeups between simulated processes: each may be late, lost or doubled."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from squid_dagster.journal.notifier import check_queues, known_queues
+from squid_dagster.testing.simulation.faults import Kind, Place
+from squid_dagster.testing.simulation.machine import Waiters
+from squid_dagster.testing.simulation.storage import World
+
+_LATER = 0.05  # seconds after which a doubled wakeup comes again
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedListener:
+    """A `Listener` of one process."""
+
+    hub: "Wakeups"
+    queues: frozenset[str]
+    _rung: bool = False
+    _closed: bool = False
+    _waiters: Waiters = field(default_factory=Waiters)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for news."""
+        if not self._rung and not self._closed:
+            self._waiters.wait(max(0.0, timeout))
+        rung, self._rung = self._rung and not self._closed, False
+        return rung
+
+    def announced(self) -> int | None:
+        """Return None: nothing is announced here."""
+        return None
+
+    def wake(self) -> None:
+        """Wake whoever waits here."""
+        self._rung = True
+        self._waiters.wake()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed = True
+        self.hub.listeners.pop(id(self), None)
+        self._waiters.wake()
+
+
+@dataclass(slots=True, eq=False)
+class Wakeups:
+    """A `Notifier` that all processes share."""
+
+    world: World
+    listeners: dict[int, SimulatedListener] = field(default_factory=dict)
+
+    def notify(self, queues: Collection[str]) -> None:
+        """Wake the listeners of these queues, unless the wakeup is lost."""
+        thread = self.world.machine.current()
+        found = known_queues(queues)
+        if thread is not None:
+            thread.points += 1
+            fault = self.world.plan.at_wakeup(Place(thread.name, thread.points))
+            if fault is not None and fault.kind is Kind.WAKEUP_LOST:
+                return
+            if fault is not None and fault.kind is Kind.WAKEUP_DOUBLED:
+                thread.process.spawn(lambda: self._again(found), "wakeup")
+        self._wake(found)
+
+    def _again(self, queues: frozenset[str]) -> None:
+        self.world.machine.wait(_LATER)
+        self._wake(queues)
+
+    def _wake(self, queues: frozenset[str]) -> None:
+        for listener in list(self.listeners.values()):
+            if listener.queues & queues:
+                listener.wake()
+
+    def listen(self, queues: Collection[str]) -> SimulatedListener:
+        """Begin to listen."""
+        listener = SimulatedListener(self, check_queues(queues))
+        self.listeners[id(listener)] = listener
+        return listener
+
+    def close(self) -> None:
+        """Nothing is left to be sent."""
