@@ -163,9 +163,9 @@ class FoldDispatchStore:
         """Read runs and write what follows, as the contract says."""
         while True:
             revisions = self._fence_revision(fence)
+            now = self._storage.now()  # before reading: what was true then is never judged by a later time
             found = {run_id: [] if new else self._storage.read_run(run_id) for run_id in run_ids}
             units = {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
-            now = self._storage.now()
             if fence is not None:
                 check_held(units[fence.run_id], fence, now)
             facts = list(decision(units, now))
@@ -268,9 +268,9 @@ class FoldDispatchStore:
     ) -> list[Answer]:
         """Judge and write a group once. `recorded` keeps, by claim, the outcomes that are on record already when it has
         to begin again: somebody else may have gone on from them meanwhile, which is no refusal."""
+        now = self._storage.now()  # before reading: a lease that is extended meanwhile must not look as if it had run out
         revision, projection = self._fold(queue)
         runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
-        now = self._storage.now()
         group = judge(refs, fact_of, runs.__getitem__, now)
         revisions: dict[str, int] = {}
         if plan is not None:

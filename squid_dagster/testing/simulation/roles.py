@@ -187,6 +187,12 @@ class Stage:
                 squid.replay(run_id, allow_irreversible=True, idempotency_key=f"replay {start.key}")
                 self.pending.discard(f"replay {start.key}")
 
+    def cast_last(self) -> None:
+        """Begin one process of each kind, to bring to an end what is left."""
+        self.launch("worker-last", partial(self.work, concurrency=4, keeps_house=False))
+        self.launch("operator-last", self.operate)
+        self.launch("recovery-last", self.recover)
+
     def cast(self) -> None:
         """Begin all processes."""
         random, scenario = self.random, self.scenario

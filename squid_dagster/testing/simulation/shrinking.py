@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from squid_dagster.testing.simulation.faults import Fault
 from squid_dagster.testing.simulation.scenario import Scenario
-from squid_dagster.testing.simulation.schedule import Played, expectation, play
+from squid_dagster.testing.simulation.schedule import Expectation, Played, expectation, play
 
-_MOST = 400  # plays of one shrinking
+_MOST = 150  # plays of one shrinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,20 @@ class Failure:
 def shrink(scenario: Scenario, played: Played) -> Failure:
     """Return the failure with as few faults and runs as still fail."""
     plays = 0
+    known: dict[int, Expectation] = {}  # by scenario, of which all stay alive
 
     def fails(some: Scenario, faults: Sequence[Fault]) -> Played | None:
         nonlocal plays
         plays += 1
-        again = play(some, expectation(some), played.seed, faults=faults) if plays <= _MOST else None
-        return again if again is not None and again.problems else None
+        if plays > _MOST:
+            return None
+        again = play(some, _expected(some), played.seed, faults=faults)
+        return again if again.problems else None
+
+    def _expected(some: Scenario) -> Expectation:
+        if id(some) not in known:
+            known[id(some)] = expectation(some)
+        return known[id(some)]
 
     kept, best = list(played.faults), played
     if fails(scenario, kept) is not None:
@@ -49,7 +57,7 @@ def shrink(scenario: Scenario, played: Played) -> Failure:
             if fewer.starts and fails(fewer, kept) is not None:
                 scenario = fewer
         kept = fewest(kept, lambda some: fails(scenario, some) is not None)
-        best = play(scenario, expectation(scenario), played.seed, faults=kept)
+        best = play(scenario, _expected(scenario), played.seed, faults=kept)
     numbers = tuple(number for number, fault in enumerate(played.faults) if fault in kept)
     return Failure(
         played.seed,
