@@ -120,7 +120,7 @@ def play_random(scenarios: range, most: int | None = None) -> SimulationReport:
 def play_scenario(scenario: Scenario, seeds: range) -> SimulationReport:
     """Play one scenario with each of these seeds."""
     report = SimulationReport()
-    with _quiet():
+    with quiet():
         expected = expectation(scenario)
         for seed in seeds:
             played = play(scenario, expected, seed)
@@ -134,7 +134,7 @@ def play_scenario(scenario: Scenario, seeds: range) -> SimulationReport:
 def repeat(seed: int, kept: Sequence[int] | None = None, scenario: Scenario | None = None) -> Failure | None:
     """Play the schedule of a seed again, with the faults of these numbers alone; return its failure, if it fails."""
     found = scenario or random_scenario(seed // _SEEDS)
-    with _quiet():
+    with quiet():
         expected = expectation(found)
         played = play(found, expected, seed)
         if kept is None:
@@ -146,7 +146,7 @@ def repeat(seed: int, kept: Sequence[int] | None = None, scenario: Scenario | No
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the worker's warnings from the log, and objects of before from the garbage collector's way."""
     logger = logging.getLogger("squid_dagster")
     level = logger.level

@@ -8,6 +8,7 @@ from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.testing.invariants import Rule, Violation, check_invariants
 from squid_dagster.testing.simulation.ends import End, end_of, missing_compensations
+from squid_dagster.testing.simulation.journal_rules import rule_breaks
 from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.storage import SharedJournal
 
@@ -20,6 +21,7 @@ def problems_of(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str,
     found += [f"run {run_id!r} is stuck" for run_id in sorted(_stuck(stage))]
     found += _recovered(stage)
     found += [str(each) for each in check_invariants(journal) if not _is_overtaken(each, journal)]
+    found += rule_breaks(journal.read_between(0, journal.cut()))
     found += _ends(stage, expected, run_ids)
     if isinstance(journal, SharedJournal):
         found += [f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()]

@@ -1,0 +1,138 @@
+"""Plant one bug at a time: the simulation must catch each of them. `python -m tests.simulation.bugs [names]`."""
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from squid_dagster.testing.simulation.campaign import quiet
+from squid_dagster.testing.simulation.scenario import random_scenario
+from squid_dagster.testing.simulation.schedule import Played, expectation, play
+from tests.simulation.planting import Bug, planted
+
+SCHEDULES = 4000  # after so many without a violation, a bug is not caught
+_PER_SCENARIO = 8
+_SEEDS = 1000
+
+BUGS = (
+    # --- fences and leases
+    Bug("a stale claim may act", "protocol.attempts:check_fence", " or not attempt.held_by(claim_id, claim_token_hash)", ""),
+    Bug(
+        "an expired claim may act",
+        "protocol.attempts:check_fence",
+        "return Reason.EXPIRED_CLAIM if attempt.expired(at) else None",
+        "return None",
+    ),
+    Bug("claims are not fenced by a revision", "journal.fold_dispatch:FoldDispatchStore.claim", "expected_rev=revision", ""),
+    Bug(
+        "a claim ignores the run's end",
+        "journal.fold_dispatch:FoldDispatchStore._claim_facts",
+        "if run.stopped:",
+        "if False:",
+    ),
+    Bug(
+        "an ended run is not fenced by its own thread",
+        "journal.fold_dispatch:FoldDispatchStore._run",
+        "part.fenced or run.terminal",
+        "part.fenced",
+    ),
+    Bug(
+        "fencing tokens do not grow",
+        "journal.fold_dispatch:FoldDispatchStore._claim_facts",
+        "run.tokens.get(attempt.idempotency_key, 0)) + 1",
+        "0) + 1",
+    ),
+    Bug("a claim takes what another holds", "protocol.dispatch:RunDispatch.claimable", "a.due_at <= at", "(a.due_at <= at or a.claim_id)"),
+    Bug("heartbeats extend nothing", "runtime.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"),
+    Bug("a lease is counted from its claim on", "journal.settling:heartbeat_fact", "lease_until=at + lease", "lease_until=attempt.lease_until"),
+    # --- dead letters
+    Bug("a dead letter one delivery too early", "protocol.attempts:out_of_deliveries", ">= attempt", "+ 1 >= attempt"),
+    Bug("a dead letter one delivery too late", "protocol.attempts:out_of_deliveries", ">= attempt", "> attempt"),
+    Bug("never a dead letter", "protocol.attempts:out_of_deliveries", "attempt.deliveries >= attempt.max_deliveries", "False"),
+    Bug("a dead letter while it is held", "journal.settling:dead_letter_fact", "or not attempt.expired(at)", ""),
+    # --- groups and planning
+    Bug(
+        "plans are not fenced by a revision",
+        "journal.fold_dispatch:FoldDispatchStore._group_once",
+        "revisions.get(one.thread)",
+        "None",
+    ),
+    Bug("a result is applied twice", "workflow.planning:_Planning.settle", " or key in self.run.applied", ""),
+    Bug("a join waits for one alone", "workflow.planning:_Planning._join", "done.issuperset(self.definition.steps[name].after) and", ""),
+    Bug("a run ends before its last step", "workflow.planning:_Planning._join", "done.issuperset(self.definition.steps):", "len(done) + 1 >= len(self.definition.steps):"),
+    Bug("compensations in the wrong order", "workflow.planning:_Planning._next_compensation", "reversed(list(visits(self.run)))", "list(visits(self.run))"),
+    Bug("a compensation is left out", "workflow.planning:_Planning._next_compensation", "not visit.succeeded", "visit.succeeded"),
+    Bug("a run ends while a sibling is to be undone", "workflow.planning:_Planning._undo_or_end", "not under_way or not self._compensates", "True"),
+    Bug("retries are not counted", "runtime.execution:failure", "delay(step.retry, attempt.attempt_number", "delay(step.retry, 1"),
+    Bug("a retry is not mirrored", "workflow.planning:_Planning.settle", "self._mirror(attempt, retry)", "pass"),
+    # --- commands
+    Bug("commands are not fenced by a revision", "journal.fold_dispatch:FoldDispatchStore.decide", "commit_in_order(self._storage, facts, revisions)", "commit_in_order(self._storage, facts, {})"),
+    Bug("an idempotency key is ignored", "runtime.identity:derived_run_id", "_framed(parts)", "_framed(parts) + uuid.uuid4().bytes"),
+    Bug("a cancel does not cascade", "runtime.controls:cancel", "if cascade and runtime.storage.atomic_across_threads else [run_id]", "if False else [run_id]"),
+    Bug("a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""),
+    Bug("a cron starts the latest window alone", "runtime.crons:_start_due", "for window in windows]", "for window in windows[-1:]]"),
+    # --- recovery
+    Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
+    Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),
+    Bug("recovery fences nothing", "runtime.repair:_missing", "if not dispatch.unfenced:", "if True:"),
+    Bug("recovery starts no child", "runtime.repair:repair_run", "if child.fact is not None and not _started(runtime, child.fact):", "if False:"),
+    Bug("recovery cascades nothing", "runtime.repair:repair_run", "if ancestor is not None:", "if False:"),
+    # --- workers
+    Bug("a worker does not poll", "runtime.worker:Worker._claim_loop", "_SECOND_LOOK) if soon else self._poll", "_SECOND_LOOK) if soon else 10**9"),
+    Bug("a worker forgets one of its claims", "runtime.worker:Worker._begin", "self._pool.submit(jobs)", "self._pool.submit(jobs[:1])"),
+    Bug("a worker gives up at the first refusal", "runtime.worker:Worker._claim_loop", "except SquidError as error:", "except KeyError as error:"),
+)  # fmt: skip
+
+
+class Caught(NamedTuple):
+    """The first schedule that shows a bug, if there is one."""
+
+    bug: str
+    schedules: int
+    played: Played | None
+    seconds: float
+
+
+def hunt(bug: Bug, most: int = SCHEDULES, seed: int = 0) -> Caught:
+    """Play schedules with a bug planted until one fails. What is expected is worked out without the bug."""
+    began = time.monotonic()
+    for number, (scenario_seed, count) in enumerate(_parts(seed, most)):
+        scenario = random_scenario(scenario_seed)
+        with quiet():
+            expected = expectation(scenario)
+            for offset in range(count):
+                with planted(bug):
+                    played = play(scenario, expected, scenario_seed * _SEEDS + offset)
+                if played.problems and not play(scenario, expected, played.seed).problems:  # it is the bug's doing
+                    schedules = number * _PER_SCENARIO + offset + 1
+                    return Caught(bug.name, schedules, played, time.monotonic() - began)
+    return Caught(bug.name, most, None, time.monotonic() - began)
+
+
+def _parts(seed: int, most: int) -> Iterator[tuple[int, int]]:
+    for number in range(-(-most // _PER_SCENARIO)):
+        yield seed + number, min(_PER_SCENARIO, most - number * _PER_SCENARIO)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Hunt all bugs, or those whose names contain a word."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--schedules", type=int, default=SCHEDULES)
+    options = parser.parse_args(arguments)
+    wanted = [bug for bug in BUGS if not options.words or any(word in bug.name for word in options.words)]
+    caught = 0
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        for found in pool.imap_unordered(hunt, wanted, chunksize=1):
+            caught += found.played is not None
+            said = found.played.problems[0][:150] if found.played else "NOT CAUGHT"
+            print(f"{found.bug}: {found.schedules} schedules, {found.seconds:.1f} s: {said}", flush=True)
+    word = "OK" if caught == len(wanted) else "FAILED"
+    print(f"BUGS {word}: planted={len(wanted)} caught={caught}")
+    return 0 if caught == len(wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
