@@ -1,4 +1,4 @@
-"""A kit to test workflows with: a clock that is yours, drivers, injected faults, invariants, golden histories."""
+"""A kit to test workflows with: a clock that is yours, drivers, injected faults, invariants, golden histories, simulation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         violations,
     )
     from squid_dagster.testing.making import SquidFactory, VirtualSquid, make_squid
+    from squid_dagster.testing.simulation import Scenario, SimulationFailed, SimulationReport, simulate
 
 # Exported lazily, so that the pytest plugin costs nothing where it is not used.
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
         "violations",
     ),
     "squid_dagster.testing.making": ("SquidFactory", "VirtualSquid", "make_squid"),
+    "squid_dagster.testing.simulation": ("Scenario", "SimulationFailed", "SimulationReport", "simulate"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -60,6 +62,9 @@ __all__ = [
     "LimitReached",
     "Plan",
     "Rule",
+    "Scenario",
+    "SimulationFailed",
+    "SimulationReport",
     "SquidFactory",
     "Violation",
     "VirtualClock",
@@ -73,6 +78,7 @@ __all__ = [
     "exit_process",
     "golden",
     "make_squid",
+    "simulate",
     "violations",
 ]
 

@@ -1,12 +1,12 @@
 """How runs end: read from a journal, worked out without faults, and compared."""
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.queries import parent_of
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.entries import digest
+from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.testing.driving import execute_until_blocked
@@ -95,22 +95,27 @@ def _finish_run(squid: Squid, scenario: Scenario, run_id: str) -> None:
             squid.reject(run_id, actor="ada")
 
 
-def missing_compensations(run: RunProjection, definition: Definition) -> list[str]:
-    """Return what is wrong with how a failed run was undone: steps not undone, undone twice, or in a wrong order."""
-    done = [visit for visit in visits(run) if not visit.runnable.step.startswith(COMPENSATE) and visit.succeeded]
-    names = [visit.runnable.idempotency_key.partition(":")[2] for visit in done]
-    wanted = [
-        COMPENSATE + name
-        for visit, name in zip(done, names, strict=True)
-        if (step := definition.steps.get(visit.runnable.step)) is not None and step.compensation is not None
-    ]
-    found = [
-        visit.runnable.idempotency_key.partition(":")[2]
-        for visit in visits(run)
-        if visit.runnable.step.startswith(COMPENSATE)
-    ]
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [f"{name} was done twice" for name in dict.fromkeys(found) if found.count(name) > 1]
-    if definition.mode is Mode.ROUTES and not problems and found != wanted[::-1]:
-        problems.append(f"undone as {found}, not newest first as {wanted[::-1]}")
-    return problems
+def undoing_problems(entries: Iterable[Entry], definition: Definition) -> Iterator[str]:
+    """Yield what is wrong with how a failed run was undone: each step that succeeded, once, always the newest first.
+
+    Takes the facts of the run by position.
+    """
+    steps: dict[str, str] = {}  # by runnable key
+    left: list[str] = []  # visits that succeeded and are to be undone, oldest first
+    undone: set[str] = set()
+    for entry in entries:
+        fact: Any = entry.fact
+        if fact.type == "runnables_planned":
+            for runnable in fact.runnables:
+                steps[runnable.runnable_key] = runnable.step
+                visit = runnable.idempotency_key.partition(":")[2]
+                if runnable.step.startswith(COMPENSATE) and visit not in undone:
+                    undone.add(visit)
+                    if not left or COMPENSATE + left[-1] != visit:
+                        yield f"{visit} was undone when {left[-1] if left else 'nothing'} was next"
+                    left = [each for each in left if COMPENSATE + each != visit]
+        elif fact.type == "runnable_applied" and (fact.transition or {}).get("on") != "error":
+            step = definition.steps.get(steps.get(fact.runnable_key, ""))
+            if step is not None and step.compensation is not None:
+                left.append(fact.runnable_key.partition(":")[2].rpartition(":")[0])
+    yield from (f"{visit} was not undone" for visit in left)

@@ -1,17 +1,20 @@
 """Rules about queues, deliveries and schedules that a simulation can hold every journal to, read from facts alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from squid_dagster.protocol.entries import Entry
 
 
-def rule_breaks(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield what is wrong with a whole journal, given by position."""
+def rule_breaks(entries: Sequence[Entry], every_minute: Collection[str] = ()) -> Iterator[str]:
+    """Yield what is wrong with a whole journal, given by position.
+
+    `every_minute` names workflows with a cron for every minute that catches up on all windows.
+    """
     yield from _paused_queues(entries)
     yield from _deliveries(entries)
-    yield from _windows(entries)
+    yield from _windows(entries, every_minute)
 
 
 def _paused_queues(entries: Sequence[Entry]) -> Iterator[str]:
@@ -47,14 +50,14 @@ def _deliveries(entries: Sequence[Entry]) -> Iterator[str]:
                 yield f"{fact.runnable_key!r} is a dead letter after {counts.get(fact.runnable_key, 0)} deliveries"
 
 
-def _windows(entries: Sequence[Entry]) -> Iterator[str]:
-    """A cron that catches up on all of its windows leaves out none, and starts each once. The windows are a minute."""
+def _windows(entries: Sequence[Entry], every_minute: Collection[str]) -> Iterator[str]:
+    """A cron that catches up on all of its windows leaves out none, and starts each once."""
     starts: dict[str, list[datetime]] = {}
     for entry in entries:
         fact: Any = entry.fact
         schedule = fact.context.get("schedule") if fact.type == "run_started" else None
         window = schedule.get("intended_window") if isinstance(schedule, dict) else None
-        if isinstance(window, dict) and schedule["cron_expression"] == "* * * * *":
+        if isinstance(window, dict) and fact.workflow in every_minute:
             starts.setdefault(fact.workflow, []).append(datetime.fromisoformat(window["start_at"]))
     for workflow, found in starts.items():
         windows = sorted(found)

@@ -52,6 +52,16 @@ class Scenario:
         return frozenset(each.name for each in timed)
 
     @property
+    def every_minute(self) -> frozenset[str]:
+        """The workflows that the clock starts every minute, and for all minutes that were missed."""
+        found = ((each.name, trigger) for each in self.definitions for trigger in each.triggers.values())
+        return frozenset(
+            name
+            for name, trigger in found
+            if isinstance(trigger, Cron) and trigger.expression == "* * * * *" and trigger.catch_up == "all"
+        )
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """The queues of the runs."""
         return tuple(dict.fromkeys([QUEUES[0], *(start.queue for start in self.starts)]))

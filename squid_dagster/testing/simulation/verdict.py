@@ -7,7 +7,7 @@ from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.testing.invariants import Rule, Violation, check_invariants
-from squid_dagster.testing.simulation.ends import End, end_of, missing_compensations
+from squid_dagster.testing.simulation.ends import End, end_of, undoing_problems
 from squid_dagster.testing.simulation.journal_rules import rule_breaks
 from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.storage import SharedJournal
@@ -21,7 +21,7 @@ def problems_of(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str,
     found += [f"run {run_id!r} is stuck" for run_id in sorted(_stuck(stage))]
     found += _recovered(stage)
     found += [str(each) for each in check_invariants(journal) if not _is_overtaken(each, journal)]
-    found += rule_breaks(journal.read_between(0, journal.cut()))
+    found += rule_breaks(journal.read_between(0, journal.cut()), stage.scenario.every_minute)
     found += _ends(stage, expected, run_ids)
     if isinstance(journal, SharedJournal):
         found += [f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()]
@@ -86,7 +86,7 @@ def _ends(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str])
     for run_id, run in runs.items():
         definition = definitions.get(actual[run_id].workflow)
         if run.terminal_status == "failed" and definition is not None:
-            for problem in missing_compensations(run, definition):
+            for problem in undoing_problems(stage.world.journal.read_run(run_id), definition):
                 yield f"run {run_id!r} of {definition.name!r} failed, but {problem}"
     yield from _orphans(stage, actual)
 

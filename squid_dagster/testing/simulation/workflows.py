@@ -8,15 +8,19 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from inspect import Parameter, Signature
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from squid_dagster.protocol.entries import digest
+from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.workflow import Cron, Defer, Fail, Retry, StepContext, Workflow, path
 from squid_dagster.workflow.definition import Definition
+
+T = TypeVar("T")
 
 ENDS = ("complete", "fail")
 _KINDS = ("step",) * 6 + ("wait", "log", "pause", "approval")
@@ -65,14 +69,32 @@ def act(behaviour: Behaviour, memory: Memory, ctx: StepContext, given: dict[str,
         memory.deferred[key] = memory.deferred.get(key, 0) + 1
         raise Defer("not yet", after=timedelta(seconds=2))
     for number in range(behaviour.children):
-        ctx.start_child_run(behaviour.child, {"flag": number}, child_key=f"{number}-{_visit(ctx)}")
+        _patiently(ctx, partial(_start_child, ctx, behaviour.child, number))
     if ctx.attempt <= behaviour.failures:
         raise Fail("for good") if behaviour.final else RuntimeError("this time")
     if behaviour.reads_state:
-        known = {name: value.get("said") for name, value in ctx.state.items() if isinstance(value, dict)}
-        given = {**given, "state": known}  # decisions of people hold times
+        given = {**given, "state": _patiently(ctx, partial(_state, ctx))}
     said = zlib.crc32(digest([ctx.step, _visit(ctx), given]).encode())
     return {"said": said, "pick": said % 3}
+
+
+def _start_child(ctx: StepContext, child: Workflow | None, number: int) -> None:
+    ctx.start_child_run(child, {"flag": number}, child_key=f"{number}-{_visit(ctx)}")
+
+
+def _state(ctx: StepContext) -> dict[str, Any]:
+    """Return what steps have said so far; decisions of people hold times, and are left out."""
+    return {name: value.get("said") for name, value in ctx.state.items() if isinstance(value, dict)}
+
+
+def _patiently(ctx: StepContext, call: Callable[[], T]) -> T:
+    """Do what needs the database, again and again while it is away and the result is wanted."""
+    while True:
+        try:
+            return call()
+        except (StorageUnavailable, ViewsMissing):
+            if ctx.cancelled.wait(0.3):
+                raise
 
 
 def _visit(ctx: StepContext) -> str:
@@ -100,9 +122,11 @@ class Generator:
     random: Random
     memory: Memory = field(default_factory=Memory)
     rejected: set[tuple[str, str]] = field(default_factory=set)  # approvals that are rejected: workflow and step
+    undoes: bool = False  # the workflow that is being drawn fails late, and most of its steps can be undone
 
     def workflow(self, name: str, child: Workflow | None = None, *, cron: bool = False) -> Workflow:
         """Draw a workflow: of routes or of dependencies."""
+        self.undoes = self.random.random() < 0.25
         draw = self._routes if self.random.random() < 0.55 else self._dependencies
         triggers = [Cron("* * * * *", catch_up="all", payload={"flag": 1})] if cron else []
         return draw(name, child, triggers)
@@ -135,7 +159,11 @@ class Generator:
         options: dict[str, Any] = {"retry": retry, **more}
         if random.random() < 0.25:
             options["priority"] = random.randint(-5, 5)
-        if random.random() < 0.35:
+        if self.undoes and int(name[1:]) >= 2:
+            behaviour.failures = _FOR_EVER
+        elif self.undoes:
+            behaviour.failures = 0
+        if random.random() < (0.8 if self.undoes else 0.3):
             undoing = Behaviour(failures=_FOR_EVER if random.random() < 0.15 else 0)
             options["compensate"] = _function(undoing, memory, (*takes, name))
         wf.step(name=name, **options)(_function(behaviour, memory, takes))
@@ -144,7 +172,7 @@ class Generator:
         """Draw up to five steps, each after some of those before it."""
         random = self.random
         wf = Workflow(name, payload=Flag, triggers=triggers)
-        names = [f"s{number}" for number in range(random.randint(1, 5))]
+        names = [f"s{number}" for number in range(random.randint(3 if self.undoes else 2, 5))]
         afters = [random.sample(names[:i], random.randint(0, min(i, 3))) for i in range(len(names))]
         declared = any(afters)
         steps: list[str] = []
@@ -164,7 +192,8 @@ class Generator:
         """Draw up to five steps with loops, conditions and error routes; on success it can always go forward."""
         random = self.random
         wf = Workflow(name, payload=Flag, entry="s0", triggers=triggers)
-        kinds = {f"s{number}": random.choice(_KINDS) for number in range(random.randint(1, 5))}
+        most = random.randint(3 if self.undoes else 2, 5)
+        kinds = {f"s{number}": random.choice(_KINDS) for number in range(most)}
         routes = {step: self._routes_of(step, list(kinds), kind) for step, kind in kinds.items()}
         reached = ["s0"]
         for step in reached:
@@ -193,7 +222,8 @@ class Generator:
 
     def _routes_of(self, step: str, names: list[str], kind: str) -> list[tuple[Any, str, Any]]:
         random = self.random
-        forward = [*names[names.index(step) + 1 :], *ENDS[: 1 if random.random() < 0.8 else 2]]
+        later = names[names.index(step) + 1 :]
+        forward = [*later[:1] * 4, *later, *ENDS[: 1 if random.random() < 0.8 else 2]]
         anywhere = [*names, *ENDS]
         outcomes = ["ok"] if kind in ("pause", "wait", "log") else ["ok", "error"]
         if kind == "step" and random.random() < 0.5:
