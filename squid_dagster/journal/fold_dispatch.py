@@ -268,7 +268,9 @@ class FoldDispatchStore:
     ) -> list[Answer]:
         """Judge and write a group once. `recorded` keeps, by claim, the outcomes that are on record already when it has
         to begin again: somebody else may have gone on from them meanwhile, which is no refusal."""
-        now = self._storage.now()  # before reading: a lease that is extended meanwhile must not look as if it had run out
+        now = (
+            self._storage.now()
+        )  # before reading: a lease that is extended meanwhile must not look as if it had run out
         revision, projection = self._fold(queue)
         runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
         group = judge(refs, fact_of, runs.__getitem__, now)

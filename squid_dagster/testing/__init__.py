@@ -1,4 +1,4 @@
-"""A kit to test workflows with: a clock that is yours, drivers, injected faults, invariants, golden histories, simulation."""
+"""A kit to test workflows with: a clock that is yours, drivers, faults, invariants, golden histories, simulation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

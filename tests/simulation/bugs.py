@@ -19,15 +19,27 @@ _SEEDS = 1000
 
 BUGS = (
     # --- fences and leases
-    Bug("a stale claim may act", "protocol.attempts:check_fence", " or not attempt.held_by(claim_id, claim_token_hash)", ""),
+    Bug(
+        "a stale claim may act",
+        "protocol.attempts:check_fence",
+        " or not attempt.held_by(claim_id, claim_token_hash)",
+        "",
+    ),
     Bug(
         "an expired claim may act",
         "protocol.attempts:check_fence",
         "return Reason.EXPIRED_CLAIM if attempt.expired(at) else None",
         "return None",
     ),
-    Bug("claims are not fenced by a revision", "journal.fold_dispatch:FoldDispatchStore.claim", "expected_rev=revision", ""),
-    Bug("a claim ignores the run's end", "protocol.dispatch:RunDispatch.claimable", "iter(()) if self.stopped else ", ""),
+    Bug(
+        "claims are not fenced by a revision",
+        "journal.fold_dispatch:FoldDispatchStore.claim",
+        "expected_rev=revision",
+        "",
+    ),
+    Bug(
+        "a claim ignores the run's end", "protocol.dispatch:RunDispatch.claimable", "iter(()) if self.stopped else ", ""
+    ),
     Bug("an ended run takes results", "journal.settling:find", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
@@ -35,14 +47,29 @@ BUGS = (
         "run.tokens.get(attempt.idempotency_key, 0)) + 1",
         "0) + 1",
     ),
-    Bug("a claim takes what another holds", "protocol.dispatch:RunDispatch.claimable", "a.due_at <= at", "(a.due_at <= at or a.claim_id)"),
+    Bug(
+        "a claim takes what another holds",
+        "protocol.dispatch:RunDispatch.claimable",
+        "a.due_at <= at",
+        "(a.due_at <= at or a.claim_id)",
+    ),
     Bug("heartbeats extend nothing", "runtime.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"),
-    Bug("a lease is counted from its claim on", "journal.settling:heartbeat_fact", "lease_until=at + lease", "lease_until=attempt.lease_until"),
+    Bug(
+        "a lease is counted from its claim on",
+        "journal.settling:heartbeat_fact",
+        "lease_until=at + lease",
+        "lease_until=attempt.lease_until",
+    ),
     # --- dead letters
     Bug("a dead letter one delivery too early", "protocol.attempts:out_of_deliveries", ">= attempt", "+ 1 >= attempt"),
     Bug("a dead letter one delivery too late", "protocol.attempts:out_of_deliveries", ">= attempt", "> attempt"),
-    Bug("never a dead letter", "protocol.attempts:out_of_deliveries", "attempt.deliveries >= attempt.max_deliveries", "False"),
-    Bug("a dead letter while it is held", "journal.settling:dead_letter_fact", "or not attempt.expired(at)", ""),
+    Bug(
+        "never a dead letter",
+        "protocol.attempts:out_of_deliveries",
+        "attempt.deliveries >= attempt.max_deliveries",
+        "False",
+    ),
+    Bug("a dead letter while it is held", "protocol.attempts:Attempt.expired", "self.lease_until <= at", "True"),
     # --- groups and planning
     Bug(
         "plans are not fenced by a revision",
@@ -51,30 +78,97 @@ BUGS = (
         "None",
     ),
     Bug("a result is applied twice", "workflow.planning:_Planning.settle", " or key in self.run.applied", ""),
-    Bug("a join waits for one alone", "workflow.planning:_Planning._join", "done.issuperset(self.definition.steps[name].after) and", ""),
-    Bug("a run ends before its last step", "workflow.planning:_Planning._join", "done.issuperset(self.definition.steps):", "len(done) + 1 >= len(self.definition.steps):"),
-    Bug("compensations in the wrong order", "workflow.planning:_Planning._next_compensation", "reversed(list(visits(self.run)))", "list(visits(self.run))"),
-    Bug("a compensation is left out", "workflow.planning:_Planning._next_compensation", "not visit.succeeded", "visit.succeeded"),
-    Bug("a run ends while a sibling is to be undone", "workflow.planning:_Planning._undo_or_end", "not under_way or not self._compensates", "True"),
-    Bug("retries are not counted", "runtime.execution:failure", "delay(step.retry, attempt.attempt_number", "delay(step.retry, 1"),
+    Bug(
+        "a join waits for one alone",
+        "workflow.planning:_Planning._join",
+        "done.issuperset(self.definition.steps[name].after) and",
+        "",
+    ),
+    Bug(
+        "a run ends before its last step",
+        "workflow.planning:_Planning._join",
+        "done.issuperset(self.definition.steps):",
+        "len(done) + 1 >= len(self.definition.steps):",
+    ),
+    Bug(
+        "compensations in the wrong order",
+        "workflow.planning:_Planning._next_compensation",
+        "reversed(list(visits(self.run)))",
+        "list(visits(self.run))",
+    ),
+    Bug(
+        "a compensation is left out",
+        "workflow.planning:_Planning._next_compensation",
+        "not visit.succeeded",
+        "visit.succeeded",
+    ),
+    Bug(
+        "a run ends while a sibling is to be undone",
+        "workflow.planning:_Planning._undo_or_end",
+        "not under_way or not self._compensates",
+        "True",
+    ),
+    Bug(
+        "retries are not counted",
+        "runtime.execution:failure",
+        "delay(step.retry, attempt.attempt_number",
+        "delay(step.retry, 1",
+    ),
     Bug("a retry is not mirrored", "workflow.planning:_Planning.settle", "self._mirror(attempt, retry)", "pass"),
     # --- commands
-    Bug("commands are not fenced by a revision", "journal.fold_dispatch:FoldDispatchStore.decide", "commit_in_order(self._storage, facts, revisions)", "commit_in_order(self._storage, facts, {})"),
-    Bug("an idempotency key is ignored", "runtime.identity:derived_run_id", "_framed(parts)", "_framed(parts) + uuid.uuid4().bytes"),
-    Bug("a cancel does not cascade", "runtime.controls:cancel", "if cascade and runtime.storage.atomic_across_threads else [run_id]", "if False else [run_id]"),
-    Bug("a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""),
+    Bug(
+        "commands are not fenced by a revision",
+        "journal.fold_dispatch:FoldDispatchStore.decide",
+        "commit_in_order(self._storage, facts, revisions)",
+        "commit_in_order(self._storage, facts, {})",
+    ),
+    Bug(
+        "an idempotency key is ignored",
+        "runtime.identity:derived_run_id",
+        "_framed(parts)",
+        "_framed(parts) + uuid.uuid4().bytes",
+    ),
+    Bug(
+        "a cancel does not cascade",
+        "runtime.controls:cancel",
+        "if cascade and runtime.storage.atomic_across_threads else [run_id]",
+        "if False else [run_id]",
+    ),
+    Bug(
+        "a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""
+    ),
     Bug("a cron starts the latest window alone", "runtime.crons:_start_due", "at, _MOST)]", "at, _MOST)[-1:]]"),
     # --- recovery
     Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
     Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),
     Bug("recovery fences nothing", "runtime.repair:_missing", "if not dispatch.unfenced:", "if True:"),
-    Bug("recovery starts no child", "runtime.repair:repair_run", "if child.fact is not None and not _started(runtime, child.fact):", "if False:"),
+    Bug(
+        "recovery starts no child",
+        "runtime.repair:repair_run",
+        "if child.fact is not None and not _started(runtime, child.fact):",
+        "if False:",
+    ),
     Bug("recovery cascades nothing", "runtime.repair:repair_run", "if ancestor is not None:", "if False:"),
     # --- workers
-    Bug("a worker does not poll", "runtime.worker:Worker._is_done", "_SECOND_LOOK) if soon else self._poll", "_SECOND_LOOK) if soon else 10**9"),
-    Bug("a worker forgets one of its claims", "runtime.worker:Worker._begin", "self._pool.submit(jobs)", "self._pool.submit(jobs[:1])"),
-    Bug("a worker ends at the first error", "runtime.worker:Worker._claim_loop", "except Exception as error:", "except KeyError as error:"),
-)  # fmt: skip
+    Bug(
+        "a worker does not poll",
+        "runtime.worker:Worker._is_done",
+        "_SECOND_LOOK) if soon else self._poll",
+        "_SECOND_LOOK) if soon else 10**9",
+    ),
+    Bug(
+        "a worker forgets one of its claims",
+        "runtime.worker:Worker._begin",
+        "self._pool.submit(jobs)",
+        "self._pool.submit(jobs[:1])",
+    ),
+    Bug(
+        "a worker ends at the first error",
+        "runtime.worker:Worker._claim_loop",
+        "except Exception as error:",
+        "except KeyError as error:",
+    ),
+)
 
 
 class Caught(NamedTuple):

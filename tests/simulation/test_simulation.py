@@ -23,18 +23,17 @@ from tests.simulation.planting import planted
 SEED = 0 if os.environ.get("CI") == "true" else int(time.time()) % 100_000
 FAST = (
     "an expired claim may act",
-    "a dead letter one delivery too late",
+    "a dead letter one delivery too early",
     "compensations in the wrong order",
     "plans are not fenced by a revision",
-    "recovery schedules nothing",
-    "a worker does not poll",
+    "a claim takes what another holds",
 )
 
 
 def test_every_run_of_random_workflows_ends_as_it_does_without_faults() -> None:
-    report = simulate(schedules=120, seed=SEED)
-    assert report.schedules == 120
-    assert report.faults > 500
+    report = simulate(schedules=80, seed=SEED)
+    assert report.schedules == 80
+    assert report.faults > 300
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -78,7 +77,7 @@ def test_a_failing_schedule_shrinks_to_the_faults_that_it_takes_and_can_be_repea
 def test_all_kinds_of_faults_befall() -> None:
     kinds = set()
     with quiet():
-        for number in range(12):
+        for number in range(10):
             scenario = random_scenario(number)
             expected = expectation(scenario)
             for offset in range(4):
@@ -120,7 +119,7 @@ def test_a_workflow_of_the_users_own_is_simulated() -> None:
 
 
 def test_a_step_that_is_not_idempotent_is_found() -> None:
-    with pytest.raises(SimulationFailed, match="SIMULATION FAILED: schedules=60 .*\nseed ") as caught:
+    with pytest.raises(SimulationFailed, match=r"SIMULATION FAILED: schedules=60 .*\nseed ") as caught:
         simulate(payments(idempotent=False), [None], resources=bank, schedules=60)
     assert "receipt:1 ok" in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Simulation: workers, recoveries, operators and clients as tasks on virtual time, with every fault a storage can have."""
+"""Simulation: workers, recoveries, operators and clients on virtual time, over a storage with every kind of fault."""
 
 from squid_dagster.testing.simulation.campaign import SimulationFailed, SimulationReport, simulate
 from squid_dagster.testing.simulation.scenario import Scenario, Start, random_scenario

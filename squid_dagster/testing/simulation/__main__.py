@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="where to begin; by default by the time of day")
     parser.add_argument("--schedules", type=int, default=None, help="how many (default: as many as the time allows)")
-    parser.add_argument("--minutes", type=float, default=None, help="how long (default: 10, unless --schedules is given)")
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="how long (default: 10, unless --schedules is given)"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--workflow", help="module:name of a workflow or Scenario of yours (default: random workflows)")
     parser.add_argument("--repeat", type=int, metavar="SEED", help="play one schedule again, and shrink it if it fails")
@@ -28,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
         seed = int(time.time()) % 1_000_000 if options.seed is None else options.seed
         campaign = Campaign(seed, options.schedules, minutes, options.processes, options.workflow)
     except InvalidArgument as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
-    print(f"simulating from seed {seed}", flush=True)
+    _say(f"simulating from seed {seed}")
     report = campaign.run(Progress().show)
     for failure in report.failures:
-        print(failure)
-    print(report, flush=True)
+        _say(str(failure))
+    _say(str(report))
     return 1 if report.failures else 0
 
 
@@ -50,17 +52,21 @@ class Progress:
         if seconds - self._shown >= _EVERY:
             self._shown = seconds
             rate = report.schedules / seconds * 3600
-            print(
+            _say(
                 f"{seconds:6.0f} s: {report.schedules:,} schedules, {report.faults:,} faults, "
-                f"{len(report.failures)} failures, {rate:,.0f} schedules an hour",
-                flush=True,
+                f"{len(report.failures)} failures, {rate:,.0f} schedules an hour"
             )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _repeat(seed: int, keep: str | None, workflow: str | None) -> int:
     numbers = None if keep is None else [int(part) for part in keep.split(",") if part not in ("", "none")]
     failure = repeat(seed, numbers, None if workflow is None else load_scenario(workflow))
-    print(failure or f"seed {seed} holds")
+    _say(str(failure or f"seed {seed} holds"))
     return 1 if failure else 0
 
 

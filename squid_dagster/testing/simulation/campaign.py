@@ -11,10 +11,10 @@ from importlib import import_module
 from itertools import count
 
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario
-from squid_dagster.testing.simulation.schedule import Expectation, expectation, play
-from squid_dagster.testing.simulation.shrinking import Failure, shrink
 from squid_dagster.runtime.wiring import definitions
+from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario
+from squid_dagster.testing.simulation.schedule import expectation, play
+from squid_dagster.testing.simulation.shrinking import Failure, shrink
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 
@@ -98,7 +98,7 @@ def scenario_of(
     unknown = sorted(set(by_name) - {each.name for each in frozen})
     if unknown:
         raise InvalidArgument(f"there are payloads for {', '.join(unknown)}, which is not among the workflows")
-    starts = []
+    starts: list[Start] = []
     for name, some in by_name.items():
         for payload in some:
             number = len(starts)

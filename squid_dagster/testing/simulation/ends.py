@@ -1,11 +1,13 @@
 """How runs end: read from a journal, worked out without faults, and compared."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.queries import parent_of
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import RunUnit
@@ -53,6 +55,14 @@ def ends_of(storage: Storage, run_ids: Iterable[str], definitions: Iterable[Defi
     """Return how these runs have ended."""
     by_name = {each.name: each for each in definitions}
     return {run_id: end_of(RunUnit.fold(storage.read_run(run_id)).run, by_name) for run_id in run_ids}
+
+
+def next_due(storage: Storage, run_ids: Iterable[str]) -> datetime | None:
+    """Return when the next attempt of these runs is due; None if one is held, or none will be due."""
+    attempts = [a for run_id in run_ids for a in RunUnit.fold(storage.read_run(run_id)).dispatch.open_attempts()]
+    if any(attempt.status is AttemptStatus.CLAIMED for attempt in attempts):
+        return None
+    return min((attempt.due_at for attempt in attempts if attempt.due_at is not None), default=None)
 
 
 def play_without_faults(squid: Squid, scenario: Scenario) -> dict[str, str]:

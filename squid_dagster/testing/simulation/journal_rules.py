@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from squid_dagster.protocol.entries import Entry
@@ -61,6 +62,6 @@ def _windows(entries: Sequence[Entry], every_minute: Collection[str]) -> Iterato
             starts.setdefault(fact.workflow, []).append(datetime.fromisoformat(window["start_at"]))
     for workflow, found in starts.items():
         windows = sorted(found)
-        for earlier, later in zip(windows, windows[1:], strict=False):
+        for earlier, later in pairwise(windows):
             if later - earlier != timedelta(minutes=1):
                 yield f"cron of {workflow!r} was started for {earlier.isoformat()} and then for {later.isoformat()}"

@@ -60,7 +60,7 @@ class Process:
         self.suspended_until = max(self.suspended_until, self.machine.now + seconds)
 
 
-class SimulatedThread(greenlet):
+class SimulatedThread(greenlet):  # type: ignore[misc]  # it has no types
     """One thread of a process."""
 
     def __init__(self, process: Process, name: str, target: Callable[[], Any]) -> None:
@@ -99,6 +99,7 @@ class Machine:
     died: list[tuple[str, BaseException]] = field(default_factory=list)  # threads that ended by an exception
     processes: list[Process] = field(default_factory=list)
     switches: int = 0
+    skipped: float = 0.0  # seconds in which nothing could happen, and that nobody lived through
     _due: list[tuple[float, int, int, SimulatedThread]] = field(default_factory=list)
     _order: int = 0
 
@@ -135,7 +136,7 @@ class Machine:
             else:
                 thread.throw(Killed)
         if not over():
-            self.now = max(self.now, until) if not self._due else self.now
+            self.now = max(self.now, until)
 
     # --- for the thread that runs now -------------------------------------------------------------------------------
 
@@ -174,6 +175,11 @@ class Machine:
         if not thread.over and not thread.woken:
             thread.woken = True
             self.schedule(thread, self.now)
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass at once; what was due meanwhile is due now."""
+        self.now += seconds
+        self.skipped += seconds
 
     def close(self) -> None:
         """End all processes."""

@@ -1,4 +1,4 @@
-"""The processes of a simulation: workers, clients, operators, recoveries and a scheduler, each with a `Squid` of its own.
+"""The processes of a simulation: workers, clients, operators, recoveries, a scheduler; each has a `Squid` of its own.
 
 A process that ends before the schedule does is started again, as a supervisor would.
 """
@@ -17,7 +17,7 @@ from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable,
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.testing.simulation.machine import Process
 from squid_dagster.testing.simulation.scenario import Scenario, Start
-from squid_dagster.testing.simulation.storage import ProcessStorage, World
+from squid_dagster.testing.simulation.storage import ProcessStorage, SharedJournal, World
 from squid_dagster.testing.simulation.wakeups import Wakeups
 
 LEASE = timedelta(seconds=6)
@@ -47,6 +47,12 @@ class Stage:
         """Prepare what all processes share."""
         self.hub = Wakeups(self.world)
         self.resources = dict(self.scenario.resources())
+
+    def open_runs(self) -> set[str]:
+        """Return the runs that have to end before the schedule does: all but those that the clock has started."""
+        journal, crons = self.world.journal, self.scenario.crons
+        assert isinstance(journal, SharedJournal)  # noqa: S101  of a simulation
+        return {run_id for run_id in journal.open_runs if journal.started[run_id] not in crons}
 
     def squid(self, process: Process | None = None) -> Squid:
         """Return what one process works with."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from squid_dagster.testing.simulation.ends import End, ends_of, play_without_faults
+from squid_dagster.testing.simulation.ends import End, ends_of, next_due, play_without_faults
 from squid_dagster.testing.simulation.faults import Chances, Fault, FaultPlan
 from squid_dagster.testing.simulation.machine import Machine, MachineClock, in_charge
 from squid_dagster.testing.simulation.primitives import virtual_time
@@ -14,7 +14,8 @@ from squid_dagster.testing.simulation.storage import SharedJournal, World
 from squid_dagster.testing.simulation.verdict import problems_of
 
 _FAULTS_UNTIL = 60.0  # seconds; then it stays calm, and every run has to come to its end
-_STUCK_AFTER = 900.0
+_LOOK = 30.0
+_LOOKS = 30  # after so many in vain, what is still open is stuck
 _STOP_WITHIN = 200.0
 
 
@@ -44,7 +45,7 @@ def expectation(scenario: Scenario) -> Expectation:
     machine = Machine()
     clock = MachineClock(machine)
     journal = SharedJournal(clock, atomic_across_threads=True)
-    stage = Stage(World(machine, clock, journal, FaultPlan.of(()), 0, jitter=False), scenario, Random(0))
+    stage = Stage(World(machine, clock, journal, FaultPlan.of(()), 0, jitter=False), scenario, Random(0))  # noqa: S311
     run_ids: dict[str, str] = {}
     with in_charge(machine), virtual_time():
         machine.launch("alone", lambda: run_ids.update(play_without_faults(stage.squid(), scenario)))
@@ -78,11 +79,33 @@ def play(
         stage = Stage(world, scenario, random)
         stage.cast()
         machine.launch("weather", lambda: _calm(stage))
-        machine.run(_STUCK_AFTER, lambda: _done(stage))
+        machine.launch("time", lambda: _skip_idle_times(stage))
+        _run(stage)
         seconds = machine.now
         _stop(stage)
         problems = problems_of(stage, expected.ends, expected.run_ids)
     return Played(seed, atomic, tuple(plan.happened), tuple(problems), seconds, machine.switches)
+
+
+def _run(stage: Stage) -> None:
+    """Run until all is done, or nothing has come to an end for too long."""
+    machine = stage.world.machine
+    for _ in range(_LOOKS):
+        if _done(stage):
+            return
+        machine.run(machine.now + _LOOK, lambda: _done(stage))
+
+
+def _skip_idle_times(stage: Stage) -> None:
+    """Where nothing happens and nothing is held, go on to when something is due: a workflow may wait for days."""
+    machine, journal = stage.world.machine, stage.world.journal
+    seen = -1
+    while True:
+        stage.sleep(_LOOK)
+        seen, before = journal.cut(), seen
+        due = next_due(journal, stage.open_runs()) if seen == before else None
+        if due is not None and (idle := (due - journal.now()).total_seconds() - 1) > _LOOK:
+            machine.skip(idle)
 
 
 def _calm(stage: Stage) -> None:
@@ -91,12 +114,7 @@ def _calm(stage: Stage) -> None:
 
 
 def _done(stage: Stage) -> bool:
-    journal = stage.world.journal
-    assert isinstance(journal, SharedJournal)  # noqa: S101
-    if stage.pending:
-        return False
-    crons = stage.scenario.crons
-    return not journal.open_runs or all(journal.started[run_id] in crons for run_id in journal.open_runs)
+    return not stage.pending and not stage.open_runs()
 
 
 def _stop(stage: Stage) -> None:
@@ -105,7 +123,7 @@ def _stop(stage: Stage) -> None:
     if not _done(stage):
         stage.world.plan.calm, stage.over = True, False
         stage.cast_last()
-        stage.world.machine.run(stage.world.machine.now + _STUCK_AFTER, lambda: _done(stage))
+        _run(stage)
         _stop_workers(stage)
     stage.world.machine.close()
 

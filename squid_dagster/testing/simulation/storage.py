@@ -184,9 +184,7 @@ class ProcessStorage:
     def _commit(self, appends: Sequence[Append], commit_id: UUID | None) -> dict[str, int]:
         types = "+".join(dict.fromkeys(fact.type for one in appends for fact in one.facts))
         expects = any(one.expected_rev for one in appends)
-        return self.call(
-            f"commit {types}", lambda: self.inner.commit(appends, commit_id), writes=True, expects=expects
-        )
+        return self.call(f"commit {types}", lambda: self.inner.commit(appends, commit_id), writes=True, expects=expects)
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
         """Write facts to one thread."""

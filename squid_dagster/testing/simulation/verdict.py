@@ -12,19 +12,23 @@ from squid_dagster.testing.simulation.journal_rules import rule_breaks
 from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.storage import SharedJournal
 
+ENDED = ("completed", "failed", "cancelled")
+
 
 def problems_of(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str]) -> list[str]:
     """Return everything that is wrong at the end of a schedule. Recovers first, as a last recovery would."""
     found = [f"{name} ended by {type(error).__name__}: {error}" for name, error in stage.world.machine.died]
     found += stage.problems
     journal = stage.world.journal
-    found += [f"run {run_id!r} is stuck" for run_id in sorted(_stuck(stage))]
+    found += [f"run {run_id!r} is stuck" for run_id in sorted(stage.open_runs())]
     found += _recovered(stage)
     found += [str(each) for each in check_invariants(journal) if not _is_overtaken(each, journal)]
     found += rule_breaks(journal.read_between(0, journal.cut()), stage.scenario.every_minute)
     found += _ends(stage, expected, run_ids)
     if isinstance(journal, SharedJournal):
-        found += [f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()]
+        found += [
+            f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()
+        ]
     return found
 
 
@@ -38,12 +42,6 @@ def _is_overtaken(found: Violation, journal: Storage) -> bool:
     if found.rule is Rule.NO_ANOMALY:
         return found.text.endswith("terminal_run")
     return found.rule is Rule.NOTHING_AFTER_THE_END
-
-
-def _stuck(stage: Stage) -> set[str]:
-    journal = stage.world.journal
-    assert isinstance(journal, SharedJournal)  # noqa: S101
-    return {run_id for run_id in journal.open_runs if journal.started[run_id] not in stage.scenario.crons}
 
 
 def _recovered(stage: Stage) -> Iterator[str]:
@@ -60,35 +58,39 @@ def _runs(journal: Storage) -> dict[str, RunProjection]:
 
 
 def _ends(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str]) -> Iterator[str]:
-    scenario = stage.scenario
-    definitions = {each.name: each for each in scenario.definitions}
+    definitions = {each.name: each for each in stage.scenario.definitions}
     runs = _runs(stage.world.journal)
     actual = {run_id: end_of(run, definitions) for run_id, run in runs.items()}
-    free = _free(stage, expected, actual)
     for key, run_id in run_ids.items():
         if key in stage.run_ids and stage.run_ids[key] != run_id:
             yield f"start {key!r} gave run {stage.run_ids[key]!r}, not {run_id!r} as without faults"
+    yield from _differing(stage, expected, actual)
+    for run_id in stage.cancelled:
+        if run_id in actual and actual[run_id].status != "cancelled":
+            yield f"run {run_id!r} is {actual[run_id].status} although its cancel was acknowledged"
+    for run_id, end in actual.items():
+        definition = definitions.get(end.workflow)
+        if end.status == "failed" and definition is not None:
+            for problem in undoing_problems(stage.world.journal.read_run(run_id), definition):
+                yield f"run {run_id!r} of {definition.name!r} failed, but {problem}"
+    yield from _orphans(stage, actual)
+
+
+def _differing(stage: Stage, expected: Mapping[str, End], actual: Mapping[str, End]) -> Iterator[str]:
+    """Yield runs that have ended in another way than without faults, and those that only one side knows."""
+    crons, free = stage.scenario.crons, _free(stage, expected, actual)
     for run_id, end in expected.items():
-        if end.workflow not in scenario.crons and run_id not in actual and run_id not in free:
+        if end.workflow not in crons and run_id not in actual and run_id not in free:
             yield f"run {run_id!r} was never started"
-    timed = {end.workflow: end for end in expected.values() if end.workflow in scenario.crons}
+    timed = {end.workflow: end for end in expected.values() if end.workflow in crons}
     for run_id, end in actual.items():
         known = timed.get(end.workflow) or expected.get(run_id)
-        if run_id in free or (end.workflow in scenario.crons and runs[run_id].terminal_status is None):
+        if run_id in free or (end.workflow in crons and end.status not in ENDED):
             continue
         if known is None:
             yield f"run {run_id!r} of {end.workflow!r} does not exist without faults"
         elif (end.status, end.path) != (known.status, known.path):
             yield f"run {run_id!r} of {end.workflow!r} ended as {end}, and without faults as {known}"
-    for run_id in stage.cancelled:
-        if run_id in actual and actual[run_id].status != "cancelled":
-            yield f"run {run_id!r} is {actual[run_id].status} although its cancel was acknowledged"
-    for run_id, run in runs.items():
-        definition = definitions.get(actual[run_id].workflow)
-        if run.terminal_status == "failed" and definition is not None:
-            for problem in undoing_problems(stage.world.journal.read_run(run_id), definition):
-                yield f"run {run_id!r} of {definition.name!r} failed, but {problem}"
-    yield from _orphans(stage, actual)
 
 
 def _free(stage: Stage, expected: Mapping[str, End], actual: Mapping[str, End]) -> set[str]:
@@ -107,6 +109,6 @@ def _orphans(stage: Stage, actual: Mapping[str, End]) -> Iterator[str]:
     for run_id, end in actual.items():
         above = end.parent
         while above is not None and above in actual:
-            if above in stage.cancelled and end.status not in ("cancelled", "completed", "failed"):
+            if above in stage.cancelled and end.status not in ENDED:
                 yield f"run {run_id!r} is {end.status} although {above!r} was cancelled with all runs below it"
             above = actual[above].parent

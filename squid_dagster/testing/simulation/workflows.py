@@ -148,11 +148,11 @@ class Generator:
             found.child, found.children = child, random.randint(1, 2)
         return found
 
-    def _step(
-        self, wf: Workflow, name: str, child: Workflow | None, takes: tuple[str, ...] = (), **more: Any
-    ) -> None:
+    def _step(self, wf: Workflow, name: str, child: Workflow | None, takes: tuple[str, ...] = (), **more: Any) -> None:
         random, memory = self.random, self.memory
-        retry = Retry(max_attempts=random.randint(1, 3), initial=timedelta(seconds=1)) if random.random() < 0.5 else None
+        retry = (
+            Retry(max_attempts=random.randint(1, 3), initial=timedelta(seconds=1)) if random.random() < 0.5 else None
+        )
         behaviour = self._behaviour(child, retry)
         # Which outputs are there already depends on siblings: only where there are none is it always the same.
         behaviour.reads_state = "after" not in more and random.random() < 0.15
