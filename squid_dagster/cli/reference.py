@@ -38,6 +38,8 @@ An error is one line on stderr; with `--json` it is `{"error": ..., "message": .
 
 For people, times are in UTC. On a terminal, or where `COLUMNS` says how wide it is, tables are made to fit: ids are
 never cut, less important columns are left out, and times lose their year and seconds. In a pipe everything is shown.
+Ids, keys, comments and errors are shown as they are; what would steer a terminal in them, such as an escape sequence,
+is shown as an escape.
 
 ## Completion
 

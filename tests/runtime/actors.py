@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
+from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.report import WorkerReport
@@ -73,18 +74,24 @@ class Errand(BaseModel):
     gate: str = ""
     fails: bool = False
     deaf: bool = False
+    child: bool = False
 
 
 errand = Workflow("errand", payload=Errand)
 
 
 @errand.step
-def walk(ctx: StepContext, gate: str, fails: bool, deaf: bool) -> dict[str, int]:
-    """Say that it began, wait, and say how it ends."""
+def walk(ctx: StepContext, gate: str, fails: bool, deaf: bool, child: bool) -> dict[str, int]:
+    """Say that it began, wait, say how it ends, and what comes of the child that it may start."""
     say("begun", ctx.run_id, ctx.fencing_token, os.getpid())
     while gate and not Path(gate).exists() and (deaf or not ctx.cancelled):
         time.sleep(0.005)
     say("cancelled" if ctx.cancelled else "ended", ctx.run_id)
+    if child:
+        try:
+            say("child", ctx.start_child_run("errand", {}, child_key="late").run_id)
+        except SquidError as error:
+            say("child", type(error).__name__)
     if fails:
         raise ValueError("the errand failed")
     return {"pid": os.getpid()}

@@ -107,6 +107,29 @@ def test_a_zombies_heartbeat_is_refused_and_tells_its_step(
         assert found == before
 
 
+@pytest.mark.parametrize("completed", [True, False], ids=["completed elsewhere", "taken over"])
+def test_a_zombie_starts_no_children(postgres: PostgresStorage, tmp_path: Path, completed: bool) -> None:
+    with children() as started:
+        # given a worker that is suspended in the middle of a step, beyond its lease, and another that has it now
+        zombie, run_id = hold(postgres, started, tmp_path / "never", child=True)
+        suspend(zombie)
+        wait_out_the_lease(postgres, run_id)
+        agent = Squid(postgres, errand).dispatch_agent()
+        claim = agent.claim_next("heir")
+        assert claim is not None
+        if completed:
+            agent.complete(claim, {"by": "heir"})
+        before = postgres.read_run(run_id)
+        # when the zombie wakes, and goes on to start a child
+        os.kill(zombie.process.pid, signal.SIGCONT)
+        said = hear(zombie, "child")
+        os.kill(zombie.process.pid, signal.SIGKILL)
+    # then it is refused, and nothing is written
+    assert said == [["TerminalRun" if completed else "StaleClaim"]]
+    assert postgres.read_run(run_id) == before
+    assert len(Squid(postgres, errand).list_runs().runs) == 1
+
+
 def test_a_late_completion_is_refused_though_nobody_has_taken_over(postgres: PostgresStorage, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with children() as started:
