@@ -15,13 +15,15 @@ class NetworkBounds:
 
     After `silence` without a byte the server is asked whether it works on the statement. If not, it is asked again
     after `confirmation`, and then the connection is given up. While it does, it is asked again and again, in pauses
-    that grow up to `longest_pause`. `connect` bounds the making of a connection, `probe` the answer to such a question.
+    that grow up to `longest_pause`. A server that is there and takes no question, having too many connections, is
+    believed to be at work for `untold`. `connect` bounds the making of a connection, `probe` the answer to a question.
     `keepalive` and `unacknowledged` are for the kernel: when it gives up a peer that is not there any more.
     """
 
     silence: float = 5.0
     confirmation: float = 1.0
     longest_pause: float = 30.0
+    untold: float = 300.0
     probe: float = 5.0
     connect: float = 10.0
     keepalive: float = 30.0

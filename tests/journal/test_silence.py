@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import psycopg
@@ -157,18 +158,25 @@ def test_a_server_that_nothing_reaches_is_told_within_the_bound(far: PostgresSto
 
 
 def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
-    far: PostgresStorage, postgres: PostgresStorage, postgres_url: str
+    postgres: PostgresStorage, postgres_url: str
 ) -> None:
     role = f"few_{postgres.schema}"
     with raw(postgres) as connection:
         connection.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1".encode())
     url = postgres_url.replace("postgres@", f"{role}@", 1)
     storage = PostgresStorage(url, postgres.schema, bounds=SHORT)
+    brief = PostgresStorage(url, postgres.schema, bounds=replace(SHORT, untold=0.1))
     try:
         assert storage.rows("SELECT pg_sleep(1)::text") == [("",)]
+        storage.close()
+        # but not without end
+        with brief.connection() as connection, pytest.raises(psycopg.OperationalError, match="does not tell"):
+            connection.execute("SELECT pg_sleep(30)")
     finally:
         storage.close()
+        brief.close()
         with raw(postgres) as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (role,))
             eventually(
                 lambda: (
                     connection.execute("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", (role,)).fetchone()

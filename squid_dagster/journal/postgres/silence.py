@@ -26,13 +26,15 @@ T = TypeVar("T")
 _Waiting = Generator[Any, Any, T]
 
 # One that works on a statement is active and does not wait for its client. Whether a state that is not shown to us is
-# one is not known. A session that is younger than our wait has only got the number of the one that we know.
+# one is not known. A session that is younger than our wait may be another one with the same number: it is left alone.
 _LOOK = """WITH session AS (SELECT pid, state IS NULL OR state = 'disabled'
         OR state = 'active' AND wait_event_type IS DISTINCT FROM 'Client' AS works,
-        least(xact_start, query_start) < clock_timestamp() - make_interval(secs => %(silent)s) AS as_long
-    FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = current_user
-        AND backend_start < clock_timestamp() - make_interval(secs => %(silent)s))
-SELECT pg_backend_pid(), (SELECT works FROM session WHERE pid = %(pid)s),
+        least(xact_start, query_start) < clock_timestamp() - make_interval(secs => %(silent)s) AS as_long,
+        backend_start < clock_timestamp() - make_interval(secs => %(silent)s) AS ours
+    FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = session_user)
+SELECT pg_backend_pid(),
+    (SELECT works FROM session WHERE pid = %(pid)s),
+    (SELECT ours FROM session WHERE pid = %(pid)s),
     EXISTS (SELECT FROM session WHERE works AND as_long)"""
 _TERMINATE = "SELECT pg_terminate_backend(%(pid)s)"
 
@@ -80,10 +82,10 @@ class Watch:
                 row = other.execute(_LOOK, values).fetchone()
                 assert row is not None  # noqa: S101  an aggregate
                 if row[0] != other.info.backend_pid:  # a pooler: sessions are not ours, and their numbers neither
-                    return Verdict.AT_WORK if row[2] else Verdict.LOST
+                    return Verdict.AT_WORK if row[3] else Verdict.LOST
                 if row[1]:
                     return Verdict.AT_WORK
-                if terminate and row[1] is not None:  # it may hold locks, and might still get what we have sent
+                if terminate and row[2]:  # it may hold locks, and might still get what we have sent
                     other.execute(_TERMINATE, values)
                 return Verdict.LOST
         except (psycopg.Error, SquidError) as error:
@@ -121,7 +123,10 @@ class _Silence:
             return
         bounds = self._watch.bounds
         verdict = self._watch.probe(self._connection, began - self._heard_at, terminate=self._suspected)
-        if verdict in (Verdict.LOST, Verdict.UNREACHABLE):
+        at_work = verdict is Verdict.AT_WORK
+        if verdict is Verdict.UNKNOWN:
+            at_work = began - self._heard_at < bounds.untold
+        if not at_work:
             if self._suspected:
                 self._give_up(verdict)
             self._suspected = True
