@@ -17,6 +17,7 @@ from squid_dagster.workflow import Fail, Workflow
 from tests.cli.typed import Typed
 from tests.facts import planned, runnable, started
 from tests.journal.contract import raw
+from tests.runtime.actors import until
 
 ACTING = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eback\u2069 \x9b2J \r\x08"
 HOSTILE = f":one: [red]x[/red] [/] {ACTING}\nnext"
@@ -53,8 +54,7 @@ def _fill(storage: PostgresStorage) -> None:
     squid.worker(until_idle=True)
     squid.start("dying", run_id="dead")
     assert squid.dispatch_agent().claim_next(HOSTILE, lease=timedelta(milliseconds=1)) is not None
-    while not squid.recover().dead_lettered:
-        pass
+    until(lambda: squid.recover().dead_lettered, "the dead letter")
     squid.cancel("asked", **said, idempotency_key=HOSTILE)
     squid.pause_queue("default", actor=HOSTILE, comment=HOSTILE)
     squid.backlog.create("card", HOSTILE, body=HOSTILE)
