@@ -147,6 +147,25 @@ def test_an_answer_that_comes_while_the_server_is_asked_is_taken(far: PostgresSt
         assert connection.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
 
 
+def test_a_descriptor_that_leads_elsewhere_by_now_is_not_closed(far: PostgresStorage, proxy: Proxy) -> None:
+    source, sink = os.pipe()
+    with far.connection() as connection:
+        number = connection.fileno()
+        happened = proxy.swallow_after(b"SELECT 2", delivered=False)
+
+        def close_and_reuse() -> None:
+            assert happened.wait(LONG)
+            os.dup2(source, number)
+
+        with at_the_same_time(close_and_reuse), pytest.raises(psycopg.OperationalError, match="no answer for"):
+            connection.execute("SELECT 2")
+        assert os.fstat(number).st_ino == os.fstat(source).st_ino
+    far.now()
+    assert os.fstat(number).st_ino == os.fstat(source).st_ino
+    for each in (source, sink):
+        os.close(each)
+
+
 def test_a_server_that_nothing_reaches_is_told_within_the_bound(far: PostgresStorage, proxy: Proxy) -> None:
     far.now()
     began = time.monotonic()

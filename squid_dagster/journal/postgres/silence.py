@@ -17,6 +17,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from squid_dagster.journal.network import NetworkBounds
+from squid_dagster.journal.postgres.inheritance import is_intact
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 
@@ -140,7 +141,7 @@ class _Silence:
 
     def _give_up(self, verdict: Verdict) -> None:
         silent = monotonic() - self._heard_at
-        self._connection.pgconn.finish()
+        _finish(self._connection)
         logger.warning("a connection is given up: no answer from Postgres for %.1f s, %s", silent, verdict.value)
         raise psycopg.OperationalError(f"no answer for {silent:.1f} seconds: {verdict.value}")
 
@@ -160,8 +161,14 @@ class _Deadline:
 
     def look(self) -> None:
         if monotonic() > self._ends_at:
-            self._connection.pgconn.finish()
+            _finish(self._connection)
             raise psycopg.OperationalError(f"no answer for {self._seconds:g} seconds")
+
+
+def _finish(connection: psycopg.Connection[Any]) -> None:
+    """Close a connection, unless its number leads elsewhere by now."""
+    if is_intact(connection):
+        connection.pgconn.finish()
 
 
 def _watched(waiting: _Waiting[T], watch: _Silence | _Deadline) -> _Waiting[T]:
