@@ -71,7 +71,8 @@ def worker(
     """Run the steps of the workflows of -m until stopped, and then tell what was done.
 
     SIGTERM and Ctrl-C let running steps finish; a second time gives them back at once. A worker that starts before its
-    database waits for it; one whose schema is missing or outdated does not.
+    database waits for it; one whose schema is missing or outdated does not. Exit code 1 if it stopped by itself, since
+    too many cancelled steps do not end: start it again.
     """
     need_modules(place, "a worker")
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -93,6 +94,9 @@ def worker(
         with _logging_to_stderr(log_level):
             report = made.run()
     emit(as_json, _report_facts(report), str(report))
+    if report.gave_up is not None:
+        click.echo(f"it stopped by itself: {report.gave_up}", err=True)
+        click.get_current_context().exit(REFUSED)
 
 
 class _Stopped(BaseException):

@@ -14,6 +14,7 @@ from squid_dagster.inspection.shown import span
 from squid_dagster.inspection.snapshot import inspect_run
 from squid_dagster.journal.postgres.counting import DueLane, due_lanes
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.queries import JournalQueries, QueueRow
 from squid_dagster.journal.storage import Storage
 from squid_dagster.workflow.external import external_lane
@@ -41,11 +42,12 @@ def attention(
     storage: PostgresStorage,
     queries: JournalQueries,
     queues: Sequence[QueueRow],
-    workers: Sequence[Worker],
+    workers: Sequence[WorkerRow],
     now: datetime,
 ) -> list[Attention]:
     """Say what needs a person, most urgent first."""
     found = [_quarantined(queries), _dead_letters(queries), *_waiting(storage, queries, now)]
+    found += [_abandoned(worker) for worker in workers]
     lonely = {lane.queue for lane in due_for_workers(storage) if not serving(lane.queue, workers)}
     found += [each for row in queues for each in _of_queue(row, row.queue in lonely, now)]
     return [each for each in found if each is not None]
@@ -88,6 +90,23 @@ def _dead_letters(queries: JournalQueries) -> Attention | None:
         summary=f"{count}{'+' if more else ''} dead letters wait for somebody to retry them",
         commands=("squid queue dead", f"squid queue retry {found[0].run_id}"),
         run_ids=tuple(dict.fromkeys(each.run_id for each in found[:MOST])),
+    )
+
+
+def _abandoned(worker: WorkerRow) -> Attention | None:
+    """Tell of a worker that has left cancelled steps behind, which do not end."""
+    count = worker.details.get("abandoned")
+    if not isinstance(count, int) or count < 1:
+        return None
+    steps, most = worker.details.get("abandoned_steps"), worker.details.get("max_abandoned")
+    verb = "step does" if count == 1 else "steps do"
+    return Attention(
+        kind="abandoned_steps",
+        count=count,
+        queue=worker.queues[0] if worker.queues else None,
+        summary=f"worker {worker.worker_id} was left with {count} cancelled {verb} not end ({steps}); it goes on "
+        f"without them, and stops at {most}: let the step look at ctx.cancelled, or run it with isolate=True",
+        commands=("squid status --json",),
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -14,7 +15,12 @@ from squid_dagster.workflow.context import Cancellation
 _STAYING = 2  # threads that are always there
 _MOMENT = 0.002  # seconds
 _LOOP_LOOK_SECONDS = 1.0  # between two looks whether the loop that one waits for can still be reached
+_BUSY_SECONDS = 1.0  # without an answer from an event loop
 _QUICK = 4  # jobs that a thread takes in a moment while steps take no time
+
+
+Awaited = Future[tuple[Any, BaseException | None]]
+"""What an async step returns, or what ended it."""
 
 
 class Job(NamedTuple):
@@ -30,7 +36,7 @@ class StepPool:
     Two of them stay and take one job after the other: steps that take no time are done soonest by few threads, since
     each hand-over from thread to thread costs more than such a step. When jobs wait and a thread has taken only a few
     in a moment, steps are not that quick: the number of threads doubles, moment by moment; the others end when nothing
-    waits.
+    waits. A thread whose job is abandoned does not count any more, and ends with that job.
     """
 
     def __init__(self, size: int, work: Callable[[Job], None]) -> None:
@@ -41,14 +47,17 @@ class StepPool:
         self._alive = 0  # threads
         self._taken = 0  # jobs that a thread has begun, ever
         self._unfinished = 0  # jobs that were handed over
+        self._running: set[int] = set()  # jobs that a thread has begun, by their cancellation, which each has its own
         self._growing = threading.Event()
+        self._grows = False
         self._closed = False
 
     def submit(self, jobs: list[Job]) -> None:
         """Hand jobs over."""
         with self._lock:
             staying = range(min(self._size, _STAYING) - self._alive)
-            begins = self._alive == 0 and self._size > _STAYING
+            begins = not self._grows and self._size > _STAYING
+            self._grows = self._grows or begins
             self._alive += len(staying)
             self._unfinished += len(jobs)
             waits = self._unfinished > self._alive
@@ -60,6 +69,16 @@ class StepPool:
             self._start(self._grow)
         if waits:  # else there is a thread for each: waking one more would only keep them waiting
             self._growing.set()
+
+    def abandon(self, job: Job) -> None:
+        """Leave a job that does not end to its thread, and let another thread take its place."""
+        with self._lock:
+            if id(job.cancelled) not in self._running:
+                return  # it has just ended
+            self._running.discard(id(job.cancelled))
+            self._alive -= 1
+            self._unfinished -= 1
+        self.submit([])
 
     def take_back(self) -> list[Job]:
         """Give the jobs that no thread has begun."""
@@ -82,21 +101,30 @@ class StepPool:
 
     def _stay(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._run(job)
+            if not self._run(job):
+                return
 
     def _help(self) -> None:
         while (job := self._next()) is not None:
-            self._run(job)
+            if not self._run(job):
+                return
         with self._lock:
             self._alive -= 1
         if not self._jobs.empty():  # handed over to us, so to speak, when we had just looked
             self._growing.set()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> bool:
+        """Run a job; return False if it was abandoned meanwhile, so that another thread is there for this one."""
         self._taken += 1  # only ever compared with itself: a lost count does no harm
+        key = id(job.cancelled)
+        self._running.add(key)
         self._work(job)
         with self._lock:
+            if key not in self._running:
+                return False
+            self._running.discard(key)
             self._unfinished -= 1
+        return True
 
     def _next(self) -> Job | None:
         try:
@@ -135,6 +163,7 @@ class AsyncLoop:
         self._losses = 0  # of descriptors, when the loop began: it has some of its own
         self._pipe: list[int | None] = []
         self._lock = threading.Lock()
+        self._futures: dict[int, Awaited] = {}  # by the thread that waits
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end and give what it returns; raises what it raises.
@@ -149,24 +178,36 @@ class AsyncLoop:
                 self._pipe = _pipe_of(self._loop)
                 threading.Thread(target=_serve, args=(self._loop,), name="squid-async", daemon=True).start()
             loop, pipe = self._loop, self._pipe
-        future = asyncio.run_coroutine_threadsafe(_guarded(coroutine), loop)
-        lost = False
-        while True:
-            try:
-                returned, ended = future.result(_LOOP_LOOK_SECONDS)
-                break
-            except TimeoutError:
-                if future.done():  # it is the coroutine's own
-                    raise
-                if lost:
-                    _lost_loops.append(loop)
-                    raise LoopLost(
-                        "the event loop of async steps was lost: a step has closed its descriptors"
-                    ) from None
-                lost = check_descriptors() != losses or _pipe_of(loop) != pipe
+            future = self._futures[threading.get_ident()] = asyncio.run_coroutine_threadsafe(_guarded(coroutine), loop)
+        try:
+            returned, ended = _result(future, loop, pipe, losses)
+        finally:
+            with self._lock:
+                del self._futures[threading.get_ident()]
         if ended is not None:
             raise ended
         return returned
+
+    def awaited_by(self, thread: int) -> Awaited | None:
+        """Return what a thread waits for; None if its step is not an async one."""
+        with self._lock:
+            return self._futures.get(thread)
+
+    def cancel(self, future: Awaited) -> None:
+        """Cancel a coroutine; the thread that waits for it does so no longer, however the coroutine takes it.
+
+        A loop that a step keeps busy, so that nothing else on it goes on, is left to it: later steps get another one.
+        """
+        future.cancel()
+        with self._lock:
+            loop = self._loop
+        if loop is None:
+            return
+        answered = threading.Event()
+        loop.call_soon_threadsafe(answered.set)
+        if not answered.wait(_BUSY_SECONDS):
+            with self._lock:
+                self._loop = None if self._loop is loop else self._loop
 
     def close(self) -> None:
         """End the loop; what still runs on it is cancelled. Waits for nobody."""
@@ -180,6 +221,23 @@ def _pipe_of(loop: asyncio.AbstractEventLoop) -> list[int | None]:
     """Return what tells whether other threads can wake the loop: where its pipe leads to."""
     ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
     return [inode_of(end.fileno()) for end in ends if end is not None and end.fileno() >= 0]
+
+
+def _result(
+    future: Awaited, loop: asyncio.AbstractEventLoop, pipe: list[int | None], losses: int
+) -> tuple[Any, BaseException | None]:
+    """Wait for a coroutine's end. Raises `LoopLost` when its loop cannot be reached any more."""
+    lost = False
+    while True:
+        try:
+            return future.result(_LOOP_LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():  # it is the coroutine's own
+                raise
+            if lost:
+                _lost_loops.append(loop)
+                raise LoopLost("the event loop of async steps was lost: a step has closed its descriptors") from None
+            lost = check_descriptors() != losses or _pipe_of(loop) != pipe
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

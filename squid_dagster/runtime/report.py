@@ -20,7 +20,10 @@ class SettledAttempt(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished."""
+    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished.
+
+    `abandoned` are steps that were cancelled and did not end; `gave_up` says why it stopped by itself, if it did.
+    """
 
     worker_id: str
     claimed: int = 0
@@ -30,12 +33,14 @@ class WorkerReport:
     deferred: int = 0
     released: int = 0
     refused: int = 0
+    abandoned: int = 0
     commits: int = 0
     seconds: float = 0.0
     steps: Counter[str] = field(default_factory=Counter)
+    gave_up: str | None = None
 
     def __str__(self) -> str:
         """Say it in one line."""
-        counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused")
+        counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused", "abandoned")
         told = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
         return f"worker {self.worker_id}: {told}, in {self.seconds:.1f} s and {self.commits} commits"

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.dispatch import Claim, Suspects, check_lease
+from squid_dagster.journal.dispatch import Answer, Claim, Interrupted, Outcome, Suspects, check_lease
 from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
@@ -38,6 +38,7 @@ from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
+from squid_dagster.runtime.running import RunningSteps, step_names
 from squid_dagster.runtime.suspects import Probation
 
 logger = redacting_logger(__name__)
@@ -69,6 +70,8 @@ class Worker:
         details: Mapping[str, JsonValue] | None = None,
         heartbeat: timedelta | None = None,
         on_settled: OnSettled | None = None,
+        abandon_after: timedelta = timedelta(seconds=10),
+        max_abandoned: int | None = None,
     ) -> None:
         """Prepare a worker; `run` does the work.
 
@@ -77,6 +80,10 @@ class Worker:
         crons; None leaves that to others. `heartbeat` is how often leases are extended, by default every third of one.
         `details` are shown with its presence. `on_settled` is told about outcomes, a group at a time, once they are
         written; from two threads, and so at times while it is being told about others.
+
+        A step that was cancelled and has not ended `abandon_after` that loses its slot, not its thread. When
+        `max_abandoned` are left behind (by default twice `concurrency`, at least 10), the worker stops, for its
+        process to be started again: `report.gave_up` says so.
 
         Raises:
             InvalidArgument, InvalidThread: a number or time out of range, or a bad queue.
@@ -90,7 +97,11 @@ class Worker:
         self._concurrency, self._until_idle = concurrency, until_idle
         self._lease = runtime.lease if lease is None else lease
         check_lease(self._lease)
-        _check_times(poll=poll, grace=grace, max_age=max_age, housekeeping=housekeeping)
+        _check_times(poll=poll, grace=grace, max_age=max_age, housekeeping=housekeeping, abandon_after=abandon_after)
+        if max_abandoned is None:
+            max_abandoned = max(10, 2 * concurrency)
+        if isinstance(max_abandoned, bool) or not isinstance(max_abandoned, int) or max_abandoned < 1:
+            raise InvalidArgument(f"max_abandoned must be a whole number from 1 on, not {max_abandoned!r}")
         self._poll, self._grace, self._max_age = poll.total_seconds(), grace, max_age
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self.report = WorkerReport(self.worker_id)
@@ -112,6 +123,7 @@ class Worker:
         self._async = AsyncLoop()
         self._executor = Executor(runtime, self._async.run, self._lease)
         self._pool = StepPool(concurrency, self._execute)
+        self._running = RunningSteps(abandon_after.total_seconds(), max_abandoned, self._async)
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
         self._executed = 0  # of those that are held: their steps are done, and are being written down
@@ -183,7 +195,14 @@ class Worker:
 
     def _describe(self) -> WorkerRow:
         # One that is about to end takes nothing more: whoever scales by presence starts another.
-        return replace(self._row, running=len(self._held), capacity=0 if self._over() else self._row.capacity)
+        left = self._running.abandoned
+        details = {"abandoned": len(left), "abandoned_steps": step_names(left), "max_abandoned": self._running.most}
+        return replace(
+            self._row,
+            running=len(self._held),
+            capacity=0 if self._over() else self._row.capacity,
+            details={**self._row.details, **details} if left else self._row.details,
+        )
 
     # --- claiming ---------------------------------------------------------------------------------------------------
 
@@ -238,6 +257,7 @@ class Worker:
 
     def _free_slots(self) -> tuple[int, bool]:
         """Wait for free slots, a moment longer when more are about to come; tell also whether nothing is under way."""
+        self._abandon_overdue()
         with self._slots:
             if self._free() <= 0:
                 self._slots.wait(min(self._poll, _LOOK))
@@ -292,18 +312,48 @@ class Worker:
 
     def _execute(self, job: Job) -> None:
         began = time.monotonic()
+        self._running.begin(job)
         try:
-            outcome = self._executor.perform(job.claim, job.cancelled)
+            outcome = self._perform(job)
         except BaseException as error:  # not the step's failure: what a step raises is an outcome
             if not isinstance(error, SquidError):
                 logger.exception("%s could not be executed", job.claim.ref.runnable_key)
             outcome = interrupted(error, job.claim.attempt)
         seconds = time.monotonic() - began
+        if not self._running.end(job):
+            logger.warning("%s, which was abandoned, has ended after %.0f s", job.claim.ref.runnable_key, seconds)
+            return
         with self._slots:
             self._executed += 1
             if self._free() == max(1, self._concurrency // 2):
                 self._slots.notify()
         self._committer.put(Executed(job, outcome, seconds))
+
+    def _perform(self, job: Job) -> Outcome | Answer:
+        if job.cancelled:  # its claim was lost while it waited for a thread: what it does would be dropped
+            return Interrupted("the claim was lost before the step was called")
+        return self._executor.perform(job.claim, job.cancelled)
+
+    def _abandon_overdue(self) -> None:
+        """Take the slots of steps that were cancelled and do not end; stop when too many are left behind."""
+        for job in self._running.overdue(time.monotonic()):
+            self._pool.abandon(job)
+            with self._slots:
+                self._held.pop(job.claim.ref.claim_id, None)
+            self.report.abandoned += 1
+            logger.error(
+                "%s was cancelled and does not end: it is abandoned with its thread, and its slot is free again. "
+                "Let the step look at ctx.cancelled, or run it with isolate=True",
+                job.claim.ref.runnable_key,
+            )
+        if self._running.is_spent and not self._stops:
+            left = self._running.abandoned
+            self.report.gave_up = (
+                f"{len(left)} cancelled steps do not end ({step_names(left)}), as many as may be left behind: "
+                "start this worker again"
+            )
+            logger.error("worker %s stops: %s", self.worker_id, self.report.gave_up)
+            self.stop()
 
     def _written(self, jobs: list[Job]) -> None:
         """Let go of jobs that a committer is done with, whatever came of them."""

@@ -16,8 +16,8 @@ from tests.journal.contract import raw
 from tests.proxy import Proxy
 
 REPORT_KEYS = [
-    "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "commits", "seconds",
-    "steps",
+    "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "abandoned", "commits",
+    "seconds", "steps", "gave_up",
 ]  # fmt: skip
 RECOVERY_KEYS = [
     "repaired", "queued", "scheduled", "applied", "progressed", "dead_lettered", "dead_letters", "children", "cascades",
