@@ -61,7 +61,7 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
         message = f"step {call.step.name!r} is transactional: that needs a journal in Postgres"
         return Failed(error_map("transactional_storage", message))
     connection, raw = calls.make("opens its transaction", lambda: _open_transaction(storage, claim))
-    with _rolled_back(connection, raw):
+    with _rolled_back(connection, raw), _last_words(raw) as words:
         try:
             outcome = _call(call, connection, raw, run_async)
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
@@ -69,7 +69,8 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
         except BaseException as error:
             if is_interrupt(error) or isinstance(error, LoopLost):
                 raise
-            if (limit := _exceeded(error)) is not None:
+            said = [_LIMITS[state] for state in words if state in _LIMITS]
+            if (limit := _exceeded(error) or (said[-1] if said else None)) is not None:
                 told = error_map("transaction_timeout", _timed_out(call, limit))
                 return failure(told, False, call.step, call.attempt, runtime.random_unit)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
@@ -120,6 +121,25 @@ def _exceeded(error: BaseException) -> str | None:
             return _LIMITS[found.sqlstate]
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+@contextlib.contextmanager
+def _last_words(raw: psycopg.Connection[Any]) -> Iterator[list[str]]:
+    """Yield what becomes the list of SQLSTATEs that the database says beside its answers.
+
+    The word with which it hangs up is one of them, when it comes in between two statements.
+    """
+    said: list[str] = []
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        said.append(diagnostic.sqlstate or "")
+
+    raw.add_notice_handler(note)
+    try:
+        yield said
+    finally:
+        with contextlib.suppress(ValueError):  # the step has removed it
+            raw.remove_notice_handler(note)
 
 
 def _timed_out(call: Call, limit: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage, PostgresStorage, Storage
 from squid_dagster.runtime.interrupts import note_interrupts
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
-from tests.journal.contract import raw
 from tests.runtime.actors import at_work, facts_of, status_of, until
 
 TWICE = Retry(max_attempts=2, initial=timedelta(0))
@@ -292,11 +292,10 @@ def test_a_session_that_a_limit_has_ended_is_a_failure_of_the_step_that_names_th
 
     def step(connection: sqlalchemy.Connection, ctx: StepContext) -> None:
         calls.append(ctx.attempt)
-        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
         connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 20"))
-        with raw(postgres) as other:
-            gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
-            until(lambda: other.execute(gone, (pid,)).fetchone() is None, "the end of the session")
+        line = select.poll()
+        line.register(connection.connection.driver_connection.fileno(), select.POLLHUP)  # type: ignore[union-attr]
+        until(lambda: line.poll(0), "that the database hangs up")
 
     squid = Squid(postgres, _transactional(step, retry=TWICE))
     run_id = squid.start("one").run_id
