@@ -21,6 +21,15 @@ _MOST_BY_ITSELF = 1_000
 # Every position of the last commit that took a number is before the first position of the next one.
 _BOUNDS = sql.SQL("""SELECT CASE WHEN s.is_called THEN ((s.last_value + 1) << 20) - 1 ELSE c.cut END, c.cut
     FROM {schema}.journal_numbers s, {schema}.cut() c (cut)""")
+# Some blocks of journal_entries, whatever its length, by which the rest is judged.
+_SAMPLED_BLOCKS = 300
+_SAMPLES_PER_PART = 20
+_PERCENT = sql.SQL("""SELECT least(100, 100.0 * {blocks} / greatest(1, pg_relation_size(c.oid) /
+        current_setting('block_size')::int))::float8
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = {name} AND c.relname = 'journal_entries'""")
+_SAMPLE = sql.SQL("""SELECT position FROM {schema}.journal_entries TABLESAMPLE SYSTEM ({percent})
+    WHERE position > {after} AND position <= {upto}""")
 # journal_entries_pkey, without its rows where they are settled
 _COUNT = sql.SQL("SELECT count(*) FROM {schema}.journal_entries WHERE position > {after} AND position <= {upto}")
 _COUNT_BETWEEN: LiteralString = "SELECT count(*) FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
@@ -68,9 +77,26 @@ def read_bounds(cursor: Any, schema: str) -> Bounds:
     return Bounds(int(row[0]), int(row[1]))
 
 
-def count_entries(cursor: Any, schema: str, after: int, upto: int) -> int:
-    """Return how many entries there are in `(after, upto]`."""
-    return int(first_row(cursor, _COUNT.format(**_named(schema, after, upto)).as_string(None))[0])
+class Sample(NamedTuple):
+    """Positions of some entries in a range, sorted, and how many there are in all, more or less."""
+
+    positions: list[int]
+    entries: int
+    whole: bool  # these are all of them
+
+
+NOTHING = Sample([], 0, True)
+
+
+def sample_entries(cursor: Any, schema: str, after: int, upto: int) -> Sample:
+    """Look at some blocks of the journal for entries in `(after, upto]`; at all of them, if it is short."""
+    asked = _PERCENT.format(blocks=sql.Literal(_SAMPLED_BLOCKS), name=sql.Literal(schema)).as_string(None)
+    row = first_row(cursor, asked)
+    percent = 100.0 if row is None else float(row[0])
+    text = _SAMPLE.format(**_named(schema, after, upto), percent=sql.Literal(percent)).as_string(None)
+    cursor.execute(text)
+    found = sorted(cursor.fetch_arrow_table().column(0).to_pylist())
+    return Sample(found, round(len(found) * 100 / percent), percent >= 100)
 
 
 def entries_between(storage: PostgresStorage, after: int, upto: int) -> int:
@@ -107,20 +133,36 @@ def by_run(schema: str, after: int, upto: int, parts: int) -> list[sql.Composabl
     return [*runs, _LOOSE.format(upto=sql.Literal(upto))]
 
 
-def by_position(cursor: Any, schema: str, after: int, upto: int, parts: int, entries: int) -> list[sql.Composable]:
+def by_position(cursor: Any, schema: str, after: int, upto: int, parts: int, sample: Sample) -> list[sql.Composable]:
     """Divide `(after, upto]` into ranges of positions that touch and do not overlap (journal_entries_pkey).
 
-    Each part has about as many of the `entries` that are there, and none is empty.
+    Each part has about as many of the entries that are there: as many of the sample, or as are counted where the sample
+    has too few.
     """
-    ends: list[int] = []
-    if min(parts, entries) > 1:
-        share = sql.Literal(-(-entries // parts))
-        text = _ENDS.format(**_named(schema, after, upto), share=share, parts=sql.Literal(parts)).as_string(None)
-        cursor.execute(text)
-        ends = [int(position) for (position,) in cursor.fetchall()]
-    if ends and -(-entries // parts) * len(ends) >= entries:
-        ends.pop()  # the last entry ends the last part, and not the one before it
+    if sample.whole or len(sample.positions) >= parts * _SAMPLES_PER_PART:
+        ends = _sampled_ends(sample.positions, parts)
+    else:
+        ends = _counted_ends(cursor, schema, after, upto, parts)
     return [_between(low, high) for low, high in pairwise([after, *ends, upto])]
+
+
+def _sampled_ends(positions: Sequence[int], parts: int) -> list[int]:
+    """Return the last position of each share but the last one. Pure."""
+    count = len(positions)
+    ends = {positions[count * n // parts - 1] for n in range(1, parts) if count * n // parts}
+    return sorted(ends - set(positions[-1:]))
+
+
+def _counted_ends(cursor: Any, schema: str, after: int, upto: int, parts: int) -> list[int]:
+    named = _named(schema, after, upto)
+    entries = int(first_row(cursor, _COUNT.format(**named).as_string(None))[0])
+    if min(parts, entries) <= 1:
+        return []
+    share = -(-entries // parts)
+    cursor.execute(_ENDS.format(**named, share=sql.Literal(share), parts=sql.Literal(parts)).as_string(None))
+    ends = [int(position) for (position,) in cursor.fetchall()]
+    # The last entry ends the last part, and not the one before it.
+    return ends[:-1] if share * len(ends) >= entries else ends
 
 
 def by_thread(cursor: Any, schema: str, after: int, upto: int, parts: int) -> list[sql.Composable]:

@@ -150,13 +150,14 @@ class JournalReader(DataSourceReader):
     def _divided(self, cursor: Any, after: int, upto: int) -> list[sql.Composable]:
         asked = self._asked
         narrow = asked.by != "run" and filters.is_narrow(self._pushed)
-        entries = 0 if narrow or asked.partitions == 1 else ranges.count_entries(cursor, asked.schema, after, upto)
+        alone = narrow or asked.partitions == 1
+        sample = ranges.NOTHING if alone else ranges.sample_entries(cursor, asked.schema, after, upto)
         if asked.by == "run":
-            return self._runs(after, upto, entries)
-        parts = 1 if narrow else asked.partitions or ranges.usual_partitions(entries)
+            return self._runs(after, upto, sample.entries)
+        parts = 1 if narrow else asked.partitions or ranges.usual_partitions(sample.entries)
         if asked.by == "thread":
             return ranges.by_thread(cursor, asked.schema, after, upto, parts)
-        return ranges.by_position(cursor, asked.schema, after, upto, parts, entries)
+        return ranges.by_position(cursor, asked.schema, after, upto, parts, sample)
 
     def _runs(self, after: int, upto: int, entries: int) -> list[sql.Composable]:
         parts = self._asked.partitions or ranges.usual_run_partitions(entries)

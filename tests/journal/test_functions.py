@@ -1,6 +1,7 @@
 """SQL functions: one file each in their current state, replaced by every upgrade that finds other ones."""
 
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -60,8 +61,39 @@ def test_functions_that_released_migrations_made_are_replaced(open_storage: Open
     with storage.engine.begin() as connection:
         connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
         migrate.migrate_tables(connection, schema, "0005")
+    released = _signatures(storage)
     with pytest.raises(SchemaOutdated, match="at version 5"):
         storage.check()
     # when it is upgraded, then it is as a new one
     assert storage.upgrade() == CODE_VERSION
     assert drift(storage) == []
+    # and code of that version finds everything that it calls
+    now = _signatures(storage)
+    assert [one for one in released if not any(_answers(each, one) for each in now)] == []
+
+
+class Signature(NamedTuple):
+    """How a function is called."""
+
+    name: str
+    arguments: list[str]
+    defaults: int  # so many of the last ones may be left out
+    result: str
+
+
+def _answers(function: Signature, call: Signature) -> bool:
+    """Whether a call in the way of the other function is answered by this one."""
+    count, extra = len(call.arguments), len(function.arguments) - len(call.arguments)
+    same = (function.name, function.result) == (call.name, call.result)
+    return same and function.arguments[:count] == call.arguments and 0 <= extra <= function.defaults
+
+
+def _signatures(storage: PostgresStorage) -> list[Signature]:
+    with raw(storage) as connection:
+        found = connection.execute(
+            """SELECT p.proname, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes) a), p.pronargdefaults,
+                      pg_get_function_result(p.oid)
+                 FROM pg_proc p WHERE p.pronamespace = to_regnamespace(%s)""",
+            (storage.schema,),
+        ).fetchall()
+    return [Signature(*row) for row in found]
