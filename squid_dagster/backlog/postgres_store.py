@@ -1,11 +1,9 @@
 """Cards on Postgres: a table that is changed in the transaction that appends the facts. A claim is one call."""
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
-
-import psycopg
 
 from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
@@ -13,7 +11,9 @@ from squid_dagster.backlog.postgres_rebuild import differences, rebuild
 from squid_dagster.backlog.rows import card_from_row, to_text
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.failures import persistently
+from squid_dagster.journal.postgres.message import Value, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.storage import Append, check_appends
@@ -23,8 +23,11 @@ from squid_dagster.protocol.backlog_rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
-_BEGIN_AND_LOCK: LiteralString = """BEGIN;
+_BEGIN_AND_LOCK: LiteralString = (
+    BEGIN
+    + """
     SELECT {schema}.lock_cards(%s::int, %s::text[], %s::text, %s::text, %s::boolean, %s::boolean)"""
+)
 _PUT: LiteralString = "SELECT {schema}.put_cards(%s::json, %s::json, %s::text[])"
 _CLAIM: LiteralString = """SELECT {schema}.claim_card(%s::uuid, %s::text, %s::int, %s::text, %s::text, %s::text,
     %s::timestamptz)"""
@@ -92,13 +95,8 @@ class PostgresCardStore:
 
     def _lock(self, connection: PgConnection, wanted: Wanted) -> dict[str, Any]:
         hold = int(self._storage.hold / timedelta(milliseconds=1))
-        cursor = psycopg.ClientCursor(connection)
         values = (hold, list(wanted.ids), wanted.key, wanted.closure_of, wanted.links, wanted.frees)
-        cursor.execute(self._storage.sql(_BEGIN_AND_LOCK), values)
-        cursor.nextset()
-        row = cursor.fetchone()
-        assert row is not None  # noqa: S101  a function call always answers
-        found: dict[str, Any] = row[0]
+        found: dict[str, Any] = json_of(execute(connection, self._storage.sql(_BEGIN_AND_LOCK), values)[-1])
         return found
 
     def claim(self, request: ClaimRequest) -> Card | None:
@@ -153,7 +151,7 @@ class PostgresCardStore:
         """Compare the table with the facts, as of one instant."""
         return differences(self._storage)
 
-    def _now(self) -> object:
+    def _now(self) -> datetime | None:
         return self._storage.clock.now() if self._storage.clock is not None else None
 
     def _cards(self, text: LiteralString, *values: object) -> list[Card]:
@@ -168,14 +166,12 @@ class PostgresCardStore:
 
         return persistently(read)
 
-    def _call(self, text: LiteralString, values: Callable[[], tuple[object, ...]]) -> Any:
+    def _call(self, text: LiteralString, values: Callable[[], tuple[Value, ...]]) -> Any:
         """Call a function that is safe to repeat, and give its answer."""
 
         def call() -> Any:
             with self._storage.connection() as connection:
-                row = connection.execute(self._storage.sql(text), values()).fetchone()
-                assert row is not None  # noqa: S101  a function call always answers
-                return row[0]
+                return json_of(execute(connection, self._storage.sql(BEGIN + text + "; COMMIT"), values())[-2])
 
         return persistently(call)
 

@@ -79,7 +79,7 @@ def _started(scene: Scene, then: Callable[[str], object]) -> Prepared:
 
 def _settling(scene: Scene, step: str, outcome: Completed | Failed) -> Prepared:
     claim = scene.claim(step)
-    return lambda: settle(scene.squid.runtime, [settlement(scene.squid.runtime, claim, outcome)])
+    return lambda: settle(scene.squid.runtime, [settlement(scene.squid.runtime, claim, outcome)]).answers[0].unwrap()
 
 
 def _claiming(scene: Scene) -> Prepared:
@@ -103,8 +103,8 @@ OPERATIONS: dict[str, tuple[Callable[[Scene], Prepared], int]] = {
     "start_many": (lambda s: lambda: s.squid.start_many("chain", [None] * 3), 15),
     "start with a key": (lambda s: lambda: s.squid.start("chain", idempotency_key=f"key {next(_numbers)}"), 5),
     "claim": (_claiming, 1),
-    "heartbeat": (lambda s: _held(s, lambda ref: s.store.heartbeat([ref])), 1),
-    "release": (lambda s: _held(s, lambda ref: s.store.release([ref])), 1),
+    "heartbeat": (lambda s: _held(s, lambda ref: s.store.heartbeat([ref])[0].unwrap()), 1),
+    "release": (lambda s: _held(s, lambda ref: s.store.release([ref])[0].unwrap()), 1),
     "complete a step": (lambda s: _settling(s, "a", Completed(1)), 4),
     "complete a run": (lambda s: _settling(s, "b", Completed(1)), 3),
     "fail a run": (lambda s: _settling(s, "b", Failed({"code": "wrong"})), 3),

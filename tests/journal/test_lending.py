@@ -55,9 +55,9 @@ def test_an_engine_that_was_handed_over_gets_every_connection_back(storage: Post
 def test_one_that_was_left_in_a_transaction_is_not_kept_as_it_is(storage: PostgresStorage) -> None:
     with suppress(ZeroDivisionError), storage.connection() as connection:
         connection.execute("BEGIN")
-        connection.execute("CREATE TABLE left_behind ()")
+        connection.execute("CREATE TABLE public.left_behind ()")
         raise ZeroDivisionError
-    assert storage.rows("SELECT to_regclass('left_behind')") == [(None,)]
+    assert storage.rows("SELECT to_regclass('public.left_behind')") == [(None,)]
 
 
 def test_one_that_broke_at_rest_is_replaced(storage: PostgresStorage, postgres: PostgresStorage) -> None:

@@ -17,6 +17,7 @@ import psycopg
 
 from squid_dagster.journal.postgres.connection import Loan
 from squid_dagster.journal.postgres.message import receive, send
+from squid_dagster.journal.postgres.session import BEGIN, SETTINGS
 from squid_dagster.protocol.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ WAIT_MILLISECONDS = 50  # how long a claim waits for a start
 _LATE = 0.025  # seconds after which whoever waited may have given up
 
 # A queue's name needs no more than quotes.
-_ANNOUNCE = """BEGIN; SELECT set_config('synchronous_commit', 'off', true), pg_notify('{0.channel}', '{1}:{2}');
-    COMMIT AND CHAIN; SELECT pg_advisory_xact_lock({0.arrivals}, {2}),
-    set_config('idle_in_transaction_session_timeout', '{3:.0f}', true)"""
+_ANNOUNCE = f"""{BEGIN}SELECT set_config('synchronous_commit', 'off', true),
+    pg_notify('{{0.channel}}', '{{1}}:{{2}}'); COMMIT AND CHAIN; {SETTINGS}
+    SELECT pg_advisory_xact_lock({{0.arrivals}}, {{2}}),
+    set_config('idle_in_transaction_session_timeout', '{{3:.0f}}', true)"""
 
 
 def heard(payload: str) -> tuple[str, int | None]:

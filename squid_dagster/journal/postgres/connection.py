@@ -2,14 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, IsolationLevel
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import set_json_loads
@@ -24,9 +25,12 @@ from squid_dagster.journal.postgres.inheritance import (
     is_intact,
     register_socket,
 )
+from squid_dagster.journal.postgres.session import ISOLATION, StartupOptions, adjust, restore
 from squid_dagster.journal.postgres.silence import Watch, unguard
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
+
+_startup: WeakKeyDictionary[Engine, StartupOptions] = WeakKeyDictionary()  # of engines that were made here
 
 PgConnection = Connection[TupleRow]
 Explainer = Callable[[psycopg.Error], SquidError | None]
@@ -53,6 +57,7 @@ def make_engine(url: str, pool_size: int = 5, bounds: NetworkBounds | None = Non
         },
     )
     event.listen(engine, "connect", lambda connection, _: set_json_loads(from_json, connection))
+    _startup[engine] = StartupOptions(engine)
     return engine
 
 
@@ -64,11 +69,13 @@ def make_watch(engine: Engine, bounds: NetworkBounds | None = None) -> Watch:
 def make_step_engine(engine: Engine, watch: Watch) -> Engine:
     """Make an engine for those who keep a connection for long: however many they are, the other has its own left.
 
-    Its connections are made as the other's are, watched, and tried before they are handed out.
+    Its connections are made as the other's are, watched, and tried before they are handed out. They have the defaults
+    of their role, since their SQL is not ours, but for the isolation level and the encoding, that ours relies on.
     """
     return create_engine(
         engine.url,
-        creator=partial(connect, engine, watch),
+        creator=partial(_connect_for_steps, engine, watch),
+        isolation_level="READ COMMITTED",
         pool_size=5,
         max_overflow=-1,
         pool_pre_ping=True,
@@ -79,7 +86,11 @@ def make_step_engine(engine: Engine, watch: Watch) -> Engine:
 def make_schema_engine(engine: Engine, watch: Watch) -> Engine:
     """Make an engine for work on the schema, whose connections are made as the other's are, watched, and not kept."""
     made: Engine = create_engine(
-        engine.url, creator=partial(connect, engine, watch), poolclass=NullPool, hide_parameters=True
+        engine.url,
+        creator=partial(connect, engine, watch),
+        isolation_level="READ COMMITTED",
+        poolclass=NullPool,
+        hide_parameters=True,
     )
     return made
 
@@ -89,6 +100,8 @@ def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     try:
         made = engine.pool.recreate().connect()
     except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
+            raise
         raise translated(engine, error) from None
     connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
     made.detach()
@@ -96,6 +109,20 @@ def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     register_socket(connection)
     if watch is not None:
         watch.guard(connection)
+    return connection
+
+
+def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
+    startup = _startup.get(engine)
+    with startup.left_out() if startup is not None else nullcontext():
+        connection = connect(engine, watch)
+    try:
+        connection.autocommit = True
+        adjust(connection)
+        connection.autocommit = False
+    except psycopg.Error as error:
+        connection.close()
+        raise translated(engine, error, lost=True) from error
     return connection
 
 
@@ -139,16 +166,25 @@ class Lender:
             fairy.detach()
             close_lost(connection, fairy)
             fairy, connection = self._take_pooled()
-        lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit)
+        lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit, connection.isolation_level)
         self._watch.guard(connection)
-        connection.autocommit = True
-        connection.prepare_threshold = None
-        return lent
+        try:
+            connection.autocommit = True
+            connection.isolation_level = ISOLATION
+            connection.prepare_threshold = None
+            former = adjust(connection)
+        except psycopg.Error as error:
+            lost = connection.closed
+            self.give_back(lent)
+            raise translated(self.engine, error, lost=lost) from error
+        return lent._replace(former=former) if former else lent
 
     def _take_pooled(self) -> tuple[Any, Any]:
         try:
             fairy = self.engine.raw_connection()
         except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
+                raise
             raise translated(self.engine, error) from None
         connection: Any = fairy.driver_connection
         register_socket(connection)
@@ -182,7 +218,7 @@ class Lender:
         if not is_intact(lent.connection) and not close_lost(lent.connection, lent.fairy):
             lent.fairy.detach()
             return
-        _give_back(self.engine, lent.fairy, lent.connection, lent.autocommit)
+        _give_back(self.engine, lent)
         if self.engine.pool is not lent.pool:
             lent.pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
 
@@ -195,6 +231,8 @@ class _Lent(NamedTuple):
     fairy: Any
     connection: PgConnection
     autocommit: bool
+    isolation_level: IsolationLevel | None
+    former: Mapping[str, str] = MappingProxyType({})  # settings that were otherwise
 
 
 class Loan:
@@ -236,7 +274,8 @@ class Loan:
                     raise known from None
                 lost = lent.connection.broken or lent.connection.closed or not is_intact(lent.connection)
                 raise translated(self._lender.engine, error, lost=lost) from error
-            if isinstance(error, OSError):  # psycopg waited for a descriptor that was closed behind its back
+            if isinstance(error, OSError) and not is_intact(lent.connection):
+                # psycopg waited for a descriptor that was closed behind its back. Any other one is the caller's own.
                 raise translated(self._lender.engine, error, lost=True) from error
         finally:
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
@@ -266,22 +305,25 @@ def _interruption(error: BaseException, handled: BaseException | None) -> BaseEx
     return None if context is handled else context
 
 
-def _give_back(engine: Engine, lent: Any, connection: Any, autocommit: bool) -> None:
+def _give_back(engine: Engine, lent: _Lent) -> None:
+    fairy, connection = lent.fairy, lent.connection
     try:
         if connection.broken or connection.closed:
             # The server restarted, most likely: none of the pooled connections is worth trying.
-            lent.invalidate()
+            fairy.invalidate()
             engine.dispose()
             return
         if connection.info.transaction_status == TransactionStatus.ACTIVE:
             # A signal took us away from a statement that is still running: it must not commit behind our back.
             connection.cancel_safe(timeout=5)
-            lent.invalidate()
+            fairy.invalidate()
             return
         connection.rollback()
-        connection.autocommit = autocommit
+        restore(connection, lent.former)
+        connection.isolation_level = lent.isolation_level
+        connection.autocommit = lent.autocommit
     except psycopg.Error:  # left in the middle of something by a signal
-        lent.invalidate()
+        fairy.invalidate()
     finally:
         unguard(connection)
-        lent.close()
+        fairy.close()

@@ -33,6 +33,7 @@ from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
+from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -67,6 +68,8 @@ _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s
     %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
 # The timeout is there for the announced start; a claim that has to wait for anything else is repeated without it.
 _AWAIT: LiteralString = "SELECT set_config('lock_timeout', %s, true), pg_advisory_xact_lock_shared(%s, %s); "
+_CLAIM_ALONE: LiteralString = BEGIN + _CLAIM + "; COMMIT"
+_AWAIT_AND_CLAIM: LiteralString = BEGIN + _AWAIT + _CLAIM + "; COMMIT"
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
@@ -167,10 +170,10 @@ class PostgresDispatchStore:
             with self._storage.connection() as connection:
                 if announced:
                     wait = str(WAIT_MILLISECONDS), self._storage.arrivals, announced.pop()
-                    results = execute(connection, self._storage.sql(_AWAIT + _CLAIM), (*wait, *values))
+                    results = execute(connection, self._storage.sql(_AWAIT_AND_CLAIM), (*wait, *values))
                 else:
-                    results = execute(connection, self._storage.sql(_CLAIM), values)
-                return dict(json_of(results[-1]))
+                    results = execute(connection, self._storage.sql(_CLAIM_ALONE), values)
+                return dict(json_of(results[-2]))
 
         answer = persistently(call)
         attempts = [attempt_from_row(row) for row in answer["claimed"] or ()]

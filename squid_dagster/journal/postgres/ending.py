@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Settlement
 from squid_dagster.journal.postgres.failures import NotNew
 from squid_dagster.journal.postgres.message import execute, json_of
+from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.short import candidates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import claims_json, names
@@ -25,8 +26,11 @@ from squid_dagster.protocol.entries import digest
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.run import end_digest
 
-_END: LiteralString = """SELECT {schema}.end_runs(%s::uuid, %s::text[], %s::json, %s::json, %s::text,
-    %s::timestamptz)"""
+_END: LiteralString = (
+    BEGIN
+    + """SELECT {schema}.end_runs(%s::uuid, %s::text[], %s::json, %s::json, %s::text,
+    %s::timestamptz); COMMIT"""
+)
 _ADDED = 1_000  # bytes by which an application may be longer than its completion, beside the transition
 
 
@@ -58,7 +62,7 @@ def settle_ends(storage: PostgresStorage, settlements: Sequence[Settlement], com
     )
     try:
         with storage.connection() as connection:
-            answer = json_of(execute(connection, storage.sql(_END), values)[0])
+            answer = json_of(execute(connection, storage.sql(_END), values)[BEGIN_STATEMENTS])
     except NotNew:
         return {}
     now = storage.hear_now(answer["now"])

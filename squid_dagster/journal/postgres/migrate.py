@@ -12,7 +12,13 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.functions import apply_functions, digest
 from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
-from squid_dagster.protocol.errors import ForeignSchema, SchemaOutdated, SchemaTooNew, StorageUnavailable
+from squid_dagster.protocol.errors import (
+    ForeignSchema,
+    SchemaOutdated,
+    SchemaTooNew,
+    StorageRefused,
+    StorageUnavailable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +38,15 @@ def upgrade(engine: Engine, schema: str) -> int:
         ForeignSchema: tables of our names are there that are not ours; nothing was changed.
         SchemaTooNew: a newer version wrote this schema and says that this code cannot use it.
         StorageUnavailable: others hold locks that are needed, for longer than a minute; nothing was changed.
+        StorageRefused: the database cannot hold text as UTF-8; nothing was changed.
     """
     began, found = time.monotonic(), None
     with _ALEMBIC:
         while True:
             try:
                 with engine.begin() as connection:
+                    _check_encoding(connection)
+                    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # another upgrade may take its time
                     connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
                     found = _version(connection, schema)
                     _bring_up_to_date(connection, schema, found)
@@ -110,6 +119,7 @@ def check(engine: Engine, schema: str) -> int:
         SchemaOutdated: it, or its functions, are missing or older than this code needs; the message names the command.
         SchemaTooNew: a newer version wrote it and says that this code cannot use it.
         ForeignSchema: tables of our names are there that are not ours.
+        StorageRefused: the database cannot hold text as UTF-8.
     """
     with engine.connect() as connection:
         return _checked(connection, schema)
@@ -134,7 +144,18 @@ def _remedy(schema: str) -> str:
     return "squid db upgrade" if schema == DEFAULT_SCHEMA else f"squid db upgrade --schema {schema}"
 
 
+def _check_encoding(connection: Connection) -> None:
+    """Raise `StorageRefused` for a database that cannot hold every text."""
+    encoding, database = connection.execute(text("SELECT getdatabaseencoding(), current_database()")).one()
+    if encoding != "UTF8":
+        raise StorageRefused(
+            f"database {database!r} has the encoding {encoding}, which cannot hold every text: create one with "
+            "CREATE DATABASE <name> ENCODING 'UTF8' TEMPLATE template0, and name that one in the URL"
+        )
+
+
 def _checked(connection: Connection, schema: str) -> int:
+    _check_encoding(connection)
     version = _version(connection, schema)
     if version is None:
         raise missing(schema)

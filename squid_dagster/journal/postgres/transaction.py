@@ -15,6 +15,7 @@ from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.stencil import NewRuns
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
@@ -29,10 +30,13 @@ logger = redacting_logger(__name__)
 
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
-_BEGIN_AND_LOCK: LiteralString = "BEGIN; " + _LOCK
-_BEGIN_AND_LOCK_CLAIMS: LiteralString = """BEGIN;
+_BEGIN_AND_LOCK: LiteralString = BEGIN + _LOCK
+_BEGIN_AND_LOCK_CLAIMS: LiteralString = (
+    BEGIN
+    + """
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
-_BEGIN_NEW: LiteralString = "BEGIN; SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
+)
+_BEGIN_NEW: LiteralString = BEGIN + "SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
 _START: LiteralString = """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
     %s::text[], %s::int, %s::int, %s::json, %s::json, %s::json); COMMIT"""
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
@@ -150,7 +154,8 @@ class Transaction:
             psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
         """
         time = None if self._storage.clock is not None else now
-        self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), 2, verified, changes, commit_id, hints)
+        skipped = BEGIN_STATEMENTS + 1
+        self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), skipped, verified, changes, commit_id, hints)
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
         """Write new runs and commit, in one message; with a hint behind it, unless we have joined an announced start.
@@ -164,7 +169,8 @@ class Transaction:
         if self._joined:
             found = self._send((_START, values), 0, commit_id, ())
         else:
-            found = self._send(("BEGIN; " + _START, values), 1, commit_id, [new.queue] if new.attempts else ())
+            hints = [new.queue] if new.attempts else ()
+            found = self._send((BEGIN + _START, values), BEGIN_STATEMENTS, commit_id, hints)
         if isinstance(found, str):  # else the receipt, when the hint was lost
             self._storage.hear_earlier(found)
 
