@@ -3,7 +3,7 @@
 A process that ends before the schedule does is started again, as a supervisor would.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,7 +17,7 @@ from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable,
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.testing.simulation.machine import Process
 from squid_dagster.testing.simulation.scenario import Scenario, Start
-from squid_dagster.testing.simulation.storage import ProcessStorage, SharedJournal, World
+from squid_dagster.testing.simulation.storage import ProcessStorage, World
 from squid_dagster.testing.simulation.wakeups import Wakeups
 
 LEASE = timedelta(seconds=6)
@@ -48,22 +48,25 @@ class Stage:
         self.hub = Wakeups(self.world)
         self.resources = dict(self.scenario.resources())
 
-    def open_runs(self) -> set[str]:
+    def open_runs(self) -> Collection[str]:
         """Return the runs that have to end before the schedule does: all but those that the clock has started."""
-        journal, crons = self.world.journal, self.scenario.crons
-        assert isinstance(journal, SharedJournal)  # noqa: S101  of a simulation
-        return {run_id for run_id in journal.open_runs if journal.started[run_id] not in crons}
+        census, crons = self.world.census, self.scenario.crons
+        if not crons:
+            return census.open_runs
+        started = census.started
+        return {run_id for run_id in census.open_runs if started[run_id] not in crons}
 
     def squid(self, process: Process | None = None) -> Squid:
         """Return what one process works with."""
+        storage = ProcessStorage(self.world, process)
         made = Squid(
-            ProcessStorage(self.world, process),
+            storage,
             self.scenario.definitions,
             resources=self.resources,
             lease=LEASE,
             random_unit=lambda: 0.0,
         )
-        made.runtime = replace(made.runtime, notifier=self.hub)
+        made.runtime = replace(made.runtime, notifier=self.hub, **self.world.sides(storage))
         return made
 
     def launch(self, name: str, role: Callable[[Squid, str], None], again: bool = True, number: int = 1) -> None:

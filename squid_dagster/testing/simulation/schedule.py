@@ -6,6 +6,7 @@ from random import Random
 
 from squid_dagster.testing.simulation.ends import End, ends_of, next_due, play_without_faults
 from squid_dagster.testing.simulation.faults import Chances, Fault, FaultPlan
+from squid_dagster.testing.simulation.ground import MakeGround, in_memory
 from squid_dagster.testing.simulation.machine import Machine, MachineClock, in_charge
 from squid_dagster.testing.simulation.primitives import virtual_time
 from squid_dagster.testing.simulation.roles import Stage
@@ -45,7 +46,8 @@ def expectation(scenario: Scenario) -> Expectation:
     machine = Machine()
     clock = MachineClock(machine)
     journal = SharedJournal(clock, atomic_across_threads=True)
-    stage = Stage(World(machine, clock, journal, FaultPlan.of(()), 0, jitter=False), scenario, Random(0))  # noqa: S311
+    world = World(machine, clock, journal, journal, FaultPlan.of(()), 0, jitter=False)
+    stage = Stage(world, scenario, Random(0))  # noqa: S311
     run_ids: dict[str, str] = {}
     with in_charge(machine), virtual_time():
         machine.launch("alone", lambda: run_ids.update(play_without_faults(stage.squid(), scenario)))
@@ -63,6 +65,7 @@ def play(
     *,
     faults: Sequence[Fault] | None = None,
     jitter: bool = True,
+    make_ground: MakeGround = in_memory,
 ) -> Played:
     """Play a scenario with the faults of a seed, or with these and no others."""
     scenario.reset()
@@ -70,21 +73,22 @@ def play(
     machine = Machine()
     clock = MachineClock(machine)
     atomic = random.random() < 0.5
-    journal = SharedJournal(clock, atomic_across_threads=atomic)
+    ground = make_ground(clock, atomic)
     strength = random.choice([0.3, 1.0, 1.0, 1.0, 2.0])
     chances = Chances(commit=0.10 * strength, read=0.02 * strength, most=int(4 + 14 * strength))
     plan = FaultPlan(Random(f"faults {seed}"), chances) if faults is None else FaultPlan.of(faults)  # noqa: S311
-    world = World(machine, clock, journal, plan, seed, jitter)
+    world = World(machine, clock, ground.journal, ground.census, plan, seed, jitter, ground.sides)
     with in_charge(machine), virtual_time():
         stage = Stage(world, scenario, random)
         stage.cast()
         machine.launch("weather", lambda: _calm(stage))
+        ground.begin(stage)
         machine.launch("time", lambda: _skip_idle_times(stage))
         _run(stage)
         seconds = machine.now
         _stop(stage)
-        problems = problems_of(stage, expected.ends, expected.run_ids)
-    return Played(seed, atomic, tuple(plan.happened), tuple(problems), seconds, machine.switches)
+        problems = [*problems_of(stage, expected.ends, expected.run_ids), *ground.problems()]
+    return Played(seed, ground.journal.atomic_across_threads, tuple(plan.happened), tuple(problems), seconds, machine.switches)
 
 
 def _run(stage: Stage) -> None:

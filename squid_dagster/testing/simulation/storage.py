@@ -1,10 +1,10 @@
 """The storage of a simulation: one journal for all processes, and for each process a view of it in which calls fail."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID, uuid5
 
 from squid_dagster.journal.memory import MemoryStorage
@@ -75,16 +75,34 @@ class SharedJournal(MemoryStorage):
                 yield entry
 
 
+class Census(Protocol):
+    """Which runs a journal holds."""
+
+    @property
+    def started(self) -> Mapping[str, str]:
+        """The workflows of all runs that were started, by run id."""
+
+    @property
+    def open_runs(self) -> Collection[str]:
+        """The runs that have not ended."""
+
+
 @dataclass(slots=True)
 class World:
-    """What all processes of one schedule share: time, journal, faults, and the latency of calls."""
+    """What all processes of one schedule share: time, journal, faults, and the latency of calls.
+
+    `sides` gives the parts of a runtime that go with the journal, for the storage of one process; none: those by fold.
+    """
 
     machine: Machine
     clock: MachineClock
     journal: Storage
+    census: Census
     plan: FaultPlan
     seed: int
     jitter: bool = True
+    sides: Callable[["ProcessStorage"], dict[str, Any]] = field(default=lambda _: {})
+    writes: int = 0  # calls that may have written
     _latencies: dict[str, Random] = field(default_factory=dict)
 
     def latency(self, thread: str) -> float:
@@ -127,6 +145,7 @@ class ProcessStorage:
         if thread is None:  # outside of all processes: whoever looks at the end
             return work()
         thread.points += 1
+        world.writes += writes
         place = Place(thread.name, thread.points)
         machine.wait(world.latency(thread.name))
         fault = world.plan.at_call(place, about, writes=writes, expects=expects)

@@ -10,7 +10,7 @@ from squid_dagster.testing.invariants import Rule, Violation, check_invariants
 from squid_dagster.testing.simulation.ends import End, end_of, undoing_problems
 from squid_dagster.testing.simulation.journal_rules import rule_breaks
 from squid_dagster.testing.simulation.roles import Stage
-from squid_dagster.testing.simulation.storage import SharedJournal
+from squid_dagster.testing.simulation.storage import SharedJournal, World
 
 ENDED = ("completed", "failed", "cancelled")
 
@@ -52,14 +52,13 @@ def _recovered(stage: Stage) -> Iterator[str]:
         yield f"a second recovery still finds something to do: {report}"
 
 
-def _runs(journal: Storage) -> dict[str, RunProjection]:
-    assert isinstance(journal, SharedJournal)  # noqa: S101
-    return {run_id: RunUnit.fold(journal.read_run(run_id)).run for run_id in journal.started}
+def _runs(world: World) -> dict[str, RunProjection]:
+    return {run_id: RunUnit.fold(world.journal.read_run(run_id)).run for run_id in world.census.started}
 
 
 def _ends(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str]) -> Iterator[str]:
     definitions = {each.name: each for each in stage.scenario.definitions}
-    runs = _runs(stage.world.journal)
+    runs = _runs(stage.world)
     actual = {run_id: end_of(run, definitions) for run_id, run in runs.items()}
     for key, run_id in run_ids.items():
         if key in stage.run_ids and stage.run_ids[key] != run_id:

@@ -8,19 +8,15 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from inspect import Parameter, Signature
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from squid_dagster.protocol.entries import digest
-from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.workflow import Cron, Defer, Fail, Retry, StepContext, Workflow, path
 from squid_dagster.workflow.definition import Definition
-
-T = TypeVar("T")
 
 ENDS = ("complete", "fail")
 _KINDS = ("step",) * 6 + ("wait", "log", "pause", "approval")
@@ -69,32 +65,14 @@ def act(behaviour: Behaviour, memory: Memory, ctx: StepContext, given: dict[str,
         memory.deferred[key] = memory.deferred.get(key, 0) + 1
         raise Defer("not yet", after=timedelta(seconds=2))
     for number in range(behaviour.children):
-        _patiently(ctx, partial(_start_child, ctx, behaviour.child, number))
+        ctx.start_child_run(behaviour.child, {"flag": number}, child_key=f"{number}-{_visit(ctx)}")
     if ctx.attempt <= behaviour.failures:
         raise Fail("for good") if behaviour.final else RuntimeError("this time")
     if behaviour.reads_state:
-        given = {**given, "state": _patiently(ctx, partial(_state, ctx))}
+        known = {name: value.get("said") for name, value in ctx.state.items() if isinstance(value, dict)}
+        given = {**given, "state": known}  # decisions of people hold times, and are left out
     said = zlib.crc32(digest([ctx.step, _visit(ctx), given]).encode())
     return {"said": said, "pick": said % 3}
-
-
-def _start_child(ctx: StepContext, child: Workflow | None, number: int) -> None:
-    ctx.start_child_run(child, {"flag": number}, child_key=f"{number}-{_visit(ctx)}")
-
-
-def _state(ctx: StepContext) -> dict[str, Any]:
-    """Return what steps have said so far; decisions of people hold times, and are left out."""
-    return {name: value.get("said") for name, value in ctx.state.items() if isinstance(value, dict)}
-
-
-def _patiently(ctx: StepContext, call: Callable[[], T]) -> T:
-    """Do what needs the database, again and again while it is away and the result is wanted."""
-    while True:
-        try:
-            return call()
-        except (StorageUnavailable, ViewsMissing):
-            if ctx.cancelled.wait(0.3):
-                raise
 
 
 def _visit(ctx: StepContext) -> str:
