@@ -59,7 +59,7 @@ _AT_A_COMMIT = (
     *[Kind.ERROR] * 3,
     *[Kind.CONFLICT] * 2,
     *[Kind.STALL_BEFORE, Kind.STALL_AFTER] * 2,
-    *[Kind.SUSPEND] * 2,
+    *[Kind.SUSPEND] * 5,
 )
 _AT_A_READ = (
     Kind.CRASH_BEFORE,

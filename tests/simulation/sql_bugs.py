@@ -1,0 +1,168 @@
+"""Plant one bug at a time in the SQL functions: the simulation on Postgres must catch each of them.
+
+`python -m tests.simulation.sql_bugs [words]`, with a server of its own.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from squid_dagster.journal.embedded import EmbeddedPostgres
+from squid_dagster.journal.postgres.connection import connect
+from squid_dagster.journal.postgres.functions import sources
+from squid_dagster.journal.postgres.schema import fill_in
+from squid_dagster.testing.simulation.campaign import quiet
+from squid_dagster.testing.simulation.postgres import PostgresGround
+from squid_dagster.testing.simulation.scenario import random_scenario
+from squid_dagster.testing.simulation.schedule import Played, expectation, play
+
+SCHEDULES = 120  # after so many without a violation, a bug is not caught
+_SEEDS, _PER_SCENARIO = 1000, 2
+
+
+class SqlBug(NamedTuple):
+    """A bug: in a function's file, `text` is replaced wherever it stands, `times` times."""
+
+    name: str
+    function: str
+    text: str
+    replacement: str
+    times: int = 1
+
+
+SQL_BUGS = (
+    # --- leases and fences
+    SqlBug(
+        "a lease ends before its time",
+        "claim_attempts",
+        "due_at <= v_now",
+        "due_at <= v_now + interval '3 seconds'",
+        times=2,
+    ),
+    SqlBug(
+        "a lease never ends",
+        "claim_attempts",
+        "due_at = CASE WHEN f.dead THEN NULL ELSE f.at + p_lease END",
+        "due_at = NULL",
+    ),
+    SqlBug("fencing tokens do not grow", "claim_attempts", "coalesce(max(s.fencing_token), 0)", "0"),
+    SqlBug(
+        "the claim of a completion is not compared",
+        "lock_claims",
+        "AND a.claim_id = m.claim_id\n                       AND a.claim_token_hash = m.token_hash",
+        "",
+    ),
+    SqlBug("the lease of a completion is not compared", "lock_claims", "AND a.lease_until > v_now", ""),
+    SqlBug(
+        "a run that has ended takes completions",
+        "lock_claims",
+        "NOT fenced AND NOT quarantined AND terminal_status IS NULL AND quarantine IS NULL AS going",
+        "true AS going",
+    ),
+    SqlBug("a paused queue gives claims", "claim_attempts", "WHERE queue = p_queue AND paused", "WHERE false", times=2),
+    # --- dead letters
+    SqlBug(
+        "a dead letter one delivery too early",
+        "claim_attempts",
+        "a.deliveries >= a.max_deliveries AS dead",
+        "a.deliveries + 1 >= a.max_deliveries AS dead",
+    ),
+    SqlBug(
+        "a dead letter one delivery too late",
+        "claim_attempts",
+        "a.deliveries >= a.max_deliveries AS dead",
+        "a.deliveries > a.max_deliveries AS dead",
+    ),
+    # --- cuts
+    SqlBug("a cut ignores who has announced a commit", "cut", "coalesce(v_behind, 0)", "0"),
+    SqlBug("a cut is one commit too high", "cut", "+ 1) << 20", "+ 2) << 20"),
+    SqlBug(
+        "a commit does not announce itself",
+        "take_positions",
+        "v_locked := pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int)::text;",
+        "",
+    ),
+    # --- templates of starts and ends
+    SqlBug("a start counts a fact too many", "start_runs", "SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id O", "SELECT 'squid:run:' || id, p_run_facts + 1 FROM unnest(p_runs) id O"),  # noqa: E501
+    SqlBug("a start is due at another time", "start_runs", "a.wakeup_emitted, a.due_at,", "a.wakeup_emitted, a.due_at + interval '1 day',"),  # noqa: E501
+    SqlBug("an end leaves attempts behind", "end_runs", "DELETE FROM {schema}.attempts a USING unnest(v_runs) n (id) WHERE a.run_id = n.id;", ""),  # noqa: E501
+    SqlBug("an end is not a fence", "end_runs", "ended_at = v_now, fenced = true", "ended_at = v_now, fenced = false"),
+    SqlBug("a completed attempt stays due", "settle_rows", "due_at = NULL,", "due_at = a.due_at,"),
+)  # fmt: skip
+
+
+class Caught(NamedTuple):
+    """The first schedule that shows a bug, if there is one."""
+
+    schedules: int
+    played: Played | None
+    seconds: float
+
+
+@contextmanager
+def planted(bug: SqlBug, ground: PostgresGround) -> Iterator[None]:
+    """Replace a function for the time of a block."""
+    text = sources()[bug.function]
+    assert text.count(bug.text) == bug.times, f"{bug.name}: the text stands {text.count(bug.text)} times"
+    _apply(ground, text.replace(bug.text, bug.replacement))
+    try:
+        yield
+    finally:
+        _apply(ground, text)
+
+
+def _apply(ground: PostgresGround, text: str) -> None:
+    with connect(ground.engine) as connection:
+        connection.execute(fill_in(text, ground.schema))
+    connection.close()
+    ground.engine.dispose()  # sessions keep plans of what was there before
+
+
+def hunt(bug: SqlBug, ground: PostgresGround, most: int = SCHEDULES) -> Caught:
+    """Play schedules with a bug planted until one fails that does not fail without it."""
+    began = time.monotonic()
+    with quiet():
+        for number in range(most):
+            scenario_seed, offset = divmod(number, _PER_SCENARIO)
+            seed, scenario = scenario_seed * _SEEDS + offset, random_scenario(scenario_seed)
+            expected = expectation(scenario)
+            with planted(bug, ground):
+                played = play(scenario, expected, seed, make_ground=ground)
+            if played.problems and not play(scenario, expected, seed, make_ground=ground).problems:
+                return Caught(number + 1, played, time.monotonic() - began)
+    return Caught(most, None, time.monotonic() - began)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Hunt all bugs, or those whose names contain a word."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--schedules", type=int, default=SCHEDULES)
+    options = parser.parse_args(arguments)
+    wanted = [bug for bug in SQL_BUGS if not options.words or any(word in bug.name for word in options.words)]
+    caught = 0
+    with tempfile.TemporaryDirectory(prefix="squid-bugs-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        server = EmbeddedPostgres(Path(directory) / "postgres")
+        ground = PostgresGround(server.ensure_running(), "bugs")
+        try:
+            for bug in wanted:
+                found = hunt(bug, ground, options.schedules)
+                caught += found.played is not None
+                said = found.played.problems[0][:150] if found.played else "NOT CAUGHT"
+                print(f"{bug.name}: {found.schedules} schedules, {found.seconds:.1f} s: {said}", flush=True)
+        finally:
+            ground.close()
+            server.stop()
+    word = "OK" if caught == len(wanted) else "FAILED"
+    print(f"SQL BUGS {word}: planted={len(wanted)} caught={caught}")
+    return 0 if caught == len(wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
