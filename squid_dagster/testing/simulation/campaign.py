@@ -178,6 +178,11 @@ class Campaign:
     def run(self, progress: Callable[[SimulationReport, float], None]) -> SimulationReport:
         """Play until there are as many schedules as wanted, or the time is over; report progress on the way."""
         report, began = SimulationReport(), time.monotonic()
+        if self.processes == 1:
+            for number in self._parts(report, began):
+                report.add(self._part(number))
+                progress(report, time.monotonic() - began)
+            return report
         with multiprocessing.get_context("fork").Pool(self.processes, maxtasksperchild=50) as pool:
             for part in pool.imap_unordered(self._part, self._parts(report, began)):
                 report.add(part)

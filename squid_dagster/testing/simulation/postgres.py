@@ -179,7 +179,7 @@ class Follower:
 
     def _write(self, stage: "Stage", connection: Any) -> None:
         def run(text: str, values: Any = None) -> Any:
-            return connection.execute(self._storage.sql(text), values)  # type: ignore[arg-type]
+            return connection.execute(self._storage.sql(text), values)
 
         (base,) = run("SELECT {schema}.take_positions(2)").fetchone()
         stage.sleep(1.9)

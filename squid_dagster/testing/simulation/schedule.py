@@ -88,7 +88,9 @@ def play(
         seconds = machine.now
         _stop(stage)
         problems = [*problems_of(stage, expected.ends, expected.run_ids), *ground.problems()]
-    return Played(seed, ground.journal.atomic_across_threads, tuple(plan.happened), tuple(problems), seconds, machine.switches)
+    return Played(
+        seed, ground.journal.atomic_across_threads, tuple(plan.happened), tuple(problems), seconds, machine.switches
+    )
 
 
 def _run(stage: Stage) -> None:

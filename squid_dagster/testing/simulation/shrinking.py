@@ -1,11 +1,11 @@
 """Shrinking: from a schedule that fails to the fewest faults with which it still does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from squid_dagster.testing.simulation.faults import Fault
 from squid_dagster.testing.simulation.scenario import Scenario
-from squid_dagster.testing.simulation.schedule import Expectation, Played, expectation, play
+from squid_dagster.testing.simulation.schedule import Played, expectation, play
 
 _MOST = 150  # plays of one shrinking
 
@@ -32,32 +32,19 @@ class Failure:
 
 
 def shrink(scenario: Scenario, played: Played) -> Failure:
-    """Return the failure with as few faults and runs as still fail."""
+    """Return the failure with as few faults as still fail."""
+    expected = expectation(scenario)
     plays = 0
-    known: dict[int, Expectation] = {}  # by scenario, of which all stay alive
 
-    def fails(some: Scenario, faults: Sequence[Fault]) -> Played | None:
+    def fails(faults: Sequence[Fault]) -> bool:
         nonlocal plays
         plays += 1
-        if plays > _MOST:
-            return None
-        again = play(some, _expected(some), played.seed, faults=faults)
-        return again if again.problems else None
-
-    def _expected(some: Scenario) -> Expectation:
-        if id(some) not in known:
-            known[id(some)] = expectation(some)
-        return known[id(some)]
+        return plays <= _MOST and bool(play(scenario, expected, played.seed, faults=faults).problems)
 
     kept, best = list(played.faults), played
-    if fails(scenario, kept) is not None:
-        kept = fewest(kept, lambda some: fails(scenario, some) is not None)
-        for start in list(scenario.starts):
-            fewer = replace(scenario, starts=[each for each in scenario.starts if each is not start])
-            if fewer.starts and fails(fewer, kept) is not None:
-                scenario = fewer
-        kept = fewest(kept, lambda some: fails(scenario, some) is not None)
-        best = play(scenario, _expected(scenario), played.seed, faults=kept)
+    if fails(kept):
+        kept = fewest(kept, fails)
+        best = play(scenario, expected, played.seed, faults=kept)
     numbers = tuple(number for number, fault in enumerate(played.faults) if fault in kept)
     return Failure(
         played.seed,
