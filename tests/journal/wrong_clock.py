@@ -5,30 +5,10 @@ Every way in which Python code reads the time is shifted before anything of ours
 
 import datetime as clock
 import sys
-import time
-from typing import Self
 
-SHIFT = float(sys.argv[3]) * 3600
-_time, _time_ns = time.time, time.time_ns
+from tests.shifted_clock import shift
 
-
-class ShiftedDatetime(clock.datetime):
-    """The time of a machine whose clock is wrong."""
-
-    @classmethod
-    def now(cls, tz: clock.tzinfo | None = None) -> Self:
-        """Tell the wrong time."""
-        return cls.fromtimestamp(_time() + SHIFT, tz)
-
-    @classmethod
-    def utcnow(cls) -> Self:
-        """Tell the wrong time, without a zone."""
-        return cls.fromtimestamp(_time() + SHIFT, clock.UTC).replace(tzinfo=None)
-
-
-time.time = lambda: _time() + SHIFT
-time.time_ns = lambda: _time_ns() + int(SHIFT * 1e9)
-clock.datetime = ShiftedDatetime  # type: ignore[misc]  # the point of this module
+shift(float(sys.argv[3]))
 
 import json  # noqa: E402
 from datetime import timedelta  # noqa: E402

@@ -1,0 +1,122 @@
+"""The processes beside workers: a starter and an operator. Both are killed like all others, and go on where they were.
+
+`python -m tests.chaos.actors starter <runs>` or `... operator`; the database is in SQUID_DATABASE_URL.
+"""
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from squid_dagster import Squid, SquidError
+from squid_dagster.journal import open_journal
+from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
+from tests.chaos import effects
+from tests.chaos.workflows import SHARES, WORKFLOWS
+
+LEASE = timedelta(seconds=3)
+QUEUES = ("default", "B", "a")
+_BATCH = 20
+_PAUSE_SECONDS = 0.1
+
+
+def plan(runs: int) -> Iterator[tuple[int, str]]:
+    """Yield the number and the workflow of each run: the shares of all workflows, in an order that is always the same."""
+    names = [name for name, share in SHARES.items() for _ in range(share)]
+    names += ["chain"] * (1000 - len(names))
+    random.Random(5).shuffle(names)  # noqa: S311  an order, no secret
+    for n in range(runs):
+        yield n, names[n * 1000 // max(runs, 1000) if runs < 1000 else n % 1000]
+
+
+def start_runs(squid: Squid, runs: int) -> None:
+    """Start all runs, each under a key of its own, and repeat what got no answer; record what was answered."""
+    path = Path(os.environ[effects.VARIABLE])
+    done = {line["n"] for line in effects.read(path) if line["kind"] == "started"}
+    left = [(n, name) for n, name in plan(runs) if n not in done]
+    for begin in range(0, len(left), _BATCH):
+        for n, name in left[begin : begin + _BATCH]:
+            receipt = _persist(squid, n, name)
+            effects.record("started", n=n, workflow=name, run=receipt)
+        while _open_runs(squid) > 400:  # a queue that is deep enough; the rest comes later
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _persist(squid: Squid, n: int, name: str) -> str:
+    while True:
+        try:
+            key = f"{name}-{n}"
+            return squid.start(name, {"n": n}, idempotency_key=key, queue=QUEUES[n % 3], actor="starter").run_id
+        except StorageUnavailable:
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _open_runs(squid: Squid) -> int:
+    try:
+        return len(squid.list_runs(open_only=True, limit=500).runs)
+    except StorageUnavailable:
+        return 0
+
+
+def operate(squid: Squid) -> None:
+    """Approve and reject what waits for a person, cancel what never ends by itself, until killed."""
+    while True:
+        try:
+            for run in squid.list_runs(status="paused", limit=100).runs:
+                _decide(squid, run.run_id)
+            for run in squid.list_runs(workflow="endless", open_only=True, limit=100).runs:
+                _ignore_late(lambda run_id=run.run_id: squid.cancel(run_id, actor="operator"))  # type: ignore[misc]
+            for attempt in squid.dead_letters():
+                if attempt.workflow == "poison":
+                    _ignore_late(lambda run_id=attempt.run_id: squid.cancel(run_id, actor="operator"))  # type: ignore[misc]
+                else:
+                    effects.record("dead_letter", run=attempt.run_id, step=attempt.step)
+                    key = f"again-{attempt.runnable_key}-{attempt.deliveries}"
+                    _ignore_late(
+                        lambda a=attempt, k=key: squid.retry_attempt(  # type: ignore[misc]
+                            a.run_id, a.runnable_key, actor="operator", idempotency_key=k
+                        )
+                    )
+        except StorageUnavailable:
+            pass
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _decide(squid: Squid, run_id: str) -> None:
+    n = squid.inspect_run(run_id).input["n"]
+    verb = squid.reject if n % 2 else squid.approve
+    _ignore_late(lambda: verb(run_id, actor="operator", idempotency_key=f"review-{run_id}"))
+
+
+def _ignore_late(command: object) -> None:
+    """Give a command that may come too late, because an earlier one got through without an answer."""
+    try:
+        command()  # type: ignore[operator]
+    except (InvalidTransition, TerminalRun):
+        pass
+    except StorageUnavailable:
+        raise
+    except SquidError as error:
+        effects.record("refused", error=f"{type(error).__name__}: {error}")
+
+
+def main(role: str, *arguments: str) -> None:
+    """Play one role."""
+    while True:
+        try:
+            journal = open_journal()
+            break
+        except StorageUnavailable:
+            time.sleep(_PAUSE_SECONDS)
+    with Squid(journal, WORKFLOWS, lease=LEASE) as squid:
+        if role == "starter":
+            start_runs(squid, int(arguments[0]))
+        else:
+            operate(squid)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""A primary, and a standby that takes its place: two servers on disks of their own, behind one proxy."""
+
+import shutil
+import time
+from pathlib import Path
+
+from tests.chaos.disk import Disk
+from tests.chaos.server import Server
+from tests.proxy import Proxy
+
+_PATIENCE_SECONDS = 60.0
+
+
+class Cluster:
+    """What clients reach at `url`: the proxy leads to whichever server is the primary now."""
+
+    def __init__(self, home: Path) -> None:
+        """Create and start a primary in `home`."""
+        self._home = home
+        self._disks = {name: Disk(home / name) for name in ("a", "b")}
+        self.disk = self._disks["a"]
+        self.primary = self._server("a")
+        self._servers = [self.primary]
+        self.primary.create()
+        self.primary.start()
+        self.proxy = Proxy(self.primary.socket_path)
+
+    def _server(self, name: str) -> Server:
+        return Server(self._disks[name].path, self._home, name)
+
+    @property
+    def url(self) -> str:
+        """Where clients find the database, whatever happens to its servers."""
+        return self.proxy.url(self.primary.url)
+
+    def fail_over(self) -> None:
+        """Make a synchronous standby, kill the primary by SIGKILL, and promote the standby in its place."""
+        name = "b" if self.disk is self._disks["a"] else "a"
+        standby = self._server(name)
+        standby.copy(self.primary)
+        self._servers.append(standby)
+        standby.start()
+        with self.primary.connect() as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            self._until(connection, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
+        old = self.primary
+        old.crash()
+        self.proxy.cut()
+        with standby.connect() as connection:
+            connection.execute("SELECT pg_promote(true, 60)")
+            self._until(connection, "SELECT 1 WHERE NOT pg_is_in_recovery()")
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+        self.primary, self.disk = standby, self._disks[name]
+        self.proxy.retarget(standby.socket_path)
+        shutil.rmtree(old.data)
+
+    @staticmethod
+    def _until(connection: object, query: str) -> None:
+        """Ask again until the answer is a number above zero."""
+        ends = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            row = connection.execute(query).fetchone()  # type: ignore[attr-defined]
+            if row is not None and row[0]:
+                return
+            if time.monotonic() > ends:
+                raise RuntimeError(f"it never came to that: {query}")
+            time.sleep(0.02)
+
+    def logs(self) -> str:
+        """Return everything that all servers have logged."""
+        return "".join(server.log.read_text(errors="replace") for server in self._servers if server.log.exists())
+
+    def close(self) -> None:
+        """End all servers, and give the disks back."""
+        self.proxy.close()
+        for server in self._servers:
+            server.stop_immediately()
+        for disk in self._disks.values():
+            disk.close()
