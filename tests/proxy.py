@@ -136,6 +136,10 @@ class Proxy:
                 self._listen()
             self._changed.notify_all()
 
+    def retarget(self, target: Target) -> None:
+        """Lead new connections to another server; those that there are stay where they are."""
+        self._target = _target(target)
+
     @contextmanager
     def swallowing(self, *directions: Direction) -> Iterator[None]:
         """Swallow during a block."""

@@ -24,12 +24,13 @@ _PAUSE_SECONDS = 0.1
 
 
 def plan(runs: int) -> Iterator[tuple[int, str]]:
-    """Yield the number and the workflow of each run: the shares of all workflows, in an order that is always the same."""
-    names = [name for name, share in SHARES.items() for _ in range(share)]
-    names += ["chain"] * (1000 - len(names))
+    """Yield the number and the workflow of each run: one of each, then by their shares; always in the same order."""
+    names = [name for name, share in SHARES.items() for _ in range(share - 1)]
+    names += ["chain"] * (1000 - len(names) - len(SHARES))
     random.Random(5).shuffle(names)  # noqa: S311  an order, no secret
+    names = [*SHARES, *names]
     for n in range(runs):
-        yield n, names[n * 1000 // max(runs, 1000) if runs < 1000 else n % 1000]
+        yield n, names[n % 1000]
 
 
 def start_runs(squid: Squid, runs: int) -> None:

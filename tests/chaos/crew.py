@@ -26,6 +26,7 @@ class Member:
     command: list[str]
     environment: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
+    tree: Path = REPOSITORY  # whose code it runs
     killed: bool = False  # by us
     stopped: bool = False  # by SIGSTOP
 
@@ -46,10 +47,9 @@ class Crew:
             "SQUID_DATABASE_URL": url,
             "SQUID_SCHEMA": "",
             effects.VARIABLE: str(effects_path),
-            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         queues = [part for queue in QUEUES for part in ("--queue", queue)]
-        serve = [sys.executable, "-m", "tests.chaos.worker", "-m", "tests.chaos.workflows", "worker", *queues]
+        serve = [sys.executable, "-m", "tests.chaos.worker", "worker", "-m", "tests.chaos.workflows", *queues]
         serve += ["--lease", str(LEASE.total_seconds()), "--grace", "5", "--concurrency", "10"]
         self.members = [
             Member(f"worker-{i}", serve, {**base, SHIFT: str((0, 3, -3)[i % 3])}) for i in range(workers)
@@ -65,8 +65,8 @@ class Crew:
                     with (self._home / f"{member.role}.log").open("ab") as log:
                         member.process = subprocess.Popen(
                             member.command,
-                            cwd=REPOSITORY,
-                            env=member.environment,
+                            cwd=member.tree,
+                            env={**member.environment, "PYTHONPATH": str(member.tree)},
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=subprocess.STDOUT,
@@ -92,7 +92,7 @@ class Crew:
             self.ended.add("starter")
             return
         crashed = {line["pid"] for line in effects.read(self._effects) if line["kind"] == "crash"}
-        if member.process.pid not in crashed:
+        if member.process.pid not in crashed and member.tree == REPOSITORY:  # older code has defects of its own
             self.died.append(f"{member.role} ended by itself with exit code {code}")
 
     @staticmethod
@@ -111,6 +111,17 @@ class Crew:
         self.kills["SIGKILL"] += 1
         self.look()
         return f"SIGKILL {member.role}"
+
+    def use(self, tree: Path, *roles: str) -> None:
+        """Let these roles, or all, be played by the code of a tree; those that are played by another are killed."""
+        with self._lock:
+            for member in self.members:
+                if (not roles or member.role in roles) and member.tree != tree:
+                    member.tree = tree
+                    if member.process is not None:
+                        member.killed = True
+                        member.process.kill()
+                        member.process.wait()
 
     def suspend(self, chance: random.Random, seconds: float) -> str:
         """Suspend one process for a while, without waiting for it."""

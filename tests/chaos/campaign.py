@@ -1,0 +1,254 @@
+"""A campaign: runs are started and worked on while faults come, and when all have ended, the checker reads everything."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+
+from examples.stack import Stack, StackError
+from squid_dagster.journal import PostgresStorage
+from tests.chaos import effects
+from tests.chaos.actors import LEASE
+from tests.chaos.checker import Verdict, judge
+from tests.chaos.cluster import Cluster
+from tests.chaos.crew import Crew
+from tests.chaos.faults import WEIGHTS, Fault
+from tests.chaos.older import check_out
+from tests.chaos.workflows import TABLE
+from tests.processes import REPOSITORY
+
+Say = Callable[[str], None]
+
+_SETTLE_SECONDS = 180.0  # for what is left when the faults are over
+_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a campaign does."""
+
+    runs: int
+    seed: int
+    workers: int = 3
+    dagster: bool = True
+    older: bool = True  # begin with workers of an earlier release, and upgrade under them
+    longest: timedelta = timedelta(minutes=30)
+    rest: tuple[float, float] = (0.3, 2.0)  # seconds between two faults of a kind
+    faults: Mapping[Fault, int] | None = None  # how often each is drawn; None: all of them
+    each_once: bool = False  # the faults end when each has come once, in an order that the seed decides
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a campaign came to."""
+
+    verdict: Verdict
+    kills: int
+    db_faults: Counter[str]
+    died: list[str]
+
+    @property
+    def well(self) -> bool:
+        """Whether everything was kept that is promised."""
+        return not list(self.verdict) and not self.died
+
+    def __str__(self) -> str:
+        verdict = self.verdict
+        word = "OK" if self.well else "FAILED"
+        return (
+            f"CHAOS {word}: runs={verdict.runs} kills={self.kills} db_faults={sum(self.db_faults.values())} "
+            f"lost={len(verdict.lost)} doubled={len(verdict.doubled)} stuck={len(verdict.stuck)} died={len(self.died)}"
+            + (f" wrong={len(verdict.wrong)}" if verdict.wrong else "")
+        )
+
+
+def _upgrade(cluster: Cluster, tree: Path) -> None:
+    """Create or upgrade the schema by the code of a tree."""
+    environment = {**os.environ, "SQUID_DATABASE_URL": cluster.url, "SQUID_SCHEMA": "", "PYTHONPATH": str(tree)}
+    command = [sys.executable, "-m", "tests.chaos.worker", "db", "upgrade"]
+    subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
+
+
+class Campaign:
+    """One campaign in a folder of its own."""
+
+    def __init__(self, plan: Plan, home: Path, say: Say) -> None:
+        """Prepare; nothing is started."""
+        self._plan, self._home, self._say = plan, home, say
+        self._effects = home / "effects"
+        self._over = threading.Event()  # no more faults
+        self._began = time.monotonic()
+        self.db_faults: Counter[str] = Counter()
+        self._failed: list[str] = []  # on our own side
+
+    def run(self) -> Outcome:
+        """Do all of it."""
+        self._effects.touch(mode=0o666)
+        with closing(Cluster(self._home)) as cluster:
+            older = check_out(self._home) if self._plan.older else None
+            _upgrade(cluster, older or REPOSITORY)
+            with cluster.primary.connect() as connection:
+                connection.execute(f"CREATE TABLE {TABLE} (key text, run_id text, n integer)")
+            crew = Crew(self._home, cluster.url, self._effects, workers=self._plan.workers, runs=self._plan.runs)
+            try:
+                if older is not None:
+                    self._upgrade_under(cluster, crew, older)
+                elif self._plan.older:
+                    self._tell("without older code: git does not have it here")
+                self._work(cluster, crew)
+                with closing(PostgresStorage(cluster.url)) as storage:
+                    verdict = judge(storage, self._effects, cluster.logs(), self._plan.runs)
+            finally:
+                crew.abandon()
+        kills = sum(crew.kills.values())
+        return Outcome(verdict, kills, self.db_faults, [*crew.died, *self._failed])
+
+    def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
+        """Let older code work, upgrade the schema meanwhile, and bring newer code in, one process after another."""
+        chance = random.Random(f"older {self._plan.seed}")  # noqa: S311
+        crew.use(older)
+        crew.start()
+        for phase in range(len(crew.members) + 2):
+            for _ in range(3):
+                time.sleep(chance.uniform(0.5, 1.0))
+                crew.look()
+                self._tell(f"{crew.kill(chance)} (older and newer code)")
+            if phase == 0:
+                _upgrade(cluster, REPOSITORY)
+                self._tell("the schema is upgraded under workers of older code")
+            elif phase <= len(crew.members):
+                crew.use(REPOSITORY, crew.members[phase - 1].role)
+        crew.look()
+
+    def _work(self, cluster: Cluster, crew: Crew) -> None:
+        crew.start()
+        environment = {"SQUID_DATABASE_URL": cluster.url, "SQUID_SCHEMA": "", effects.VARIABLE: str(self._effects)}
+        stack = Stack(self._home / "dagster", "tests.chaos.location", environment) if self._plan.dagster else None
+        sources = [
+            threading.Thread(target=self._guarded, args=(self._hit_processes, crew)),
+            threading.Thread(target=self._guarded, args=(self._hit_database, cluster)),
+        ]
+        if stack is not None:
+            stack.start("code", "daemon")
+            sources.append(threading.Thread(target=self._guarded, args=(self._hit_dagster, stack, crew)))
+        try:
+            for source in sources:
+                source.start()
+            self._watch(cluster, crew, stack)
+        finally:
+            self._over.set()
+            for source in sources:
+                source.join()
+            if stack is not None:
+                stack.close()
+        crew.close()
+
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except Exception as error:  # noqa: BLE001  a harness that broke must be seen in the result
+            self._failed.append(f"the harness: {work.__name__}: {type(error).__name__}: {error}")
+            self._over.set()
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def _rest(self, chance: random.Random) -> bool:
+        """Wait between two faults; return whether there is to be another."""
+        return not self._over.wait(chance.uniform(*self._plan.rest))
+
+    def _hit_database(self, cluster: Cluster) -> None:
+        chance = random.Random(f"database {self._plan.seed}")  # noqa: S311
+        weights = dict(self._plan.faults or WEIGHTS)
+        left = sorted(weights, key=lambda fault: chance.random()) if self._plan.each_once else None
+        while self._rest(chance) and left != []:
+            fault = left.pop() if left is not None else chance.choices(list(weights), list(weights.values()))[0]
+            try:
+                done = fault(cluster, chance)
+            except psycopg.Error as error:  # one of our own sessions was hit
+                done = f"{fault.__name__} ({type(error).__name__})"
+                cluster.proxy.resume()
+                cluster.disk.free()
+                cluster.primary.start()
+            if done:
+                self.db_faults[fault.__name__] += 1
+                self._tell(done)
+        self._over.set()
+
+    def _hit_processes(self, crew: Crew) -> None:
+        chance = random.Random(f"processes {self._plan.seed}")  # noqa: S311
+        while self._rest(chance):
+            crew.look()
+            if chance.random() < 0.7:
+                self._tell(crew.kill(chance))
+            else:
+                self._tell(crew.suspend(chance, chance.uniform(0.5, 2.5) * LEASE.total_seconds()))
+
+    def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
+        chance = random.Random(f"dagster {self._plan.seed}")  # noqa: S311
+        while not self._over.wait(chance.uniform(8, 20)):
+            parts = chance.choice([("daemon",), ("code",), ("code", "daemon")])
+            stack.kill(*parts)
+            crew.kills["Dagster"] += 1
+            told = f"SIGKILL Dagster's {' and '.join(parts)}"
+            if len(parts) == 2 and chance.random() < 0.5:
+                with suppress(FileNotFoundError):
+                    stack.wipe()
+                told += ", and its storage is deleted"
+            self._tell(told)
+            with suppress(StackError):
+                stack.start("code", "daemon")
+
+    def _tell(self, done: str) -> None:
+        self._say(f"{time.monotonic() - self._began:7.1f} s  {done}")
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def _watch(self, cluster: Cluster, crew: Crew, stack: Stack | None) -> None:
+        """Wait until all runs have ended; faults are over when they have, or when it takes too long."""
+        faults_end = self._began + self._plan.longest.total_seconds()
+        ends: float | None = None
+        shown = 0.0
+        while True:
+            crew.look()
+            if ends is None and (self._over.is_set() or time.monotonic() > faults_end):
+                self._over.set()
+                ends = time.monotonic() + _SETTLE_SECONDS
+                self._tell("no more faults")
+            counts = self._counts(cluster)
+            if counts is not None:
+                started, left = counts
+                done = "starter" in crew.ended and started >= self._plan.runs and left == 0
+                if done and (ends is not None or not self._plan.each_once):
+                    self._tell(f"all {started} runs have ended")
+                    return
+                if time.monotonic() - shown > 10:
+                    shown = time.monotonic()
+                    self._tell(f"-- {started} runs, {left} of them open")
+            if ends is not None and time.monotonic() > ends:
+                self._tell("not all runs have ended")
+                return
+            if ends is not None:
+                crew.resume_all()
+            time.sleep(_PAUSE_SECONDS)
+
+    @staticmethod
+    def _counts(cluster: Cluster) -> tuple[int, int] | None:
+        """Return how many runs there are, and how many are open; None while the database cannot be asked."""
+        try:
+            with cluster.primary.connect() as connection:
+                row = connection.execute(
+                    "SELECT count(*), count(*) FILTER (WHERE terminal_status IS NULL) FROM squid.runs"
+                ).fetchone()
+        except (psycopg.Error, OSError):
+            return None
+        return (int(str(row[0])), int(str(row[1]))) if row is not None else None
