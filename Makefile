@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Bytecode must be written, or every process pays for compiling its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test browser lint types contracts pytest demo dev pictures bench mutants simulate clean
+.PHONY: help setup test browser lint types contracts pytest demo dev pictures bench chaos mutants simulate clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ pictures: setup ## Make the pictures of the README again, in docs/images (needs 
 
 bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), then print all other benchmarks
 	$(BIN)/python -m bench
+
+chaos: setup ## Run 10,000 workflows under kills, outages, a failover, a full disk and an upgrade, then check every promise (CHAOS="--seed 7 --runs 500")
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 mutants: setup ## Break one rule of the fold at a time; every mutant must be caught
 	$(BIN)/python -m tests.mutants

@@ -1,0 +1,41 @@
+"""The short form of chaos: every fault of the database once, beside kills and suspensions; then every promise is checked."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.chaos.campaign import Campaign, Plan
+from tests.chaos.faults import WEIGHTS
+
+SEED = 7
+
+
+def test_no_run_is_lost_doubled_or_stuck_and_no_worker_ends_under_every_fault() -> None:
+    plan = Plan(
+        runs=150,
+        seed=SEED,
+        workers=2,
+        dagster=False,
+        older=False,
+        longest=timedelta(seconds=90),
+        rest=(0.1, 0.6),
+        each_once=True,
+    )
+    said: list[str] = []
+    with TemporaryDirectory(prefix="squid-chaos-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        outcome = Campaign(plan, Path(folder), said.append).run()
+        story = "\n".join([*said, *outcome.verdict, *outcome.died, *_logs(Path(folder))])
+    assert outcome.well, f"{outcome}\n{story}"
+    assert outcome.verdict.runs >= plan.runs
+    expected = {fault.__name__ for fault in WEIGHTS}
+    if os.geteuid() != 0:
+        expected -= {"fill_disk"}  # needs a disk of its own
+    assert set(outcome.db_faults) == expected, story
+    assert outcome.kills
+
+
+def _logs(folder: Path) -> list[str]:
+    """Return the last lines of the log of each process, for when something went wrong."""
+    return [f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(folder.glob("*.log"))]
