@@ -7,12 +7,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from squid_dagster import Squid, SquidError
 from squid_dagster.journal import open_journal
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
 from tests.chaos import effects
 from tests.chaos.workflows import SHARES, WORKFLOWS
@@ -27,7 +29,7 @@ def plan(runs: int) -> Iterator[tuple[int, str]]:
     """Yield the number and the workflow of each run: one of each, then by their shares; always in the same order."""
     names = [name for name, share in SHARES.items() for _ in range(share - 1)]
     names += ["chain"] * (1000 - len(names) - len(SHARES))
-    random.Random(5).shuffle(names)  # noqa: S311  an order, no secret
+    random.Random(5).shuffle(names)
     names = [*SHARES, *names]
     for n in range(runs):
         yield n, names[n % 1000]
@@ -69,18 +71,9 @@ def operate(squid: Squid) -> None:
             for run in squid.list_runs(status="paused", limit=100).runs:
                 _decide(squid, run.run_id)
             for run in squid.list_runs(workflow="endless", open_only=True, limit=100).runs:
-                _ignore_late(lambda run_id=run.run_id: squid.cancel(run_id, actor="operator"))  # type: ignore[misc]
+                _ignore_late(partial(squid.cancel, run.run_id, actor="operator"))
             for attempt in squid.dead_letters():
-                if attempt.workflow == "poison":
-                    _ignore_late(lambda run_id=attempt.run_id: squid.cancel(run_id, actor="operator"))  # type: ignore[misc]
-                else:
-                    effects.record("dead_letter", run=attempt.run_id, step=attempt.step)
-                    key = f"again-{attempt.runnable_key}-{attempt.deliveries}"
-                    _ignore_late(
-                        lambda a=attempt, k=key: squid.retry_attempt(  # type: ignore[misc]
-                            a.run_id, a.runnable_key, actor="operator", idempotency_key=k
-                        )
-                    )
+                _handle_dead_letter(squid, attempt)
         except StorageUnavailable:
             pass
         time.sleep(_PAUSE_SECONDS)
@@ -92,10 +85,20 @@ def _decide(squid: Squid, run_id: str) -> None:
     _ignore_late(lambda: verb(run_id, actor="operator", idempotency_key=f"review-{run_id}"))
 
 
-def _ignore_late(command: object) -> None:
+def _handle_dead_letter(squid: Squid, attempt: Attempt) -> None:
+    if attempt.workflow == "poison":
+        _ignore_late(partial(squid.cancel, attempt.run_id, actor="operator"))
+        return
+    effects.record("dead_letter", run=attempt.run_id, step=attempt.step)
+    key = f"again-{attempt.runnable_key}-{attempt.deliveries}"
+    retry = partial(squid.retry_attempt, attempt.run_id, attempt.runnable_key)
+    _ignore_late(partial(retry, actor="operator", idempotency_key=key))
+
+
+def _ignore_late(command: Callable[[], object]) -> None:
     """Give a command that may come too late, because an earlier one got through without an answer."""
     try:
-        command()  # type: ignore[operator]
+        command()
     except (InvalidTransition, TerminalRun):
         pass
     except StorageUnavailable:

@@ -1,4 +1,4 @@
-"""A campaign: runs are started and worked on while faults come, and when all have ended, the checker reads everything."""
+"""A campaign: runs are started and worked on while faults come; when all have ended, the checker reads everything."""
 
 import os
 import random
@@ -115,7 +115,7 @@ class Campaign:
 
     def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
         """Let older code work, upgrade the schema meanwhile, and bring newer code in, one process after another."""
-        chance = random.Random(f"older {self._plan.seed}")  # noqa: S311
+        chance = random.Random(f"older {self._plan.seed}")
         crew.use(older)
         crew.start()
         for phase in range(len(crew.members) + 2):
@@ -167,7 +167,7 @@ class Campaign:
         return not self._over.wait(chance.uniform(*self._plan.rest))
 
     def _hit_database(self, cluster: Cluster) -> None:
-        chance = random.Random(f"database {self._plan.seed}")  # noqa: S311
+        chance = random.Random(f"database {self._plan.seed}")
         weights = dict(self._plan.faults or WEIGHTS)
         left = sorted(weights, key=lambda fault: chance.random()) if self._plan.each_once else None
         while self._rest(chance) and left != []:
@@ -185,7 +185,7 @@ class Campaign:
         self._over.set()
 
     def _hit_processes(self, crew: Crew) -> None:
-        chance = random.Random(f"processes {self._plan.seed}")  # noqa: S311
+        chance = random.Random(f"processes {self._plan.seed}")
         while self._rest(chance):
             crew.look()
             if chance.random() < 0.7:
@@ -194,7 +194,7 @@ class Campaign:
                 self._tell(crew.suspend(chance, chance.uniform(0.5, 2.5) * LEASE.total_seconds()))
 
     def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
-        chance = random.Random(f"dagster {self._plan.seed}")  # noqa: S311
+        chance = random.Random(f"dagster {self._plan.seed}")
         while not self._over.wait(chance.uniform(8, 20)):
             parts = chance.choice([("daemon",), ("code",), ("code", "daemon")])
             stack.kill(*parts)

@@ -1,4 +1,4 @@
-"""The processes under chaos: workers, a starter and an operator; started again when they end, their ends accounted for."""
+"""The processes under chaos: workers, a starter and an operator. They are started again, and their ends are counted."""
 
 import os
 import random
@@ -51,11 +51,12 @@ class Crew:
         queues = [part for queue in QUEUES for part in ("--queue", queue)]
         serve = [sys.executable, "-m", "tests.chaos.worker", "worker", "-m", "tests.chaos.workflows", *queues]
         serve += ["--lease", str(LEASE.total_seconds()), "--grace", "5", "--concurrency", "10"]
-        self.members = [
-            Member(f"worker-{i}", serve, {**base, SHIFT: str((0, 3, -3)[i % 3])}) for i in range(workers)
-        ]
+        self.members = [Member(f"worker-{i}", serve, {**base, SHIFT: str((0, 3, -3)[i % 3])}) for i in range(workers)]
         act = [sys.executable, "-m", "tests.chaos.actors"]
-        self.members += [Member("starter", [*act, "starter", str(runs)], base), Member("operator", [*act, "operator"], base)]
+        self.members += [
+            Member("starter", [*act, "starter", str(runs)], base),
+            Member("operator", [*act, "operator"], base),
+        ]
 
     def start(self) -> None:
         """Start every role that nobody plays."""
@@ -169,7 +170,7 @@ class Crew:
                     code = member.process.wait(30)
                 except subprocess.TimeoutExpired:
                     code = -signal.SIGALRM
-                if code != 0 and not member.killed:
+                if code not in (0, -signal.SIGTERM) and not member.killed:  # asked before it could answer
                     self.died.append(f"{member.role} ended with exit code {code} when it was asked to stop")
                 self._end_group(member.process.pid)
                 member.process.wait()

@@ -74,7 +74,7 @@ def _to_backends(cluster: Cluster, chance: random.Random, function: str, seconds
     with cluster.primary.connect() as connection:
         while time.monotonic() < ends:
             connection.execute(
-                f"SELECT {function}(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' "  # noqa: S608
+                f"SELECT {function}(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' "
                 "AND pid <> pg_backend_pid() AND random() < 0.4"
             )
             hits += 1

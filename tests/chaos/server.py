@@ -1,6 +1,6 @@
 """One Postgres server for chaos: started, killed, restarted, copied to a standby and promoted.
 
-Unlike `EmbeddedPostgres` it is a child of this process, and everything that it writes to its log is kept for the checker.
+Unlike `EmbeddedPostgres` it is a child of this process, and its log is kept for the checker.
 """
 
 import os

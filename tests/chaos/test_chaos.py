@@ -1,4 +1,4 @@
-"""The short form of chaos: every fault of the database once, beside kills and suspensions; then every promise is checked."""
+"""The short form of chaos: every fault of the database once, beside kills and suspensions; then the checker reads."""
 
 import os
 from datetime import timedelta

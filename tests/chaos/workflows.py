@@ -6,12 +6,13 @@ How each run must end follows from its payload alone (`expected_status`), whatev
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import sqlalchemy
 from pydantic import BaseModel
 
 from squid_dagster import Defer, Fail, Retry, StepContext, Workflow, path
-from tests.chaos.effects import record
+from tests.chaos.effects import VARIABLE, record
 
 CRASH_CODE = 86
 ROUNDS = 4
@@ -39,7 +40,7 @@ def acted(ctx: StepContext, kind: str = "step") -> None:
     )
 
 
-# --- a chain -------------------------------------------------------------------------------------------------------------
+# --- a chain ---
 
 chain = Workflow("chain", payload=Numbered)
 
@@ -62,7 +63,7 @@ def third(ctx: StepContext, second: int) -> int:
     return second + 1
 
 
-# --- fan-out and join ----------------------------------------------------------------------------------------------------
+# --- fan-out and join ---
 
 fan = Workflow("fan", payload=Numbered)
 
@@ -85,7 +86,7 @@ def total(ctx: StepContext, part_0: int, part_1: int, part_2: int, part_3: int) 
     return part_0 + part_1 + part_2 + part_3
 
 
-# --- a loop --------------------------------------------------------------------------------------------------------------
+# --- a loop ---
 
 loop = Workflow("loop", payload=Numbered)
 
@@ -107,7 +108,7 @@ loop.route(turn, to=leave)
 loop.route(leave, to="complete")
 
 
-# --- retries, deferrals, waits, error routes -----------------------------------------------------------------------------
+# --- retries, deferrals, waits, error routes ---
 
 retried = Workflow("retried", payload=Numbered)
 
@@ -169,7 +170,7 @@ for _end in (even_way, odd_way, error_way):
     routed.route(_end, to="complete")
 
 
-# --- people --------------------------------------------------------------------------------------------------------------
+# --- people ---
 
 reviewed = Workflow("reviewed", payload=Numbered)
 
@@ -197,7 +198,7 @@ endless.wait("a_day", timedelta(days=1))
 endless.route("a_day", to="complete")
 
 
-# --- children ------------------------------------------------------------------------------------------------------------
+# --- children ---
 
 parent = Workflow("parent", payload=Numbered)
 
@@ -208,7 +209,7 @@ def spawn(ctx: StepContext, n: int) -> list[str]:
     return [ctx.start_child_run("chain", {"n": n}, child_key=f"child-{i}").run_id for i in range(CHILDREN)]
 
 
-# --- sagas ---------------------------------------------------------------------------------------------------------------
+# --- sagas ---
 
 saga = Workflow("saga", payload=Numbered)
 
@@ -241,7 +242,7 @@ def pay(ctx: StepContext, n: int, hotel: str) -> str:
     return "paid"
 
 
-# --- transactional and isolated steps ------------------------------------------------------------------------------------
+# --- transactional and isolated steps ---
 
 booked = Workflow("booked", payload=Numbered)
 TABLE = "public.chaos_rows"
@@ -273,16 +274,14 @@ def alone(n: int) -> int:
 
 def _first_time(name: str) -> bool:
     """Return whether nothing has asked this before, in any process."""
-    from tests.chaos.effects import VARIABLE
-
     try:
-        os.close(os.open(f"{os.environ[VARIABLE]}.{name}", os.O_CREAT | os.O_EXCL))
+        (Path(os.environ[VARIABLE]).parent / name).mkdir()  # no descriptor that a neighbour could close
     except FileExistsError:
         return False
     return True
 
 
-# --- steps that hurt their process -----------------------------------------------------------------------------------------
+# --- steps that hurt their process ---
 
 slow = Workflow("slow", payload=Numbered)
 
