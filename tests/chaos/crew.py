@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import effects
-from tests.chaos.actors import LEASE, QUEUES
+from tests.chaos.actors import GENTLE, LEASE, QUEUES
 from tests.processes import REPOSITORY
 
 SHIFT = "SQUID_CHAOS_CLOCK_HOURS"
@@ -29,6 +29,11 @@ class Member:
     tree: Path = REPOSITORY  # whose code it runs
     killed: bool = False  # by us
     stopped: bool = False  # by SIGSTOP
+
+
+def _place(tree: Path) -> dict[str, str]:
+    """Return what tells a process whose code it runs; older code is spared what it was not made for."""
+    return {"PYTHONPATH": str(tree), GENTLE: "" if tree == REPOSITORY else "yes"}
 
 
 class Crew:
@@ -67,7 +72,7 @@ class Crew:
                         member.process = subprocess.Popen(
                             member.command,
                             cwd=member.tree,
-                            env={**member.environment, "PYTHONPATH": str(member.tree)},
+                            env={**member.environment, **_place(member.tree)},
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=subprocess.STDOUT,
@@ -90,7 +95,8 @@ class Crew:
         if member.killed:
             return
         if member.role == "starter" and code == 0:
-            self.ended.add("starter")
+            if member.tree == REPOSITORY:  # else some are left
+                self.ended.add("starter")
             return
         crashed = {line["pid"] for line in effects.read(self._effects) if line["kind"] == "crash"}
         if member.process.pid not in crashed and member.tree == REPOSITORY:  # older code has defects of its own

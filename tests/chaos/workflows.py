@@ -364,6 +364,7 @@ SHARES = {
     "forking": 4,
     "closing": 2,
 }
+HURTFUL = ("crashing", "poison", "forking", "closing")
 
 
 def expected_status(workflow: str, n: int) -> str:
