@@ -110,7 +110,10 @@ class Crew:
     def kill(self, chance: random.Random) -> str:
         """End one process by SIGKILL."""
         with self._lock:
-            member = chance.choice([each for each in self.members if each.process is not None])
+            alive = [each for each in self.members if each.process is not None]
+            if not alive:
+                return "nothing to kill"
+            member = chance.choice(alive)
             assert member.process is not None
             member.killed = True
             member.process.kill()
@@ -134,6 +137,8 @@ class Crew:
         """Suspend one process for a while, without waiting for it."""
         with self._lock:
             free = [each for each in self.members if each.process is not None and not each.stopped]
+            if not free:
+                return "nothing to suspend"
             member = chance.choice(free)
             assert member.process is not None
             member.stopped = True
