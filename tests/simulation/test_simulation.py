@@ -21,9 +21,7 @@ from squid_dagster.workflow import Resource, Retry, StepContext, Workflow
 from tests.simulation.bugs import BUGS, hunt
 from tests.simulation.planting import planted
 
-SEED = int(
-    os.environ.get("SQUID_SIMULATE_SEED", "0")
-)  # `make simulate` takes others: what `make test` finds, it repeats
+SEED = int(os.environ.get("SQUID_SIMULATE_SEED", "0"))
 FAST = (
     "an expired claim may act",
     "a dead letter one delivery too early",

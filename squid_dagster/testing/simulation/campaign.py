@@ -20,7 +20,7 @@ from squid_dagster.workflow.definition import Definition
 
 PER_SCENARIO = 20  # schedules of one random scenario
 _SEEDS = 1000  # numbers that the schedules of one scenario have
-_CHUNK = 10  # scenarios that a process plays at a time
+_CHUNK = 2  # scenarios that a process plays at a time
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from squid_dagster.testing.simulation.journal_rules import rule_breaks
 from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.storage import SharedJournal, World
 
+_DECODED_AGAIN = 5  # of so many schedules, one looks for facts that were changed in memory
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -25,7 +26,7 @@ def problems_of(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str,
     found += [str(each) for each in check_invariants(journal) if not _is_overtaken(each, journal)]
     found += rule_breaks(journal.read_between(0, journal.cut()), stage.scenario.every_minute)
     found += _ends(stage, expected, run_ids)
-    if isinstance(journal, SharedJournal):
+    if isinstance(journal, SharedJournal) and stage.world.seed % _DECODED_AGAIN == 0:
         found += [
             f"entry {entry.position} ({entry.fact.type}) was changed in memory" for entry in journal.changed_facts()
         ]
