@@ -11,6 +11,7 @@ from tests.facts import (
     dead_lettered,
     failed,
     failed_with_retry,
+    fence,
     heartbeat,
     key,
     released,
@@ -220,6 +221,34 @@ def test_a_release_counts_neither_as_failure_nor_towards_the_cap() -> None:
     assert reasons(projection) == []
     found = the_attempt(projection)
     assert (found.status, found.deliveries, found.error) == (AttemptStatus.CLAIMED, 1, None)
+
+
+def test_an_interruption_stays_counted_as_a_delivery() -> None:
+    given: list[Fact] = [scheduled(max_deliveries=1), claimed(at=10), released(at=20, counted=True)]
+
+    projection = fold(*given, claimed(at=30, claim="b"))
+
+    assert reasons(projection) == [Reason.DELIVERIES_EXHAUSTED]
+    found = the_attempt(projection)
+    assert (found.status, found.deliveries, found.claim_id) == (AttemptStatus.AVAILABLE, 1, None)
+
+
+def test_its_holder_gives_up_a_spent_attempt_while_the_lease_lasts() -> None:
+    given_up = dead_lettered(at=20, error={"message": "interrupted"}, **fence("a"))
+    projection = fold(scheduled(max_deliveries=1), claimed(at=10, lease=60), given_up)
+
+    assert reasons(projection) == []
+    found = the_attempt(projection)
+    assert (found.status, found.error) == (AttemptStatus.DEAD_LETTERED, {"message": "interrupted"})
+
+
+@pytest.mark.parametrize(("cap", "claim"), [(1, "b"), (2, "a")], ids=["another claim", "deliveries left"])
+def test_nothing_else_gives_up_an_attempt_that_is_held(cap: int, claim: str) -> None:
+    given: list[Fact] = [scheduled(max_deliveries=cap), claimed(at=10, lease=60)]
+    projection = fold(*given, dead_lettered(at=20, **fence(claim)))
+
+    assert reasons(projection) == [Reason.PREMATURE_DEAD_LETTER]
+    assert the_attempt(projection).status is AttemptStatus.CLAIMED
 
 
 def test_a_release_does_not_take_the_fencing_token_back() -> None:
