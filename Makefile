@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Bytecode must be written, or every process pays for compiling its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test browser lint types contracts pytest demo dev pictures bench chaos mutants simulate clean
+.PHONY: help setup test browser lint types contracts pytest demo dev pictures bench chaos mutants simulate bugs clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,10 @@ mutants: setup ## Break one rule of the fold at a time; every mutant must be cau
 # Sets of texts come in the same order every time, so that a seed repeats in another process.
 simulate: setup ## Play random workflows with every kind of fault for ten minutes, on virtual time; ARGS="--minutes 60" for longer
 	PYTHONHASHSEED=0 $(BIN)/python -m squid_dagster.testing.simulation $(ARGS)
+
+bugs: setup ## Plant one bug at a time, in Python and in SQL; the simulation must catch each of them
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.bugs
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.sql_bugs
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,9 +37,6 @@ BUGS = (
         "expected_rev=revision",
         "",
     ),
-    Bug(
-        "a claim ignores the run's end", "protocol.dispatch:RunDispatch.claimable", "iter(()) if self.stopped else ", ""
-    ),
     Bug("an ended run takes results", "journal.settling:find", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
@@ -127,12 +124,6 @@ BUGS = (
         "runtime.identity:derived_run_id",
         "_framed(parts)",
         "_framed(parts) + uuid.uuid4().bytes",
-    ),
-    Bug(
-        "a cancel does not cascade",
-        "runtime.controls:cancel",
-        "if cascade and runtime.storage.atomic_across_threads else [run_id]",
-        "if False else [run_id]",
     ),
     Bug(
         "a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""

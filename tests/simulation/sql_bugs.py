@@ -51,19 +51,6 @@ SQL_BUGS = (
         "due_at = NULL",
     ),
     SqlBug("fencing tokens do not grow", "claim_attempts", "coalesce(max(s.fencing_token), 0)", "0"),
-    SqlBug(
-        "the claim of a completion is not compared",
-        "lock_claims",
-        "AND a.claim_id = m.claim_id\n                       AND a.claim_token_hash = m.token_hash",
-        "",
-    ),
-    SqlBug("the lease of a completion is not compared", "lock_claims", "AND a.lease_until > v_now", ""),
-    SqlBug(
-        "a run that has ended takes completions",
-        "lock_claims",
-        "NOT fenced AND NOT quarantined AND terminal_status IS NULL AND quarantine IS NULL AS going",
-        "true AS going",
-    ),
     SqlBug("a paused queue gives claims", "claim_attempts", "WHERE queue = p_queue AND paused", "WHERE false", times=2),
     # --- dead letters
     SqlBug(
