@@ -1,0 +1,58 @@
+"""A drain run without its database: it cannot know whether something is due, and so does not end for want of work."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
+from squid_dagster.plugin.drain import Drain, Limits
+from squid_dagster.plugin.events import Outbox
+from squid_dagster.protocol.errors import StorageUnavailable
+from squid_dagster.workflow import Workflow
+from tests.runtime.actors import PATIENCE, until
+
+LINGER = 0.3
+
+
+class _Away(PostgresDispatchStore):
+    """A dispatch store that gives no claim until it is back."""
+
+    back = threading.Event()
+
+    def claim(self, *args: Any, **options: Any) -> list[Claim]:
+        if not self.back.is_set():
+            raise StorageUnavailable("its disk is full")
+        return super().claim(*args, **options)
+
+
+def test_a_drain_run_does_not_take_an_outage_for_an_empty_queue(postgres: PostgresStorage) -> None:
+    # given a drain run that would end soon, and cannot ask for work
+    workflow = Workflow("one")
+    workflow.step(name="step")(lambda: None)
+    squid, store = Squid(postgres, workflow), _Away(postgres)
+    squid.runtime = replace(squid.runtime, dispatch=store)
+    worker, ends = squid.new_worker(), list[str]()
+    drain = Drain(
+        worker,
+        Limits(linger_seconds=LINGER, max_age_seconds=PATIENCE, grace_seconds=1),
+        outbox=Outbox(),
+        write=lambda *_: None,
+        superseded=lambda: False,
+        summarize=lambda: None,
+    )
+    running = threading.Thread(target=lambda: ends.append(drain.run()), daemon=True)
+    running.start()
+    until(lambda: worker.waiting, "the outage")
+    # when that takes longer than it lingers
+    until_then = time.monotonic() + 4 * LINGER
+    until(lambda: time.monotonic() > until_then, "a while")
+    assert running.is_alive()
+    # then it does what is due as soon as it can, and ends when nothing is
+    run_id = squid.start("one").run_id
+    store.back.set()
+    running.join(PATIENCE)
+    assert ends == [f"nothing was due for {LINGER:g} s"]
+    assert squid.inspect_run(run_id).status == "completed"
+    squid.close()
