@@ -128,7 +128,6 @@ BUGS = (
     Bug(
         "a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""
     ),
-    Bug("a cron starts the latest window alone", "runtime.crons:_start_due", "at, _MOST)]", "at, _MOST)[-1:]]"),
     # --- recovery
     Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
     Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),
