@@ -1,5 +1,6 @@
 """Crashes, lost answers and lost tables: a change is whole or it never was, and facts bring cards back."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,6 +11,7 @@ import pytest
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import MemoryStorage, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
 from squid_dagster.testing.injection import Crashed, InjectedStorage, Plan
@@ -205,6 +207,19 @@ def test_only_one_rebuild_is_under_way_at_a_time(postgres_board: Board) -> None:
             postgres_board.backlog.rebuild()
 
 
+def _wait_for_a_closed_gate(storage: PostgresStorage) -> None:
+    """Return while a rebuild of the cards lets writers wait."""
+    number = lock_number(storage.schema, "cards")
+    deadline = time.monotonic() + 30
+    with raw(storage) as connection:
+        while not connection.execute(
+            """SELECT FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ExclusiveLock' AND granted
+                AND (classid::bigint << 32 | objid::bigint) = %s""",
+            (number,),
+        ).rowcount:
+            assert time.monotonic() < deadline, "no rebuild closes the gate"
+
+
 def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhile(postgres_board: Board) -> None:
     storage, backlog = postgres_board.storage, postgres_board.backlog
     assert isinstance(storage, PostgresStorage)
@@ -214,10 +229,10 @@ def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhi
         reader.execute("SELECT FROM backlog")
         rebuilt = pool.submit(Backlog(storage).rebuild)
         for card_id in ("B", "C"):
-            wait_for_a_lock(storage)
+            _wait_for_a_closed_gate(storage)
             # when cards come between two tries
             backlog.create(card_id, card_id.lower())
-        wait_for_a_lock(storage)
+        _wait_for_a_closed_gate(storage)
         reader.rollback()
         # then the new table has them all
         assert rebuilt.result(60).cards == 3

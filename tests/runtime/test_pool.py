@@ -6,7 +6,9 @@ from typing import cast
 
 import pytest
 
+from squid_dagster.journal.dispatch import Claim
 from squid_dagster.runtime.pool import Job, StepPool
+from squid_dagster.workflow.context import Cancellation
 
 
 class _Together:
@@ -37,7 +39,7 @@ def test_steps_that_wait_for_others_run_as_many_at_a_time_as_are_allowed(millise
     work = _Together(milliseconds / 1000, jobs=2_000 if milliseconds < 50 else 100)
     pool = StepPool(40, work)
     # when many are handed over
-    pool.submit([cast("Job", object())] * (2_000 if milliseconds < 50 else 100))
+    pool.submit([Job(cast("Claim", object()), Cancellation()) for _ in range(2_000 if milliseconds < 50 else 100)])
     assert work.done.wait(60)
     pool.close()
     # then they do not stand in line behind the two threads that stay, and never more run than may

@@ -12,7 +12,7 @@ BLOCKS = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", DOCS.read_text("utf-8")
 
 
 def test_every_python_block_of_the_docs_says_which_file_it_belongs_to() -> None:
-    assert len(BLOCKS) == DOCS.read_text("utf-8").count("```python") == 5
+    assert len(BLOCKS) == DOCS.read_text("utf-8").count("```python") == 6
 
 
 def test_the_tests_of_the_docs_pass_in_a_project_of_their_own(
@@ -28,5 +28,5 @@ def test_the_tests_of_the_docs_pass_in_a_project_of_their_own(
     monkeypatch.delenv("SQUID_UPDATE_GOLDEN")
     done = pytester.runpytest_subprocess("-q", "-W", "error")
     # then all pass
-    done.assert_outcomes(passed=5)
+    done.assert_outcomes(passed=6)
     assert (pytester.path / "golden" / "refund.jsonl").read_text("utf-8").count("\n") > 20
