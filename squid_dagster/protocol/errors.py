@@ -6,8 +6,16 @@ No message ever carries a credential: whoever builds one from a URL passes it th
 from pydantic import ValidationError
 
 
+_LONGEST = 10_000  # characters of a message
+
+
 class SquidError(Exception):
     """The root of all errors of this library."""
+
+    def __str__(self) -> str:
+        """Return the message; of one that quotes a value without an end, the beginning."""
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 class Conflict(SquidError):
@@ -122,14 +130,15 @@ def explain(error: ValidationError) -> str:
         if not path and problem["type"] == "value_error":  # a sentence of our own about the whole
             problems.append(said)
             continue
-        got = "" if problem["type"] == "missing" else f" (got {_shown(problem['input'])})"
+        got = "" if problem["type"] == "missing" else f" (got {shown(problem['input'])})"
         problems.append(f"{path or 'value'}: {said}{got}")
     return "; ".join(problems)
 
 
-def _shown(value: object) -> str:
+def shown(value: object, most: int = 60) -> str:
+    """Return how a value reads in a message: its representation if that is short, else its type. Never raises."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a nest without an end
+    except Exception:  # noqa: BLE001  a value's own code, a number of thousands of digits, a nest without an end
         text = ""
-    return text if 0 < len(text) <= 60 else type(value).__name__
+    return text if 0 < len(text) <= most else type(value).__name__

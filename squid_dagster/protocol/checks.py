@@ -1,0 +1,311 @@
+"""Arguments at the public border, checked against their annotations: what does not fit is refused before anything is done.
+
+`checked` wraps a function, `checks_arguments` all public methods of a class. A refusal names the call, the parameter, what
+it takes and what came. Ranges and names are judged by the calls themselves; here it is types, and texts, numbers, times
+and JSON that nothing of ours can hold.
+"""
+
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeVar, Union
+
+from pydantic import JsonValue
+
+from squid_dagster.protocol.errors import InvalidArgument, InvalidPayload, InvalidThread, SquidError, shown
+
+MAX_INTEGER = 2**63 - 1
+_MAX_DEPTH = 200  # of JSON; what is deeper no fact can hold
+_MAX_JSON_BITS = 4_000  # of a whole number in JSON: Python spells no number of more than 4,300 digits
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+Check = Callable[[Any], str | None]  # what is wrong with a value, as what a person reads after "must be"; None: nothing
+
+# Parameters whose refusal has always had a class of its own.
+_ERRORS: dict[str, type[SquidError]] = {"run_id": InvalidThread, "queue": InvalidThread, "payload": InvalidPayload}
+
+
+def checks_arguments(cls: C) -> C:
+    """Check the arguments of the constructor and of all public methods that a class defines itself."""
+    for name, found in list(vars(cls).items()):
+        if name != "__init__" and name.startswith("_"):
+            continue
+        if isinstance(found, classmethod):
+            setattr(cls, name, classmethod(checked(found.__func__)))
+        elif inspect.isfunction(found):
+            setattr(cls, name, checked(found))
+    return cls
+
+
+def checked(function: F) -> F:
+    """Check the arguments of a function against its annotations, each time before it is called.
+
+    Raises:
+        InvalidArgument, InvalidThread, InvalidPayload: a value of another type, or one that nothing of ours can hold.
+    """
+    signature = inspect.signature(function)
+    positional = [
+        each.name
+        for each in signature.parameters.values()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    checks: dict[str, Check] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal checks
+        if checks is None:  # not when it is defined: an annotation may name what comes later
+            checks = _checks_of(function, signature)
+        for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
+            check = checks.get(name)
+            if check is not None and (problem := check(value)) is not None:
+                raise _refusal(function, name, problem, value)
+        return function(*args, **kwargs)
+
+    return typing.cast("F", call)
+
+
+def _refusal(function: Callable[..., Any], name: str, problem: str, value: object) -> SquidError:
+    where = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+    return _ERRORS.get(name, InvalidArgument)(f"{where}: {name} must be {problem}, not {shown(value)}")
+
+
+def _checks_of(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Check]:
+    hints = typing.get_type_hints(function)
+    found = {}
+    for name, parameter in signature.parameters.items():
+        if name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            check = check_of(hints[name])
+            if check is not None:
+                found[name] = check
+    return found
+
+
+# --- what an annotation asks for ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def check_of(hint: Any) -> Check | None:
+    """Return the check of an annotation; None where it says nothing that could be checked."""
+    if hint is JsonValue:
+        return json_problem
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _any_of(args)
+    if origin is Literal:
+        return _literal(args)
+    if origin is not None:
+        return _generic(origin, args)
+    if isinstance(hint, type) and hint is not object:
+        return _instance(hint)
+    return None
+
+
+def _any_of(hints: tuple[Any, ...]) -> Check | None:
+    checks = [check_of(hint) for hint in hints]
+    if None in checks:
+        return None
+
+    def check(value: Any) -> str | None:
+        problems = []
+        for each in typing.cast("list[Check]", checks):
+            problem = each(value)
+            if problem is None:
+                return None
+            problems.append(problem)
+        return " or ".join(dict.fromkeys(problems))
+
+    return check
+
+
+def _literal(values: tuple[Any, ...]) -> Check:
+    def check(value: Any) -> str | None:
+        known = isinstance(value, str | int) and any(type(value) is type(each) and value == each for each in values)
+        return None if known else "one of " + ", ".join(map(repr, values))
+
+    return check
+
+
+def _instance(cls: type) -> Check | None:
+    if getattr(cls, "_is_protocol", False):
+        return _protocol(cls)
+
+    def check(value: Any) -> str | None:
+        return None if isinstance(value, cls) else f"of class {cls.__name__}"
+
+    return check
+
+
+def _protocol(cls: type) -> Check:
+    needed = [name for name in dir(cls) if not name.startswith("_") or name == "__call__"]
+
+    def check(value: Any) -> str | None:
+        # Of its class: an object may say of anything that it has it.
+        fits = not isinstance(value, type) and all(hasattr(type(value), name) for name in needed)
+        return None if fits else f"a {cls.__name__}"
+
+    return check
+
+
+def _generic(origin: Any, args: tuple[Any, ...]) -> Check | None:
+    if origin is type:
+        return lambda value: None if isinstance(value, type) else "a class"
+    if origin is Callable or origin is types.FunctionType:
+        return lambda value: None if callable(value) else "a function"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(origin, *args)
+    if origin is tuple and args[-1:] != (Ellipsis,):
+        return _tuple(args)
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return _several(origin, args[0] if args else Any)
+    return _instance(origin) if isinstance(origin, type) else None
+
+
+def _mapping(origin: type, key: Any = Any, item: Any = Any) -> Check:
+    key_check, item_check = check_of(key), check_of(item)
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, origin):
+            return "a mapping"
+        if item is JsonValue:
+            return json_problem(value)
+        for each_key, each in value.items():
+            if key_check is not None and key_check(each_key) is not None:
+                return f"a mapping whose keys are {key_check(each_key)}"
+            if item_check is not None and item_check(each) is not None:
+                return f"a mapping whose values are {item_check(each)}"
+        return None
+
+    return check
+
+
+def _tuple(hints: tuple[Any, ...]) -> Check:
+    checks = [check_of(hint) for hint in hints]
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, tuple) or len(value) != len(checks):
+            return f"a tuple of {len(checks)}"
+        problems = (each(item) for each, item in zip(checks, value, strict=True) if each is not None)
+        problem = next((each for each in problems if each is not None), None)
+        return None if problem is None else f"a tuple of {len(checks)}, each of them {problem}"
+
+    return check
+
+
+def _several(origin: type, item: Any) -> Check:
+    item_check = check_of(item)
+
+    def check(value: Any) -> str | None:
+        # A text is a sequence of texts, too; nobody means it so.
+        if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
+            return "a list"
+        if item_check is not None and isinstance(value, Sequence | Collection) and not isinstance(value, Iterator):
+            problem = next((problem for each in value if (problem := item_check(each)) is not None), None)
+            return None if problem is None else f"a list whose items are {problem}"
+        return None
+
+    return check
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def text_problem(value: object) -> str | None:
+    """Return what is wrong with a text: UTF-8 has no half surrogates, and Postgres holds no NUL."""
+    if not isinstance(value, str):
+        return "a text"
+    if "\0" in value:
+        return "a text without NUL characters"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "a text in UTF-8"
+    return None
+
+
+def number_problem(value: object) -> str | None:
+    """Return what is wrong with a whole number: a bool is none, and one of more than 64 bits is stored nowhere."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return "a whole number"
+    return None if -MAX_INTEGER - 1 <= value <= MAX_INTEGER else "a whole number of 64 bits"
+
+
+def _float_problem(value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "a number"
+    return "a number of 64 bits" if isinstance(value, int) and abs(value) > MAX_INTEGER else None
+
+
+def _bool_problem(value: object) -> str | None:
+    return None if isinstance(value, bool) else "True or False"
+
+
+def _none_problem(value: object) -> str | None:
+    return None if value is None else "None"
+
+
+def _span_problem(value: object) -> str | None:
+    return None if isinstance(value, timedelta) else "a timedelta"
+
+
+def time_problem(value: object) -> str | None:
+    """Return what is wrong with a time: it needs a zone, and must be one that UTC can express."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        return "a datetime with a zone"
+    try:
+        value.astimezone(UTC)
+    except (OverflowError, ValueError):
+        return "a time that UTC can express"
+    return None
+
+
+def json_problem(value: object, depth: int = 0) -> str | None:
+    """Return what is wrong with a JSON value, at any depth."""
+    match value:
+        case None | bool():
+            return None
+        case str():
+            return text_problem(value)
+        case int():
+            return None if value.bit_length() <= _MAX_JSON_BITS else "JSON, with numbers that can be spelled"
+        case float():
+            return None if math.isfinite(value) else "JSON, with finite numbers"
+        case dict() | list():
+            return _nested_problem(value, depth)
+    return "JSON"
+
+
+def _nested_problem(value: Any, depth: int) -> str | None:
+    if depth >= _MAX_DEPTH:
+        return "JSON that is not nested so deep"
+    if isinstance(value, list):
+        return next((problem for each in value if (problem := json_problem(each, depth + 1)) is not None), None)
+    for key, item in value.items():
+        if text_problem(key) is not None:
+            return f"JSON, whose keys are each {text_problem(key)}"
+        problem = json_problem(item, depth + 1)
+        if problem is not None:
+            return problem
+    return None
+
+
+_PLAIN: dict[Any, Check | None] = {
+    Any: None,
+    object: None,
+    None: _none_problem,
+    types.NoneType: _none_problem,
+    str: text_problem,
+    int: number_problem,
+    float: _float_problem,
+    bool: _bool_problem,
+    datetime: time_problem,
+    timedelta: _span_problem,
+}

@@ -1,0 +1,1 @@
+"""What every public call does with arguments that make no sense."""
