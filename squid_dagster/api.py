@@ -28,6 +28,7 @@ from squid_dagster.journal.dispatch import DEFAULT_LEASE, Announcement
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
 from squid_dagster.runtime import applying, controls, crons, recovery
 from squid_dagster.runtime.children import ChildStarter, start_child_run
@@ -48,6 +49,7 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 ALIVE_WITHIN = timedelta(seconds=20)  # a worker that has not announced itself for so long does not count
 
 
+@checks_arguments
 class Squid:
     """A journal with the workflows that this process knows. Safe between threads; close it, or use it in a `with`.
 

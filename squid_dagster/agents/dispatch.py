@@ -19,6 +19,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.notifier import GuardedNotifier, Notifier
 from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.dispatch import DispatchProjection
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import Fact, LiveWakeupEmitted, Runnable, RunQueued
@@ -59,6 +60,7 @@ class ClaimResult(HeartbeatResult):
         return self.claim.ref.token
 
 
+@checks_arguments
 class DispatchAgent:
     """One queue. Operations on a claim take its `ClaimRef`, or the `ClaimResult` that `claim_next` gave."""
 
@@ -151,6 +153,8 @@ class DispatchAgent:
         """
         wanted = list(runnables)
         for each in wanted:
+            if not isinstance(each, Runnable):
+                raise InvalidArgument(f"runnables must be a list of Runnable, not of {type(each).__name__}")
             if each.run_id != run_id or each.queue != self.queue:
                 raise InvalidArgument(
                     f"runnable {each.runnable_key!r} is of run {each.run_id!r} and queue {each.queue!r}, not of "

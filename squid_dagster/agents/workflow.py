@@ -5,6 +5,7 @@ from datetime import datetime
 
 from squid_dagster.journal import DispatchStore, Storage
 from squid_dagster.protocol.attempts import Attempt, AttemptStatus
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import ConflictingCompletion, InvalidTransition, NotFound, TerminalRun
 from squid_dagster.protocol.facts import Fact, Runnable
 from squid_dagster.protocol.run import RunProjection, application_digest
@@ -17,6 +18,7 @@ from squid_dagster.workflow.scheduling import schedule
 DefinitionOf = Callable[[str, RunProjection], Definition]
 
 
+@checks_arguments
 class WorkflowAgent:
     """One run, read anew for each question, so that an answer is never older than the call."""
 

@@ -17,6 +17,7 @@ from squid_dagster.journal.dispatch import check_text, hash_token, new_claims
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument, explain
 from squid_dagster.protocol.facts.backlog import (
@@ -38,6 +39,7 @@ _MOST = 2**63 - 1  # a limit that Postgres can read
 _SOMETIME = datetime(1970, 1, 1, tzinfo=UTC)  # a draft has no time yet
 
 
+@checks_arguments
 class Backlog:
     """Cards on a storage. Safe between threads, processes and machines: the storage decides.
 

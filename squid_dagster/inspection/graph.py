@@ -12,6 +12,7 @@ from squid_dagster.inspection.record import read_record
 from squid_dagster.inspection.shown import plain
 from squid_dagster.inspection.svg import svg
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.workflow.declared import COMPLETE, FAIL
 from squid_dagster.workflow.registry import Registry
 
@@ -51,6 +52,7 @@ class RunGraph:
         return svg(self.title, self.nodes, self.edges)
 
 
+@checked
 def inspect_run_graph(
     storage: Storage,
     run_id: str,

@@ -28,6 +28,7 @@ from squid_dagster.inspection.views import (
 )
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.workflow.registry import Registry
@@ -100,6 +101,7 @@ class RunSnapshot:
         return whole
 
 
+@checked
 def inspect_run(
     storage: Storage,
     run_id: str,

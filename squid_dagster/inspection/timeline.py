@@ -16,6 +16,7 @@ from squid_dagster.inspection.shown import plain, shown, when
 from squid_dagster.inspection.views import view_entry
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.anomalies import unreadable
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact, StoredFact, UnknownFact
 
 _HOLDING = frozenset(
@@ -47,6 +48,7 @@ class TimelineEvent:
         return whole
 
 
+@checked
 def inspect_run_timeline(storage: Storage, run_id: str, *, at_revision: int | None = None) -> list[TimelineEvent]:
     """Tell what happened to a run, oldest first, up to now or up to an earlier revision of its own thread.
 

@@ -1,12 +1,14 @@
 """Reading a run at the price of its latest facts: from a checkpoint, where there is one that can be used."""
 
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
 
 CHECKPOINT_EVERY = 256  # facts; below that, folding from the start costs less than reading a checkpoint
 
 
+@checked
 def load_run(storage: Storage, run_id: str) -> tuple[int, RunProjection]:
     """Give a run's revision and projection; a lost, damaged or foreign checkpoint only costs time.
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Protocol
 
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 
 
@@ -22,13 +23,12 @@ class SystemClock:
         return datetime.now(UTC)
 
 
+@checks_arguments
 class VirtualClock:
     """A clock that moves only when told to. Safe to share between threads."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         """Start at an aware time."""
-        if start.tzinfo is None:
-            raise InvalidArgument(f"a clock needs a time with a zone, not {start!r}")
         self._now = start.astimezone(UTC)
         self._lock = Lock()
 
@@ -39,5 +39,8 @@ class VirtualClock:
     def advance(self, by: timedelta) -> datetime:
         """Move on, and tell the new time; moving back is allowed, since real clocks do it too."""
         with self._lock:
-            self._now += by
+            try:
+                self._now += by
+            except OverflowError:
+                raise InvalidArgument(f"{by} after {self._now.isoformat()} is no time any more") from None
             return self._now

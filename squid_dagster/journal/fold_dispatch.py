@@ -41,6 +41,7 @@ from squid_dagster.journal.settling import (
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt, Suspicion, definition_key, suspicion_of
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
@@ -50,6 +51,7 @@ from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thre
 from squid_dagster.protocol.unit import RunUnit
 
 
+@checks_arguments
 class FoldDispatchStore:
     """`DispatchStore` by fold and compare-and-append. Each conflict means that somebody else got on, so it ends."""
 

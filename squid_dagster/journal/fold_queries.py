@@ -25,6 +25,7 @@ from squid_dagster.journal.queries import (
 from squid_dagster.journal.storage import Storage, check_revision
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.run import RunProjection
@@ -41,6 +42,7 @@ class _Run:
     unit: RunUnit = field(default_factory=RunUnit)
 
 
+@checks_arguments
 class FoldQueries:
     """`JournalQueries` by fold. Safe between threads. Keeps what it folded: after a deletion, make a new one."""
 

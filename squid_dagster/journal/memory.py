@@ -16,6 +16,7 @@ from squid_dagster.journal.storage import (
     check_commit_id,
     check_revision,
 )
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES, EncodedFact, decode
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
@@ -34,6 +35,7 @@ class _Stored(NamedTuple):
         return Entry(self.thread, self.seq, self.position, decode(self.thread, *self.encoded))
 
 
+@checks_arguments
 class MemoryStorage:
     """Facts in lists. With `atomic_across_threads=False` it stands for storages that can only append to one thread."""
 

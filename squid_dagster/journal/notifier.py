@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 
@@ -141,6 +142,7 @@ def check_queues(queues: Collection[str]) -> frozenset[str]:
     return frozenset(check_part(queue, "queue") for queue in queues)
 
 
+@checks_arguments
 class LocalNotifier:
     """Hints within one process: all who use the same storage object hear each other."""
 

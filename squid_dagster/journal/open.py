@@ -12,6 +12,7 @@ from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_n
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.tiers import EmbeddedTier, Tier, describe, open_tier, resolve_tier
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 logger = redacting_logger("squid_dagster")
@@ -19,6 +20,7 @@ logger = redacting_logger("squid_dagster")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
+@checked
 def open_journal(
     url: str | None = None,
     *,

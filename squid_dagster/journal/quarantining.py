@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 
 from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact
-from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.errors import Conflict, InvalidArgument
 from squid_dagster.protocol.facts import EntryQuarantined
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
 
 
+@checked
 def quarantine(storage: Storage, entries: Iterable[Entry]) -> list[str]:
     """Quarantine the run of every malformed entry among these; return the runs that were stopped by this call.
 
@@ -17,6 +19,8 @@ def quarantine(storage: Storage, entries: Iterable[Entry]) -> list[str]:
     """
     stopped = []
     for entry in entries:
+        if not isinstance(entry, Entry):
+            raise InvalidArgument(f"entries must be a list of Entry, not of {type(entry).__name__}")
         run_id = entry.fact.run_id if isinstance(entry.fact, MalformedFact) else None
         if run_id is not None and run_id not in stopped and _stop(storage, run_id, entry):
             stopped.append(run_id)

@@ -13,6 +13,7 @@ from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 
@@ -67,6 +68,7 @@ class BacklogRow(NamedTuple):
     oldest_due_at: datetime
 
 
+@checks_arguments
 @dataclass(frozen=True, slots=True)
 class RunFilter:
     """Which runs to list; what is None does not matter. Raises `InvalidArgument` for a value that makes no sense.

@@ -1,8 +1,8 @@
-"""Arguments at the public border, checked against their annotations: what does not fit is refused before anything is done.
+"""Arguments at the public border, checked against their annotations before anything is done.
 
-`checked` wraps a function, `checks_arguments` all public methods of a class. A refusal names the call, the parameter, what
-it takes and what came. Ranges and names are judged by the calls themselves; here it is types, and texts, numbers, times
-and JSON that nothing of ours can hold.
+`checked` wraps a function, `checks_arguments` all public methods of a class. A refusal names the call, the parameter,
+what it takes and what came. Ranges and names are judged by the calls themselves; here it is types, and texts, numbers,
+times and JSON that nothing of ours can hold.
 """
 
 import functools
@@ -27,7 +27,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any], str | None]  # what is wrong with a value, as what a person reads after "must be"; None: nothing
 
 # Parameters whose refusal has always had a class of its own.
-_ERRORS: dict[str, type[SquidError]] = {"run_id": InvalidThread, "queue": InvalidThread, "payload": InvalidPayload}
+_ERRORS: dict[str, type[SquidError]] = {
+    "run_id": InvalidThread,
+    "queue": InvalidThread,
+    "thread": InvalidThread,
+    "payload": InvalidPayload,
+}
+_FACTS = 10  # classes in a union from which on it is that of all facts, which are judged when they are encoded
 
 
 def checks_arguments(cls: C) -> C:
@@ -37,7 +43,7 @@ def checks_arguments(cls: C) -> C:
             continue
         if isinstance(found, classmethod):
             setattr(cls, name, classmethod(checked(found.__func__)))
-        elif inspect.isfunction(found):
+        elif inspect.isfunction(found) and found.__code__.co_argcount + found.__code__.co_kwonlyargcount > 1:
             setattr(cls, name, checked(found))
     return cls
 
@@ -71,8 +77,15 @@ def checked(function: F) -> F:
 
 
 def _refusal(function: Callable[..., Any], name: str, problem: str, value: object) -> SquidError:
-    where = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
-    return _ERRORS.get(name, InvalidArgument)(f"{where}: {name} must be {problem}, not {shown(value)}")
+    owner, dot, called = function.__qualname__.rpartition(".")
+    where = owner if called == "__init__" else f"{owner}.{called}"
+    where = f"{where}: " if dot and not owner.endswith("<locals>") else ""
+    return _ERRORS.get(name, InvalidArgument)(f"{where}{name} must be {problem}, not {_told(value)}")
+
+
+def _told(value: object) -> str:
+    text, name = shown(value), type(value).__name__
+    return name if text == name else f"{text} ({name})"
 
 
 def _checks_of(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Check]:
@@ -111,7 +124,7 @@ def check_of(hint: Any) -> Check | None:
 
 def _any_of(hints: tuple[Any, ...]) -> Check | None:
     checks = [check_of(hint) for hint in hints]
-    if None in checks:
+    if None in checks or len(checks) >= _FACTS:
         return None
 
     def check(value: Any) -> str | None:
@@ -148,8 +161,10 @@ def _protocol(cls: type) -> Check:
     needed = [name for name in dir(cls) if not name.startswith("_") or name == "__call__"]
 
     def check(value: Any) -> str | None:
-        # Of its class: an object may say of anything that it has it.
-        fits = not isinstance(value, type) and all(hasattr(type(value), name) for name in needed)
+        try:
+            fits = not isinstance(value, type) and all(hasattr(value, name) for name in needed)
+        except Exception:  # noqa: BLE001  a value's own code
+            fits = False
         return None if fits else f"a {cls.__name__}"
 
     return check
@@ -173,7 +188,7 @@ def _mapping(origin: type, key: Any = Any, item: Any = Any) -> Check:
     key_check, item_check = check_of(key), check_of(item)
 
     def check(value: Any) -> str | None:
-        if not isinstance(value, origin):
+        if not isinstance(value, origin) or not isinstance(value, Mapping):
             return "a mapping"
         if item is JsonValue:
             return json_problem(value)
@@ -219,11 +234,9 @@ def _several(origin: type, item: Any) -> Check:
 
 
 def text_problem(value: object) -> str | None:
-    """Return what is wrong with a text: UTF-8 has no half surrogates, and Postgres holds no NUL."""
+    """Return what is wrong with a text: UTF-8 has no half surrogates."""
     if not isinstance(value, str):
         return "a text"
-    if "\0" in value:
-        return "a text without NUL characters"
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -285,7 +298,7 @@ def json_problem(value: object, depth: int = 0) -> str | None:
 
 def _nested_problem(value: Any, depth: int) -> str | None:
     if depth >= _MAX_DEPTH:
-        return "JSON that is not nested so deep"
+        return "JSON that is not nested too deep"
     if isinstance(value, list):
         return next((problem for each in value if (problem := json_problem(each, depth + 1)) is not None), None)
     for key, item in value.items():

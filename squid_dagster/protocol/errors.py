@@ -5,7 +5,6 @@ No message ever carries a credential: whoever builds one from a URL passes it th
 
 from pydantic import ValidationError
 
-
 _LONGEST = 10_000  # characters of a message
 
 
@@ -75,12 +74,12 @@ class PlanningFailed(SquidError):
     """What follows from an outcome could not be worked out; the outcome was not recorded."""
 
 
-class InvalidThread(SquidError):
-    """A thread id, or a part of one, is malformed."""
-
-
 class InvalidArgument(SquidError, ValueError):
-    """An argument is out of range."""
+    """An argument is of the wrong type, or out of range."""
+
+
+class InvalidThread(InvalidArgument):
+    """A thread id, or a part of one, is malformed."""
 
 
 class SchemaOutdated(SquidError):
@@ -138,7 +137,7 @@ def explain(error: ValidationError) -> str:
 def shown(value: object, most: int = 60) -> str:
     """Return how a value reads in a message: its representation if that is short, else its type. Never raises."""
     try:
-        text = repr(value)
+        text = repr(value) if not isinstance(value, str | bytes) or len(value) <= most else ""
     except Exception:  # noqa: BLE001  a value's own code, a number of thousands of digits, a nest without an end
         text = ""
     return text if 0 < len(text) <= most else type(value).__name__

@@ -5,7 +5,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from squid_dagster.protocol.errors import InvalidThread
+from squid_dagster.protocol.errors import InvalidThread, shown
 
 PART_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 PART_MAX_LENGTH = 200
@@ -63,7 +63,7 @@ def check_part(value: str, what: str) -> str:
     """Return `value` if it may stand in a thread id; raise `InvalidThread` naming `what` and the value otherwise."""
     if not is_part(value):
         raise InvalidThread(
-            f"{what} {value!r} cannot be part of a thread id: use 1 to {PART_MAX_LENGTH} letters, digits, "
+            f"{what} {shown(value, 250)} cannot be part of a thread id: use 1 to {PART_MAX_LENGTH} letters, digits, "
             "'_', '.' or '-', beginning with a letter or a digit"
         )
     return value
@@ -72,7 +72,7 @@ def check_part(value: str, what: str) -> str:
 def parse_thread(thread_id: str) -> Thread:
     """Take a thread id apart; raise `InvalidThread` if it is none of ours."""
     if not isinstance(thread_id, str):
-        raise InvalidThread(f"{thread_id!r:.80} is not a thread id: expected a text such as 'squid:run:...'")
+        raise InvalidThread(f"{shown(thread_id)} is not a thread id: expected a text such as 'squid:run:...'")
     return _parse(thread_id)
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from squid_dagster.journal.dispatch import Claim, ClaimRef
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
@@ -52,6 +53,7 @@ class ChildStarter:
         return self._calls.make("starts a child", lambda: start_child_run(runtime, claim, workflow, payload, **options))
 
 
+@checked
 def start_child_run(
     runtime: Runtime,
     parent: Claim,

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument
 from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
@@ -115,6 +116,7 @@ class Receipt:
         return self.inspect(self.run_id)
 
 
+@checked
 def signal_options(
     *,
     actor: Actor | None = None,

@@ -24,6 +24,7 @@ from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Suspicion
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
@@ -50,6 +51,7 @@ _SUSPECT_LOOK = 0.05  # seconds between two looks whether a suspect may begin, o
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
 
+@checks_arguments
 class Worker:
     """Runs steps of the registered workflows from one or more queues, until it is stopped or, if asked, idle."""
 

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
+from squid_dagster.api import Squid
+from squid_dagster.inspection import RunSnapshot
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.attempts import AttemptStatus
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidArgument, SquidError, StaleClaim, TerminalRun
-
-if TYPE_CHECKING:
-    from squid_dagster.api import Squid
-    from squid_dagster.inspection import RunSnapshot
 
 DEFAULT_LIMIT = 1000
 
@@ -19,13 +17,14 @@ class LimitReached(SquidError):
     """There was still something to do after as many attempts as were allowed: a loop, or a limit that is too low."""
 
 
-def clock_of(squid: "Squid") -> VirtualClock | None:
+def clock_of(squid: Squid) -> VirtualClock | None:
     """Give the clock that a squid goes by, if it is one that can be moved."""
     found = getattr(squid, "clock", None) or getattr(squid.journal, "clock", None)
     return found if isinstance(found, VirtualClock) else None
 
 
-def advance(squid: "Squid", by: timedelta) -> datetime:
+@checked
+def advance(squid: Squid, by: timedelta) -> datetime:
     """Let time pass for everything that goes by the squid's clock, and tell the new time. Nothing is executed.
 
     Raises:
@@ -39,7 +38,8 @@ def advance(squid: "Squid", by: timedelta) -> datetime:
     return clock.advance(by)
 
 
-def drain(squid: "Squid", queue: str | Iterable[str] | None = None, limit: int = DEFAULT_LIMIT) -> int:
+@checked
+def drain(squid: Squid, queue: str | Iterable[str] | None = None, limit: int = DEFAULT_LIMIT) -> int:
     """Execute all that is due now, and all that becomes due by that, on one queue, some or all; tell how many attempts.
 
     Time stands still: what is due later stays where it is. A step that lost its claim while it ran counts as executed;
@@ -66,7 +66,8 @@ def drain(squid: "Squid", queue: str | Iterable[str] | None = None, limit: int =
             return executed
 
 
-def execute_until_blocked(squid: "Squid", run_id: str, limit: int = DEFAULT_LIMIT) -> "RunSnapshot":
+@checked
+def execute_until_blocked(squid: Squid, run_id: str, limit: int = DEFAULT_LIMIT) -> RunSnapshot:
     """Execute a run as far as it comes without a person, moving the clock over waits, retries, deferrals and leases.
 
     Gives the run as it is then: ended, or in need of somebody (an approval, a pause, a dead letter, a definition that
@@ -93,7 +94,7 @@ def execute_until_blocked(squid: "Squid", run_id: str, limit: int = DEFAULT_LIMI
     )
 
 
-def _go_on(squid: "Squid", seen: "RunSnapshot") -> bool:
+def _go_on(squid: Squid, seen: RunSnapshot) -> bool:
     """Do the next thing that brings the run on; tell whether there was one."""
     if seen.visible_attempts or seen.expired_claims:
         # Nothing may be executed although something changes: a claim dead-letters what was delivered too often.
@@ -111,17 +112,17 @@ def _go_on(squid: "Squid", seen: "RunSnapshot") -> bool:
     return _changed(squid, seen)
 
 
-def _changed(squid: "Squid", seen: "RunSnapshot") -> bool:
+def _changed(squid: Squid, seen: RunSnapshot) -> bool:
     return squid.inspect_run(seen.run_id).thread_revisions != seen.thread_revisions
 
 
-def _next_due(seen: "RunSnapshot") -> datetime | None:
+def _next_due(seen: RunSnapshot) -> datetime | None:
     """Give the time at which something of the run becomes claimable: a wait is over, or the lease of who holds it."""
     leases = [each.lease_until for each in seen.attempts if each.status == AttemptStatus.CLAIMED]
     return min((at for at in (seen.next_visible_at, *leases) if at is not None), default=None)
 
 
-def _execute_one(squid: "Squid", queue: str | None) -> bool:
+def _execute_one(squid: Squid, queue: str | None) -> bool:
     """Execute one attempt; tell whether one was due."""
     try:
         return squid.execute_next(queue) is not None

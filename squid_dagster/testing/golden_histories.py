@@ -8,16 +8,14 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from squid_dagster.api import Squid
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import NotFound
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.testing.aliases import Aliases
 from squid_dagster.testing.sources import storage_of
-
-if TYPE_CHECKING:
-    from squid_dagster.api import Squid
 
 UPDATE_VARIABLE = "SQUID_UPDATE_GOLDEN"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -29,7 +27,8 @@ class GoldenMismatch(AssertionError):
     """A run's history is not the one on file, or there is none on file."""
 
 
-def golden(source: "Squid | Storage", run_id: str) -> str:
+@checked
+def golden(source: Squid | Storage, run_id: str) -> str:
     """Give a run's history as JSON lines, one for each fact, in the order of the journal.
 
     Ids are replaced by aliases (run-1, claim-1, worker-1), times by offsets from the first fact, fingerprints by
@@ -48,8 +47,9 @@ def golden(source: "Squid | Storage", run_id: str) -> str:
     return "".join(json.dumps(aliases.line(entry), ensure_ascii=False) + "\n" for entry in kept)
 
 
+@checked
 def assert_golden(
-    source: "Squid | Storage",
+    source: Squid | Storage,
     run_id: str,
     path: str | Path,
     update: bool = False,

@@ -4,18 +4,17 @@ Only `no_anomaly` asks the fold; every other rule reads the facts by itself, so 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from squid_dagster.api import Squid
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.anomalies import anomaly, unreadable
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry, by_run
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.testing.breaches import Rule, Violation, violation
 from squid_dagster.testing.run_rules import RunRules
 from squid_dagster.testing.sources import read_all, storage_of
-
-if TYPE_CHECKING:
-    from squid_dagster.api import Squid
 
 __all__ = ["InvariantViolated", "Rule", "Violation", "assert_invariants", "check_invariants", "violations"]
 
@@ -30,23 +29,28 @@ class InvariantViolated(AssertionError):
         self.violations = tuple(found)
 
 
-def assert_invariants(source: "Squid | Storage") -> None:
+@checked
+def assert_invariants(source: Squid | Storage) -> None:
     """Raise `InvariantViolated` if anything is wrong with a journal. Reads all of it: for tests and tools."""
     found = check_invariants(source)
     if found:
         raise InvariantViolated(found)
 
 
-def check_invariants(source: "Squid | Storage") -> list[Violation]:
+@checked
+def check_invariants(source: Squid | Storage) -> list[Violation]:
     """Give everything that is wrong with a journal, also where two ways of reading it tell different stories."""
     storage = storage_of(source)
     entries = list(read_all(storage))
     return [*violations(entries), *_differing(storage, entries)]
 
 
+@checked
 def violations(entries: Iterable[Entry]) -> list[Violation]:
     """Give everything that is wrong with these entries: a whole journal, or whole threads of it, by position. Pure."""
     journal = list(entries)
+    if not all(isinstance(entry, Entry) for entry in journal):
+        raise InvalidArgument("entries must be a list of Entry, as storages give them")
     runs = by_run(journal)
     loose = runs.pop(None, [])
     found = [*_order(journal), *_anomalies(runs.values(), loose)]

@@ -11,6 +11,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.notifier import LocalNotifier
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.workflow import Workflow
@@ -54,6 +55,7 @@ class SquidFactory(Protocol):
         """Make one, as `make_squid` does; without a clock of its own it goes by the fixture `squid_clock`."""
 
 
+@checked
 def make_squid(
     workflows: Workflows = (), *, clock: VirtualClock | None = None, storage: Storage | None = None, **options: Any
 ) -> VirtualSquid:

@@ -1,18 +1,15 @@
 """What the looking half of the kit takes: a squid or a storage, whichever is at hand."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from squid_dagster.api import Squid
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.entries import Entry
-
-if TYPE_CHECKING:
-    from squid_dagster.api import Squid
 
 _PAGE = 5_000  # entries in one read
 
 
-def storage_of(source: "Squid | Storage") -> Storage:
+def storage_of(source: Squid | Storage) -> Storage:
     """Give the storage that holds all facts."""
     return source if isinstance(source, Storage) else source.journal
 

@@ -231,7 +231,9 @@ class Workflow:
             DeclaredStep(
                 name=name,
                 kind=StepKind.EXTERNAL,
-                external=External(kind, job, _tuple(assets), run_config, partition_key_from, tags or {}, on_lost),
+                external=External(
+                    kind, job, _tuple(assets), run_config, partition_key_from, {} if tags is None else tags, on_lost
+                ),
                 output=output,
                 after=_tuple(after),
                 retry=retry,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.errors import SquidError, shown
 
 Path = tuple[str | int, ...]
 
@@ -110,7 +110,7 @@ class InvalidWorkflow(SquidError):
         self.problems = tuple(problems)
         count = len(self.problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"workflow {workflow!r} has {count} {'problem' if count == 1 else 'problems'}:{lines}")
+        super().__init__(f"workflow {shown(workflow)} has {count} {'problem' if count == 1 else 'problems'}:{lines}")
 
     def __reduce__(self) -> tuple[type["InvalidWorkflow"], tuple[object, tuple[Problem, ...]]]:
         """Cross a process border whole."""

@@ -14,6 +14,8 @@ class Fail(Exception):
 
     def __init__(self, message: str, details: Mapping[str, JsonValue] | None = None) -> None:
         """Say why, and with which details, which are stored with the failure; they must be JSON."""
+        if details is not None and not isinstance(details, Mapping):
+            raise InvalidArgument(f"Fail(details={shown(details)}): use a mapping of texts to JSON values")
         super().__init__(message)
         self.message = message
         self.details = json_copy(dict(details or {}), "the details of Fail")
@@ -23,11 +25,13 @@ class Defer(Exception):
     """The step has nothing to do yet: run it again after a while. Neither a failure nor an attempt is counted."""
 
     def __init__(self, reason: str | None = None, *, after: timedelta) -> None:
-        """Say how long to wait and why; raises `InvalidArgument` unless `after` is a positive `timedelta`."""
+        """Say how long to wait and why; raises `InvalidArgument` unless these are a positive `timedelta` and a text."""
         if not is_duration(after):
             raise InvalidArgument(
                 f"Defer(after={shown(after)}): use a positive timedelta of at most {MAX_DURATION.days} days"
             )
+        if reason is not None and not isinstance(reason, str):
+            raise InvalidArgument(f"Defer(reason={shown(reason)}): use a text, or None")
         super().__init__(reason or f"deferred for {after}")
         self.reason = reason
         self.after = after

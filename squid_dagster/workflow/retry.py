@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.outcomes import Fail
 from squid_dagster.workflow.values import MAX_DURATION, is_duration, is_number, is_whole, shown
@@ -42,6 +43,7 @@ class Retry:
             yield "jitter", f"must be a number from 0 to 1, not {shown(self.jitter)}"
 
 
+@checked
 def delay(
     policy: Retry | None, failed_attempt_number: int, random_unit: float, error: BaseException | None = None
 ) -> timedelta | None:

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import JsonValue
 
+from squid_dagster.protocol.errors import shown
 from squid_dagster.workflow.cron import CronFields, parse_cron
 
 CatchUp = Literal["latest", "all", "none"]
@@ -41,16 +42,16 @@ class Cron:
     def fields(self) -> CronFields:
         """Give the values at which it fires; raises `ValueError` for a bad expression."""
         if not isinstance(self.expression, str):
-            raise ValueError(f"{self.expression!r} is not a text")
+            raise ValueError(f"{shown(self.expression)} is not a text")
         return parse_cron(self.expression)
 
     def zone(self) -> ZoneInfo:
         """Give the timezone; raises `ValueError` for one that this machine does not know."""
         try:
-            return ZoneInfo(self.timezone)
+            return ZoneInfo(self.timezone if isinstance(self.timezone, str) else "")
         except (KeyError, ValueError, OSError, TypeError, AttributeError):
             raise ValueError(
-                f"{self.timezone!r} is not a timezone here: use a name such as 'Europe/Berlin' "
+                f"{shown(self.timezone)} is not a timezone here: use a name such as 'Europe/Berlin' "
                 "(on a machine without a timezone database, install the package tzdata)"
             ) from None
 

@@ -6,6 +6,7 @@ from typing import TypeGuard
 
 from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
+from squid_dagster.protocol import errors
 from squid_dagster.protocol.errors import InvalidArgument, explain
 
 # Times that a plan adds to the present must stay dates; no workflow waits for a century.
@@ -58,12 +59,8 @@ def is_duration(value: object, *, at_least: timedelta = timedelta(microseconds=1
 
 
 def shown(value: object) -> str:
-    """Show a value in a message: its representation if that is short, else its type."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001  a value's own code; the message must be written anyway
-        text = ""
-    return text if 0 < len(text) <= 80 else type(value).__name__
+    """Return how a value reads in a message, as `errors.shown`, a little longer."""
+    return errors.shown(value, 80)
 
 
 def explain_types(error: ValidationError) -> str:

@@ -1,22 +1,35 @@
 """A call that works for every public callable of the library, in a world in which it does."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from types import ModuleType
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
 from pydantic import BaseModel
 
-import squid_dagster
-from squid_dagster import agents, backlog, inspection, journal, redaction, testing, workflow
+from squid_dagster import inspection, journal, redaction, testing, workflow
 from squid_dagster.agents import DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
-from squid_dagster.backlog import Backlog, BacklogLeases
+from squid_dagster.backlog import Backlog
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.workflow import Cancellation, Cron, Deadline, Defer, Fail, Manual, Resource, Retry, StepContext, Workflow, path
+from squid_dagster.runtime.children import ChildStarter
+from squid_dagster.runtime.execution import make_context
+from squid_dagster.workflow import (
+    Cancellation,
+    Cron,
+    Deadline,
+    Defer,
+    Fail,
+    Manual,
+    Resource,
+    Retry,
+    StepContext,
+    Workflow,
+    path,
+)
 from squid_dagster.workflow.registry import Registry
 from tests.api.wrong import Call, Make
 from tests.facts import T0, started
@@ -47,38 +60,44 @@ def workflows() -> list[Workflow]:
     return [orders, nightly]
 
 
+_numbers = count(1)
+_WORKFLOWS = [each.freeze() for each in workflows()]
+
+
 class World:
-    """A journal in memory with a run in every state that a call asks for."""
+    """A journal with a run in every state that a call asks for, and names that no other world has."""
 
     def __init__(self, storage: Any = None) -> None:
         """Bring it about."""
         self.clock = VirtualClock(T0)
         self.storage = MemoryStorage(clock=self.clock) if storage is None else storage
-        self.squid = Squid(self.storage, workflows())
+        self.number = next(_numbers)
+        self.queue = f"queue-{self.number}"
+        self.squid = Squid(self.storage, _WORKFLOWS, queue=self.queue)
         self.runtime = self.squid.runtime
-        self.waiting = self.squid.start("orders", {}, run_id="waiting").run_id
+        self.waiting, self.paused, self.open = (f"{name}-{self.number}" for name in ("waiting", "paused", "open"))
+        self.squid.start("orders", {}, run_id=self.waiting)
         self.squid.execute_next()
-        self.paused = self.squid.start("nightly", run_id="paused").run_id
-        self.open = self.squid.start("orders", {}, run_id="open").run_id
+        self.squid.start("nightly", run_id=self.paused)
+        self.squid.start("orders", {}, run_id=self.open)
         self.agent = self.squid.dispatch_agent()
         self.claim: Any = self.agent.claim_next("ada")
-        self.squid.start("orders", {}, run_id="fresh")
+        self.squid.start("orders", {}, run_id=f"fresh-{self.number}")
         self.cards = self.squid.backlog
-        self.cards.create("card-1", "a card", idempotency_key="k")
-        self.cards.create("card-2", "another one")
-        self.card: Any = self.cards.claim("ada", card_id="card-2")
+        self.free, self.held = f"card-{self.number}", f"held-{self.number}"
+        self.cards.create(self.free, "a card", phase=f"p{self.number}")
+        self.cards.create(self.held, "another one")
+        self.card: Any = self.cards.claim("ada", card_id=self.held)
 
     def facts(self) -> int:
-        """Count all that was written."""
-        return len(self.storage.read_between(0, 2**62))
+        """Tell how far the journal has come."""
+        return int(self.storage.cut())
 
     def context(self) -> StepContext:
         """What the step of the claimed attempt is given."""
-        from squid_dagster.runtime.execution import make_context
-        from squid_dagster.runtime.core import Runtime  # noqa: F401
-
         definition = self.runtime.registry.select("orders", None)
-        return make_context(self.claim.claim, definition, {}, Cancellation(), child_starter=self.squid.start_child_run)
+        starter = ChildStarter(self.runtime, self.claim.claim)
+        return make_context(self.claim.claim, definition, {}, Cancellation(), child_starter=starter)
 
 
 OPTIONS: dict[str, Any] = {"actor": "ada", "comment": "why", "metadata": {"a": 1}, "idempotency_key": "key-1"}
@@ -87,9 +106,19 @@ _OURS = {"storage": "a part of ours", "dispatch": "a part of ours", "queries": "
 
 def _squid() -> dict[str, Make]:
     found: dict[str, Make] = {
-        "Squid": lambda w: Call(Squid, {"storage": w.storage, "workflows": workflows(), "resources": {}, "queue": "default",
-                                        "lease": timedelta(seconds=30)}),
-        "Squid.apply_signal": lambda w: Call(w.squid.apply_signal, {"signal": {"type": "approve_run", "payload": {"run_id": w.waiting}, "actor": "ada"}}),
+        "Squid": lambda w: Call(
+            Squid,
+            {
+                "storage": w.storage,
+                "workflows": workflows(),
+                "resources": {},
+                "queue": w.queue,
+                "lease": timedelta(seconds=30),
+            },
+        ),
+        "Squid.apply_signal": lambda w: Call(
+            w.squid.apply_signal, {"signal": {"type": "approve_run", "payload": {"run_id": w.waiting}, "actor": "ada"}}
+        ),
         "Squid.approve": lambda w: Call(w.squid.approve, {"run_id": w.waiting, **OPTIONS}),
         "Squid.reject": lambda w: Call(w.squid.reject, {"run_id": w.waiting, **OPTIONS}),
         "Squid.resume": lambda w: Call(w.squid.resume, {"run_id": w.paused, **OPTIONS}),
@@ -97,17 +126,41 @@ def _squid() -> dict[str, Make]:
         "Squid.replay": lambda w: Call(w.squid.replay, {"run_id": w.open, "allow_irreversible": True, **OPTIONS}),
         "Squid.start": lambda w: Call(w.squid.start, {"workflow": "orders", "payload": {}, **OPTIONS}),
         "Squid.start_many": lambda w: Call(w.squid.start_many, {"workflow": "orders", "payloads": [{}, {}]}),
-        "Squid.start_cron": lambda w: Call(w.squid.start_cron, {"workflow": "nightly", "trigger": "night", "signal_id": "s-1"}),
+        "Squid.start_cron": lambda w: Call(
+            w.squid.start_cron, {"workflow": "nightly", "trigger": "night", "signal_id": "s-1"}
+        ),
         "Squid.start_due_crons": lambda w: Call(w.squid.start_due_crons, {"now": T0, "only": ("nightly", "night")}),
-        "Squid.start_child_run": lambda w: Call(w.squid.start_child_run, {"parent": w.context(), "workflow": "orders", "payload": {}, "child_key": "c"}),
-        "Squid.pause_queue": lambda w: Call(w.squid.pause_queue, {"queue": "default", **OPTIONS}),
-        "Squid.resume_queue": lambda w: Call(w.squid.resume_queue, {"queue": "default", **OPTIONS}),
-        "Squid.execute_next": lambda w: Call(w.squid.execute_next, {"queue": "default", "owner_id": "ada", "lease": timedelta(seconds=30)}),
-        "Squid.worker": lambda w: Call(w.squid.worker, {"queue": "other", "until_idle": True, "concurrency": 1}, {"until_idle": "it would work for ever"}),
-        "Squid.new_worker": lambda w: Call(w.squid.new_worker, {
-            "queue": "default", "until_idle": True, "concurrency": 1, "lease": timedelta(seconds=30), "poll": timedelta(seconds=1),
-            "grace": timedelta(seconds=1), "max_age": timedelta(hours=1), "housekeeping": timedelta(seconds=30), "worker_id": "w",
-            "kind": "worker", "details": {}, "heartbeat": timedelta(seconds=1), "on_settled": None}),
+        "Squid.start_child_run": lambda w: Call(
+            w.squid.start_child_run, {"parent": w.context(), "workflow": "orders", "payload": {}, "child_key": "c"}
+        ),
+        "Squid.pause_queue": lambda w: Call(w.squid.pause_queue, {"queue": w.queue, **OPTIONS}),
+        "Squid.resume_queue": lambda w: Call(w.squid.resume_queue, {"queue": w.queue, **OPTIONS}),
+        "Squid.execute_next": lambda w: Call(
+            w.squid.execute_next, {"queue": w.queue, "owner_id": "ada", "lease": timedelta(seconds=30)}
+        ),
+        "Squid.worker": lambda w: Call(
+            w.squid.worker,
+            {"queue": "other", "until_idle": True, "concurrency": 1},
+            {"until_idle": "it would work for ever"},
+        ),
+        "Squid.new_worker": lambda w: Call(
+            w.squid.new_worker,
+            {
+                "queue": w.queue,
+                "until_idle": True,
+                "concurrency": 1,
+                "lease": timedelta(seconds=30),
+                "poll": timedelta(seconds=1),
+                "grace": timedelta(seconds=1),
+                "max_age": timedelta(hours=1),
+                "housekeeping": timedelta(seconds=30),
+                "worker_id": "w",
+                "kind": "worker",
+                "details": {},
+                "heartbeat": timedelta(seconds=1),
+                "on_settled": None,
+            },
+        ),
         "Squid.recover": lambda w: Call(w.squid.recover, {}),
         "Squid.dead_letters": lambda w: Call(w.squid.dead_letters, {}),
         "Squid.dispatch_agent": lambda w: Call(w.squid.dispatch_agent, {}),
@@ -116,12 +169,26 @@ def _squid() -> dict[str, Make]:
         "Squid.explain_run": lambda w: Call(w.squid.explain_run, {"run_id": w.open}),
         "Squid.inspect_run_graph": lambda w: Call(w.squid.inspect_run_graph, {"run_id": w.open}),
         "Squid.inspect_run_timeline": lambda w: Call(w.squid.inspect_run_timeline, {"run_id": w.open}),
-        "Squid.list_runs": lambda w: Call(w.squid.list_runs, {
-            "workflow": "orders", "status": "running", "queue": "default", "trigger": "manual", "parent_run_id": None,
-            "definition_version": None, "started_after": T0, "started_before": T0, "open_only": True}),
+        "Squid.list_runs": lambda w: Call(
+            w.squid.list_runs,
+            {
+                "workflow": "orders",
+                "status": "running",
+                "queue": w.queue,
+                "trigger": "manual",
+                "parent_run_id": None,
+                "definition_version": None,
+                "started_after": T0,
+                "started_before": T0,
+                "open_only": True,
+            },
+        ),
         "Squid.retry_attempt": _retry,
         "Squid.close": lambda w: Call(w.squid.close),
-        "StepContext.start_child_run": lambda w: Call(w.context().start_child_run, {"workflow": "orders", "payload": {}, "child_key": "c", "metadata": {}, "trigger": None, "queue": None}),
+        "StepContext.start_child_run": lambda w: Call(
+            w.context().start_child_run,
+            {"workflow": "orders", "payload": {}, "child_key": "c", "metadata": {}, "trigger": None, "queue": None},
+        ),
     }
     return found
 
@@ -132,40 +199,52 @@ def _retry(w: World) -> Call:
         w.agent.claim_many("ada", 10, lease=timedelta(seconds=1))
         w.clock.advance(timedelta(hours=1))
     w.squid.recover()
-    return Call(w.squid.retry_attempt, {"run_id": w.open, "runnable_key": "open:check:1:1", **OPTIONS})
+    return Call(w.squid.retry_attempt, {"run_id": w.open, "runnable_key": f"{w.open}:check:1:1", **OPTIONS})
 
 
 def _authoring() -> dict[str, Make]:
-    def drawn(**kwargs: Any) -> Any:
-        made = Workflow("w", payload=Order)
-        return made
-
     return {
-        "Workflow": lambda w: Call(_frozen(lambda **k: _stepped(Workflow(k.pop("name"), **k)), Workflow), {"name": "w"}),
+        "Workflow": lambda w: Call(
+            _frozen(lambda **k: _stepped(Workflow(k.pop("name"), **k)), Workflow), {"name": "w"}
+        ),
         "Workflow.step": lambda w: Call(_frozen(_step, Workflow.step, "self", "function"), {"name": "s"}),
-        "Workflow.route": lambda w: Call(_frozen(_route, Workflow.route, "self"), {"from_step": "check", "to": "complete"}),
+        "Workflow.route": lambda w: Call(
+            _frozen(_route, Workflow.route, "self"), {"source": "check", "to": "complete"}
+        ),
         "Workflow.approval": lambda w: Call(_frozen(_declare("approval"), Workflow.approval, "self"), {"name": "s"}),
         "Workflow.pause": lambda w: Call(_frozen(_declare("pause"), Workflow.pause, "self"), {"name": "s"}),
-        "Workflow.wait": lambda w: Call(_frozen(_declare("wait"), Workflow.wait, "self"), {"name": "s", "duration": timedelta(1)}),
+        "Workflow.wait": lambda w: Call(
+            _frozen(_declare("wait"), Workflow.wait, "self"), {"name": "s", "duration": timedelta(1)}
+        ),
         "Workflow.log": lambda w: Call(_frozen(_declare("log"), Workflow.log, "self"), {"name": "s", "message": "m"}),
-        "Workflow.external": lambda w: Call(_frozen(_declare("external"), Workflow.external, "self"), {"name": "s", "kind": "dagster_job", "job": "j"}),
-        "Workflow.check": lambda w: Call(_stepped(Workflow("w", payload=Order)).check),
-        "Workflow.draft": lambda w: Call(_stepped(Workflow("w", payload=Order)).draft),
-        "Workflow.freeze": lambda w: Call(_stepped(Workflow("w", payload=Order)).freeze),
+        "Workflow.external": lambda w: Call(
+            _frozen(_declare("external"), Workflow.external, "self"), {"name": "s", "kind": "dagster_job", "job": "j"}
+        ),
+        "Workflow.check": lambda w: Call(_stepped(Workflow("w")).check),
+        "Workflow.draft": lambda w: Call(_stepped(Workflow("w")).draft),
+        "Workflow.freeze": lambda w: Call(_stepped(Workflow("w")).freeze),
         "Retry": lambda w: Call(_frozen(lambda **k: _with(retry=Retry(**k)), Retry), {}),
-        "Deadline": lambda w: Call(_frozen(lambda **k: _with(deadline=Deadline(**k)), Deadline), {"within": timedelta(1)}),
-        "Cron": lambda w: Call(_frozen(lambda **k: _stepped(Workflow("w", payload=Order, triggers=[Cron(**k)])), Cron), {"expression": "0 4 * * *"}),
-        "Manual": lambda w: Call(_frozen(lambda **k: _stepped(Workflow("w", payload=Order, triggers=[Manual(**k)])), Manual), {}),
+        "Deadline": lambda w: Call(
+            _frozen(lambda **k: _with(deadline=Deadline(**k)), Deadline), {"within": timedelta(1)}
+        ),
+        "Cron": lambda w: Call(
+            _frozen(lambda **k: _stepped(Workflow("w", triggers=[Cron(**k)])), Cron), {"expression": "0 4 * * *"}
+        ),
+        "Manual": lambda w: Call(_frozen(lambda **k: _stepped(Workflow("w", triggers=[Manual(**k)])), Manual), {}),
         "Resource": lambda w: Call(Resource, {"key": "slack"}),
         "Defer": lambda w: Call(Defer, {"reason": "busy", "after": timedelta(seconds=1)}),
         "Fail": lambda w: Call(Fail, {"message": "no", "details": {"a": 1}}),
         "path": lambda w: Call(path, {"place": "item"}),
         "load_workflows": lambda w: Call(workflow.load_workflows, {"source": workflows()}),
         "delay": lambda w: Call(workflow.delay, {"policy": Retry(), "failed_attempt_number": 1, "random_unit": 0.5}),
-        "Cancellation.wait": lambda w: Call(Cancellation().wait, {"timeout": 0.0}, {"timeout": "threading's own, and None waits for ever"}),
+        "Cancellation.wait": lambda w: Call(
+            Cancellation().wait, {"timeout": 0.0}, {"timeout": "threading's own, and None waits for ever"}
+        ),
         "Cancellation.set": lambda w: Call(Cancellation().set),
         "Cancellation.is_set": lambda w: Call(Cancellation().is_set),
-        "Definition.accept_payload": lambda w: Call(w.runtime.registry.select("orders", None).accept_payload, {"values": {}}),
+        "Definition.accept_payload": lambda w: Call(
+            w.runtime.registry.select("orders", None).accept_payload, {"values": {}}
+        ),
     }
 
 
@@ -179,28 +258,33 @@ def _free() -> None:
 
 
 def _with(**options: Any) -> Workflow:
-    made = Workflow("w", payload=Order)
+    made = Workflow("w")
     made.step(name="s", **options)(_free)
     return made
 
 
 def _step(**options: Any) -> Workflow:
-    made = Workflow("w", payload=Order)
+    made = Workflow("w")
     made.step(**options)(_free)
     return made
 
 
 def _route(**options: Any) -> Workflow:
-    made = Workflow("w", payload=Order)
+    made = Workflow("w")
     made.step(name="check")(_free)
-    made.route(*(options.pop(name) for name in ("from_step",) if name in options), **options)
+    made.route(**options)
     return made
 
 
 def _declare(kind: str) -> Callable[..., Workflow]:
     def declared(**options: Any) -> Workflow:
-        made = Workflow("w", payload=Order)
+        made = Workflow("w", entry="first")
+        made.step(name="first")(_free)
         getattr(made, kind)(**options)
+        made.route("first", to="s")
+        made.route("s", to="complete")
+        if kind == "approval":
+            made.route("s", on="error", to="fail")
         return made
 
     return declared
@@ -218,84 +302,120 @@ def _frozen(declare: Callable[..., Workflow], of: Any, *without: str) -> Callabl
     return frozen
 
 
-def _storages(name: str) -> dict[str, Make]:
+def storage_calls(name: str) -> dict[str, Make]:
     return {
         f"{name}.append": lambda w: Call(w.storage.append, {"thread": run_thread("r"), "entries": [started("r")]}),
         f"{name}.commit": lambda w: Call(w.storage.commit, {"appends": [Append(run_thread("r"), [started("r")])]}),
         f"{name}.cut": lambda w: Call(w.storage.cut),
         f"{name}.find_commit": lambda w: Call(w.storage.find_commit, {"commit_id": __import__("uuid").uuid4()}),
-        f"{name}.read": lambda w: Call(w.storage.read, {"thread": run_thread("open")}),
-        f"{name}.revision": lambda w: Call(w.storage.revision, {"thread": run_thread("open")}),
+        f"{name}.read": lambda w: Call(w.storage.read, {"thread": run_thread(w.open)}),
+        f"{name}.revision": lambda w: Call(w.storage.revision, {"thread": run_thread(w.open)}),
         f"{name}.read_between": lambda w: Call(w.storage.read_between, {"after": 0, "upto": 5}),
-        f"{name}.read_run": lambda w: Call(w.storage.read_run, {"run_id": "open"}),
-        f"{name}.put_checkpoint": lambda w: Call(w.storage.put_checkpoint, {"thread": run_thread("open"), "revision": 1, "data": "{}"}),
-        f"{name}.get_checkpoint": lambda w: Call(w.storage.get_checkpoint, {"thread": run_thread("open")}),
-        f"{name}.delete_checkpoint": lambda w: Call(w.storage.delete_checkpoint, {"thread": run_thread("open")}),
+        f"{name}.read_run": lambda w: Call(w.storage.read_run, {"run_id": w.open}),
+        f"{name}.put_checkpoint": lambda w: Call(
+            w.storage.put_checkpoint, {"thread": run_thread(w.open), "revision": 1, "data": "{}"}
+        ),
+        f"{name}.get_checkpoint": lambda w: Call(w.storage.get_checkpoint, {"thread": run_thread(w.open)}),
+        f"{name}.delete_checkpoint": lambda w: Call(w.storage.delete_checkpoint, {"thread": run_thread(w.open)}),
         f"{name}.delete_thread": lambda w: Call(w.storage.delete_thread, {"thread": run_thread("gone")}),
         f"{name}.now": lambda w: Call(w.storage.now),
     }
 
 
-def _dispatch(name: str) -> dict[str, Make]:
+def dispatch_calls(name: str) -> dict[str, Make]:
     def settle(w: World) -> Call:
-        return Call(w.runtime.dispatch.settle, {"settlements": [journal.Settlement(w.claim.claim.ref, journal.Completed("tea"))]})
+        return Call(
+            w.runtime.dispatch.settle,
+            {"settlements": [journal.Settlement(w.claim.claim.ref, journal.Completed("tea"))]},
+        )
 
     return {
-        f"{name}.claim": lambda w: Call(w.runtime.dispatch.claim, {"queue": "default", "owner_id": "ada", "limit": 1}),
+        f"{name}.claim": lambda w: Call(w.runtime.dispatch.claim, {"queue": w.queue, "owner_id": "ada", "limit": 1}),
         f"{name}.heartbeat": lambda w: Call(w.runtime.dispatch.heartbeat, {"refs": [w.claim.claim.ref]}),
         f"{name}.settle": settle,
         f"{name}.release": lambda w: Call(w.runtime.dispatch.release, {"refs": [w.claim.claim.ref], "reason": "r"}),
-        f"{name}.visible": lambda w: Call(w.runtime.dispatch.visible, {"queue": "default"}),
-        f"{name}.expired": lambda w: Call(w.runtime.dispatch.expired, {"queue": "default"}),
-        f"{name}.dead_letter_expired": lambda w: Call(w.runtime.dispatch.dead_letter_expired, {"queue": "default"}),
-        f"{name}.announce": lambda w: Call(w.runtime.dispatch.announce, {"queue": "default"}),
-        f"{name}.decide": lambda w: Call(w.runtime.dispatch.decide, {"run_ids": ["open"], "decision": lambda units, now: []}),
+        f"{name}.visible": lambda w: Call(w.runtime.dispatch.visible, {"queue": w.queue}),
+        f"{name}.expired": lambda w: Call(w.runtime.dispatch.expired, {"queue": w.queue}),
+        f"{name}.dead_letter_expired": lambda w: Call(w.runtime.dispatch.dead_letter_expired, {"queue": w.queue}),
+        f"{name}.announce": lambda w: Call(w.runtime.dispatch.announce, {"queue": w.queue}),
+        f"{name}.decide": lambda w: Call(
+            w.runtime.dispatch.decide,
+            {"run_ids": [w.open], "decision": lambda units, now: []},
+            {"decision": "what it gives is its own business"},
+        ),
         f"{name}.open_runs": lambda w: Call(w.runtime.dispatch.open_runs, {"openings": []}),
     }
 
 
-def _queries(name: str) -> dict[str, Make]:
+def query_calls(name: str) -> dict[str, Make]:
     return {
-        f"{name}.list_runs": lambda w: Call(w.runtime.queries.list_runs, {"where": journal.RunFilter(), "before": None, "limit": 5}),
-        f"{name}.get_run": lambda w: Call(w.runtime.queries.get_run, {"run_id": "open"}),
+        f"{name}.list_runs": lambda w: Call(
+            w.runtime.queries.list_runs, {"where": journal.RunFilter(), "before": None, "limit": 5}
+        ),
+        f"{name}.get_run": lambda w: Call(w.runtime.queries.get_run, {"run_id": w.open}),
         f"{name}.runs_to_repair": lambda w: Call(w.runtime.queries.runs_to_repair, {"after": "", "limit": 5}),
         f"{name}.runs_to_list": lambda w: Call(w.runtime.queries.runs_to_list, {"limit": 5}),
         f"{name}.dead_letters": lambda w: Call(w.runtime.queries.dead_letters, {"queue": None, "limit": 5}),
         f"{name}.queues": lambda w: Call(w.runtime.queries.queues),
-        f"{name}.backlog": lambda w: Call(w.runtime.queries.backlog, {"queues": ["default"], "definitions": None, "limit": 5}),
+        f"{name}.backlog": lambda w: Call(
+            w.runtime.queries.backlog, {"queues": [w.queue], "definitions": None, "limit": 5}
+        ),
         f"{name}.anomalies": lambda w: Call(w.runtime.queries.anomalies, {"run_id": None, "limit": 5}),
-        f"{name}.schedule_cursor": lambda w: Call(w.runtime.queries.schedule_cursor, {"workflow": "nightly", "trigger": "night"}),
+        f"{name}.schedule_cursor": lambda w: Call(
+            w.runtime.queries.schedule_cursor, {"workflow": "nightly", "trigger": "night"}
+        ),
     }
 
 
-def _others() -> dict[str, Make]:
+def other_calls() -> dict[str, Make]:
     return {
-        "DispatchAgent": lambda w: Call(DispatchAgent, {"storage": w.storage, "dispatch": w.runtime.dispatch, "queue": "default"}),
+        "DispatchAgent": lambda w: Call(
+            DispatchAgent, {"storage": w.storage, "dispatch": w.runtime.dispatch, "queue": w.queue}
+        ),
         "DispatchAgent.claim_many": lambda w: Call(w.agent.claim_many, {"owner_id": "ada", "limit": 1}),
         "DispatchAgent.claim_next": lambda w: Call(w.agent.claim_next, {"owner_id": "ada"}),
         "DispatchAgent.complete": lambda w: Call(w.agent.complete, {"claim": w.claim, "result": "tea"}),
         "DispatchAgent.fail": lambda w: Call(w.agent.fail, {"claim": w.claim, "error": {"message": "m"}}),
         "DispatchAgent.heartbeat": lambda w: Call(w.agent.heartbeat, {"claim": w.claim}),
         "DispatchAgent.release": lambda w: Call(w.agent.release, {"claim": w.claim, "reason": "r"}),
-        "DispatchAgent.schedule_attempts": lambda w: Call(w.agent.schedule_attempts, {"run_id": "open", "runnables": []}),
+        "DispatchAgent.schedule_attempts": lambda w: Call(
+            w.agent.schedule_attempts, {"run_id": w.open, "runnables": []}
+        ),
         "DispatchAgent.visible_attempts": lambda w: Call(w.agent.visible_attempts),
         "DispatchAgent.expired_claims": lambda w: Call(w.agent.expired_claims),
-        "WorkflowAgent": lambda w: Call(WorkflowAgent, {"storage": w.storage, "dispatch": w.runtime.dispatch, "run_id": "open", "definition_of": w.runtime.definition_of}),
+        "WorkflowAgent": lambda w: Call(
+            WorkflowAgent,
+            {
+                "storage": w.storage,
+                "dispatch": w.runtime.dispatch,
+                "run_id": w.open,
+                "definition_of": w.runtime.definition_of,
+            },
+        ),
         "WorkflowAgent.apply_result": _apply,
-        "WorkflowAgent.apply_pending_results": lambda w: Call(w.squid.workflow_agent("open").apply_pending_results),
-        "WorkflowAgent.pending_results": lambda w: Call(w.squid.workflow_agent("open").pending_results),
-        "WorkflowAgent.pending_dispatches": lambda w: Call(w.squid.workflow_agent("open").pending_dispatches),
-        "WorkflowAgent.schedule_pending_dispatches": lambda w: Call(w.squid.workflow_agent("open").schedule_pending_dispatches),
+        "WorkflowAgent.apply_pending_results": lambda w: Call(w.squid.workflow_agent(w.open).apply_pending_results),
+        "WorkflowAgent.pending_results": lambda w: Call(w.squid.workflow_agent(w.open).pending_results),
+        "WorkflowAgent.pending_dispatches": lambda w: Call(w.squid.workflow_agent(w.open).pending_dispatches),
+        "WorkflowAgent.schedule_pending_dispatches": lambda w: Call(
+            w.squid.workflow_agent(w.open).schedule_pending_dispatches
+        ),
         "MemoryStorage": lambda w: Call(MemoryStorage),
         "FoldDispatchStore": lambda w: Call(FoldDispatchStore, {"storage": w.storage}),
         "FoldQueries": lambda w: Call(FoldQueries, {"storage": w.storage}),
         "MemoryPresence": lambda w: Call(MemoryPresence, {"storage": w.storage}),
-        "MemoryPresence.announce": lambda w: Call(w.runtime.presence.announce, {"worker": journal.WorkerRow(worker_id="w", kind="worker", queues=("default",), definitions=(), host="h", pid=1, capacity=1)}),
+        "MemoryPresence.announce": lambda w: Call(
+            w.runtime.presence.announce,
+            {
+                "worker": journal.WorkerRow(
+                    worker_id="w", kind="worker", queues=(w.queue,), definitions=(), host="h", pid=1, capacity=1
+                )
+            },
+        ),
         "MemoryPresence.withdraw": lambda w: Call(w.runtime.presence.withdraw, {"worker_id": "w"}),
         "MemoryPresence.workers": lambda w: Call(w.runtime.presence.workers, {"alive_within": timedelta(seconds=5)}),
         "LocalNotifier": lambda w: Call(LocalNotifier, {"storage": w.storage}),
-        "LocalNotifier.notify": lambda w: Call(w.runtime.notifier.notify, {"queues": ["default"]}),
-        "LocalNotifier.listen": lambda w: Call(w.runtime.notifier.listen, {"queues": ["default"]}),
+        "LocalNotifier.notify": lambda w: Call(w.runtime.notifier.notify, {"queues": [w.queue]}),
+        "LocalNotifier.listen": lambda w: Call(w.runtime.notifier.listen, {"queues": [w.queue]}, close=True),
         "LocalNotifier.close": lambda w: Call(w.runtime.notifier.close),
         "VirtualClock": lambda w: Call(VirtualClock, {"start": T0}),
         "VirtualClock.advance": lambda w: Call(VirtualClock(T0).advance, {"by": timedelta(1)}),
@@ -303,21 +423,25 @@ def _others() -> dict[str, Make]:
         "SystemClock": lambda w: Call(journal.SystemClock),
         "SystemClock.now": lambda w: Call(journal.SystemClock().now),
         "RunFilter": lambda w: Call(journal.RunFilter),
-        "RunFilter.matches": lambda w: Call(journal.RunFilter().matches, {"row": w.runtime.queries.get_run("open")}, {"row": "what queries give"}),
-        "load_run": lambda w: Call(journal.load_run, {"storage": w.storage, "run_id": "open"}),
+        "RunFilter.matches": lambda w: Call(
+            journal.RunFilter().matches, {"row": w.runtime.queries.get_run(w.open)}, {"row": "what queries give"}
+        ),
+        "load_run": lambda w: Call(journal.load_run, {"storage": w.storage, "run_id": w.open}),
         "quarantine": lambda w: Call(journal.quarantine, {"storage": w.storage, "entries": []}),
         "Backlog": lambda w: Call(Backlog, {"storage": w.storage}),
-        "Backlog.create": lambda w: Call(w.cards.create, {"card_id": "new", "title": "t", "body": "b", "phase": "p"}),
-        "Backlog.link": lambda w: Call(w.cards.link, {"card_id": "card-1", "depends_on": "card-2"}),
-        "Backlog.claim": lambda w: Call(w.cards.claim, {"owner": "ada"}),
-        "Backlog.renew": lambda w: Call(w.cards.renew, {"card_id": "card-2", "token": w.card.claim_token}),
-        "Backlog.complete": lambda w: Call(w.cards.complete, {"card_id": "card-2", "token": w.card.claim_token}),
-        "Backlog.fail": lambda w: Call(w.cards.fail, {"card_id": "card-2", "error": "e", "token": w.card.claim_token}),
-        "Backlog.block": lambda w: Call(w.cards.block, {"card_id": "card-1", "reason": "r"}),
-        "Backlog.unblock": lambda w: Call(w.cards.unblock, {"card_id": "card-1"}),
+        "Backlog.create": lambda w: Call(
+            w.cards.create, {"card_id": f"new-{w.number}", "title": "t", "body": "b", "phase": "p"}
+        ),
+        "Backlog.link": lambda w: Call(w.cards.link, {"card_id": w.free, "depends_on": w.held}),
+        "Backlog.claim": lambda w: Call(w.cards.claim, {"owner": "ada", "card_id": w.free}),
+        "Backlog.renew": lambda w: Call(w.cards.renew, {"card_id": w.held, "token": w.card.claim_token}),
+        "Backlog.complete": lambda w: Call(w.cards.complete, {"card_id": w.held, "token": w.card.claim_token}),
+        "Backlog.fail": lambda w: Call(w.cards.fail, {"card_id": w.held, "error": "e", "token": w.card.claim_token}),
+        "Backlog.block": lambda w: Call(w.cards.block, {"card_id": w.free, "reason": "r"}),
+        "Backlog.unblock": lambda w: Call(w.cards.unblock, {"card_id": w.free}),
         "Backlog.reclaim": lambda w: Call(w.cards.reclaim),
-        "Backlog.get": lambda w: Call(w.cards.get, {"card_id": "card-1"}),
-        "Backlog.history": lambda w: Call(w.cards.history, {"card_id": "card-1"}),
+        "Backlog.get": lambda w: Call(w.cards.get, {"card_id": w.free}),
+        "Backlog.history": lambda w: Call(w.cards.history, {"card_id": w.free}),
         "Backlog.list": lambda w: Call(w.cards.list),
         "Backlog.stats": lambda w: Call(w.cards.stats),
         "Backlog.rebuild": lambda w: Call(w.cards.rebuild),
@@ -328,18 +452,20 @@ def _others() -> dict[str, Make]:
 
 def _apply(w: World) -> Call:
     w.runtime.dispatch.settle([journal.Settlement(w.claim.claim.ref, journal.Completed("tea"))])
-    return Call(w.squid.workflow_agent("open").apply_result, {"runnable_key": "open:check:1:1"})
+    return Call(w.squid.workflow_agent(w.open).apply_result, {"runnable_key": f"{w.open}:check:1:1"})
 
 
 def _looking() -> dict[str, Make]:
     def about(w: World, **more: Any) -> dict[str, Any]:
-        return {"storage": w.storage, "run_id": "open", "now": T0, "registry": w.runtime.registry, **more}
+        return {"storage": w.storage, "run_id": w.open, "now": T0, "registry": w.runtime.registry, **more}
 
     return {
         "explain_run": lambda w: Call(inspection.explain_run, about(w, queries=w.runtime.queries, workers=[])),
         "inspect_run": lambda w: Call(inspection.inspect_run, about(w, workers=[])),
         "inspect_run_graph": lambda w: Call(inspection.inspect_run_graph, about(w)),
-        "inspect_run_timeline": lambda w: Call(inspection.inspect_run_timeline, {"storage": w.storage, "run_id": "open"}),
+        "inspect_run_timeline": lambda w: Call(
+            inspection.inspect_run_timeline, {"storage": w.storage, "run_id": w.open}
+        ),
         "list_runs": lambda w: Call(inspection.list_runs, {"queries": w.runtime.queries, "registry": Registry([])}),
     }
 
@@ -365,26 +491,12 @@ def _testing() -> dict[str, Make]:
 def table() -> dict[str, Make]:
     """Give the call of every public callable that works in memory."""
     return {
-        **_squid(), **_authoring(), **_storages("MemoryStorage"), **_dispatch("FoldDispatchStore"), **_queries("FoldQueries"),
-        **_others(), **_looking(), **_testing(),
-    }  # fmt: skip
-
-
-def public(*modules: ModuleType) -> Iterator[str]:
-    """Name every public callable of these packages: functions, constructors and methods."""
-    for module in modules:
-        for name in getattr(module, "__all__", ()):
-            found = getattr(module, name)
-            if inspect.isclass(found) and not issubclass(found, BaseException):
-                yield name
-                yield from (f"{name}.{method}" for method, each in inspect.getmembers(found) if _is_public(method, each))
-            elif inspect.isfunction(found):
-                yield name
-
-
-def _is_public(name: str, found: object) -> bool:
-    plain = inspect.isfunction(found) or inspect.ismethod(found)
-    return plain and not name.startswith("_") and str(getattr(found, "__module__", "")).startswith("squid_dagster")
-
-
-MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
+        **_squid(),
+        **_authoring(),
+        **storage_calls("MemoryStorage"),
+        **dispatch_calls("FoldDispatchStore"),
+        **query_calls("FoldQueries"),
+        **other_calls(),
+        **_looking(),
+        **_testing(),
+    }

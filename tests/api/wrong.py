@@ -22,8 +22,8 @@ class Hostile:
     def _refuse(self, *_: object) -> Any:
         raise RuntimeError("hostile")
 
-    __str__ = __repr__ = __eq__ = __hash__ = __bool__ = __len__ = __iter__ = __getitem__ = _refuse  # type: ignore[assignment]
-    __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __int__ = __float__ = __index__ = __format__ = _refuse
+    __str__ = __repr__ = __eq__ = __hash__ = __bool__ = _refuse
+    __lt__ = __gt__ = __le__ = __ge__ = __int__ = __float__ = __index__ = __format__ = _refuse
 
 
 class Named(str):
@@ -38,13 +38,13 @@ class Colour(enum.Enum):
 
 def _deep() -> Any:
     value: Any = 1
-    for _ in range(100_000):
+    for _ in range(20_000):
         value = [value]
     return {"a": value}
 
 
 # Made once: they are large, and nothing changes them.
-DEEP, MUCH, HUGE = _deep(), {"a": "x" * 17_000_000}, "x" * 3_000_000
+DEEP, MUCH, HUGE = _deep(), {"a": "x" * 1_200_000}, "x" * 200_000
 
 
 def _loop() -> Any:
@@ -130,7 +130,7 @@ class Call:
     called: Callable[..., Any]
     kwargs: Kwargs = field(default_factory=dict)
     untried: Mapping[str, str] = field(default_factory=dict)
-    unwrap: bool = True  # consume what is iterated lazily, enter what is a context
+    close: bool = False  # what it gives
 
 
 Make = Callable[[Any], Call]  # from a world in which it works
@@ -148,7 +148,10 @@ def do(call: Call, **changed: Any) -> Any:
     found = inspect.signature(call.called).parameters
     kwargs = {**call.kwargs, **changed}
     args = [kwargs.pop(p.name) for p in found.values() if p.kind is p.POSITIONAL_ONLY and p.name in kwargs]
-    return call.called(*args, **kwargs)
+    found = call.called(*args, **kwargs)
+    if call.close:
+        found.close()
+    return found
 
 
 def complaints(name: str, make: Make, world: Callable[[], Any], facts: Callable[[Any], int]) -> Iterator[str]:

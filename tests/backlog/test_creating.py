@@ -33,7 +33,7 @@ def nested(depth: int) -> list[Any]:
         ({"card_id": "A 1"}, "card's id"),
         ({"card_id": "A,1"}, "card's id"),
         ({"card_id": "a" * 201}, "card's id"),
-        ({"card_id": 7}, "card's id"),
+        ({"card_id": 7}, "card_id must be a text"),
         ({"title": ""}, "title"),
         ({"title": None}, "title"),
         ({"priority": 1.5}, "priority"),

@@ -133,7 +133,7 @@ def test_a_new_run_does_not_disturb_the_pages_that_follow(storage: MemoryStorage
 
 @pytest.mark.parametrize("limit", [0, -1, 501, True, "5", None, 1.5])
 def test_a_limit_out_of_range_is_refused(queries: FoldQueries, limit: Any) -> None:
-    with pytest.raises(InvalidArgument, match="limit must be a whole number from 1 to 500"):
+    with pytest.raises(InvalidArgument, match="limit must be a whole number"):
         list_runs(queries, limit=limit)
 
 
@@ -158,17 +158,19 @@ def test_a_damaged_or_foreign_cursor_is_refused(queries: FoldQueries) -> None:
     assert cursor is not None
     changed = [cursor[:i] + ("A" if cursor[i] != "A" else "B") + cursor[i + 1 :] for i in range(len(cursor))]
 
-    for wrong in (*changed, cursor[:-1], cursor + "x", "", "r1.", "r2." + cursor[3:], "7", "ü" * 50, "r" * 10_000, 7):
-        if isinstance(wrong, str) and wrong[:-1] == cursor[:-1]:
+    for wrong in (*changed, cursor[:-1], cursor + "x", "", "r1.", "r2." + cursor[3:], "7", "ü" * 50, "r" * 10_000):
+        if wrong[:-1] == cursor[:-1]:
             continue  # the last sign may hold bits that mean nothing
         with pytest.raises(InvalidArgument, match="begin again without a cursor"):
-            list_runs(queries, cursor=wrong)  # type: ignore[arg-type]
+            list_runs(queries, cursor=wrong)
+    with pytest.raises(InvalidArgument, match="cursor must be a text"):
+        list_runs(queries, cursor=7)  # type: ignore[arg-type]
 
 
 def test_a_filter_that_makes_no_sense_is_refused(queries: FoldQueries) -> None:
     with pytest.raises(InvalidArgument, match=r"'retrying' is unknown: take one of .*held"):
         list_runs(queries, status="retrying")
-    with pytest.raises(InvalidArgument, match="status must be a word or several"):
+    with pytest.raises(InvalidArgument, match="status must be a text or a list"):
         list_runs(queries, status=7)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="started_after must be a time with a zone"):
         list_runs(queries, started_after=t(0).replace(tzinfo=None))
@@ -222,10 +224,11 @@ def test_statuses_that_the_listing_knows_are_those_that_it_shows() -> None:
     }
 
 
-class _Counting:
+class _Counting(FoldQueries):
     """Questions that are counted, and answered from a long list of open runs."""
 
     def __init__(self, rows: int) -> None:
+        super().__init__(MemoryStorage())
         told = {"status": "running", "workflow": "orders", "definition_fingerprint": "x", "anomalies": 0}
         empty: dict[str, Any] = {**dict.fromkeys(RunRow._fields), **told}
         self.rows = [RunRow(**{**empty, "run_id": f"r{n}", "position": n}) for n in range(rows, 0, -1)]

@@ -210,7 +210,7 @@ def test_a_key_used_for_something_else_is_refused(
         ({"child_key": "a b"}, InvalidThread, "child_key"),
         ({"child_key": ""}, InvalidThread, "child_key"),
         ({"queue": "a b"}, InvalidThread, "queue"),
-        ({"metadata": {"x": object()}}, InvalidPayload, "JSON"),
+        ({"metadata": {"x": object()}}, InvalidArgument, "JSON"),
         ({"parent": context("nobody")}, StaleClaim, "nobody"),
         ({"parent": "claim"}, InvalidArgument, "StepContext"),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.protocol.errors import InvalidArgument, InvalidFact, InvalidThread, SquidError
+from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, SquidError
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.workflow import Workflow
 from tests.runtime.stage import MakeSquid, drain, finish, state_of
@@ -119,8 +119,8 @@ def test_pausing_twice_and_resuming_what_is_not_paused_are_no_errors(make_squid:
     [
         ({"queue": "a b"}, InvalidThread, "a b"),
         ({"queue": ""}, InvalidThread, "queue"),
-        ({"actor": 7}, InvalidFact, "actor"),
-        ({"comment": 7}, InvalidFact, "comment"),
+        ({"actor": 7}, InvalidArgument, "actor"),
+        ({"comment": 7}, InvalidArgument, "comment"),
         ({"metadata": [1]}, InvalidArgument, "metadata"),
         ({"idempotency_key": ""}, InvalidArgument, "idempotency_key"),
     ],

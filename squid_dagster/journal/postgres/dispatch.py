@@ -56,6 +56,7 @@ from squid_dagster.journal.storage import Append, Verified, check_appends, check
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, Suspicion
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
@@ -98,6 +99,7 @@ _TOO_LARGE = ("54", "XX")  # what Postgres says when a value is larger than it c
 _QUIET = 0.02  # seconds without a start before one is announced: in a row of them, workers are awake
 
 
+@checks_arguments
 class PostgresDispatchStore:
     """`DispatchStore` on a `PostgresStorage`."""
 
@@ -250,7 +252,7 @@ class PostgresDispatchStore:
         """Write new runs by the stencil of their kind, in one message, as the contract says."""
         commit_id, tries = uuid4(), 0
         now = self._storage.likely_now()  # of all tries, so that it does not matter which of them committed
-        new = None if now is None else self._stencils.fill(openings, now)
+        new = None if now is None or not openings else self._stencils.fill(openings, now)
 
         def once() -> datetime | None:
             nonlocal tries

@@ -15,6 +15,7 @@ from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError
 
 logger = redacting_logger(__name__)
@@ -36,6 +37,7 @@ class Hint(NamedTuple):
 _Pending = dict[Hint, list[Callable[[], None]]]  # what is to be sent, and whom to tell when it was
 
 
+@checks_arguments
 class PostgresNotifier:
     """`Notifier` on a `PostgresStorage`: one channel per schema, whose payloads are queues.
 

@@ -26,6 +26,7 @@ from squid_dagster.journal.queries import (
 from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly, Reason
 from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.checks import checks_arguments
 
 _LAST = 2**63 - 1
 
@@ -186,6 +187,7 @@ _CURSOR: LiteralString = """WITH reached AS (
          GROUP BY window_start ORDER BY window_start DESC LIMIT %(limit)s)"""
 
 
+@checks_arguments
 class PostgresQueries:
     """`JournalQueries` on a `PostgresStorage`: a listing costs what it shows, a repair what is wrong.
 

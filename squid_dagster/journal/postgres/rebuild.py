@@ -20,6 +20,7 @@ from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement,
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -60,6 +61,7 @@ class Rebuilt:
     tail_runs: int
 
 
+@checked
 def rebuild_views(storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None) -> Rebuilt:
     """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
 

@@ -41,6 +41,7 @@ from squid_dagster.journal.storage import (
     check_commit_id,
     check_revision,
 )
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, SquidError, StorageUnavailable, ViewsMissing
@@ -75,6 +76,7 @@ _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS 
 _DELETE_CHECKPOINT: LiteralString = "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s"
 
 
+@checks_arguments
 class PostgresStorage:
     """A journal in one schema of a Postgres database. Safe between threads; one per process and database is enough."""
 

@@ -10,6 +10,7 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact, run_of
 
 _PAGE = 5_000
@@ -61,6 +62,7 @@ class Finding:
 Progress = Callable[[int], None]
 
 
+@checked
 def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[Finding]:
     """Look over every entry, every thread and every row of the live views; an empty list means a healthy journal.
 

@@ -7,6 +7,7 @@ from squid_dagster.workflow.declared import MANUAL_KINDS, DeclaredStep, StepKind
 from squid_dagster.workflow.errors import Code, Problems
 from squid_dagster.workflow.graph import certain_after, cycles
 from squid_dagster.workflow.signature import Task
+from squid_dagster.workflow.values import shown
 
 After = dict[str, tuple[str, ...]]
 
@@ -45,7 +46,7 @@ def _declared(steps: Mapping[str, DeclaredStep], problems: Problems) -> After:
         for index, reference in enumerate(step.after):
             path = ("steps", name, "after", index)
             if not isinstance(reference, str) and not callable(reference):
-                problems.add(path, Code.INVALID_AFTER, f"{reference!r} is neither the name nor the function of a step")
+                problems.add(path, Code.INVALID_AFTER, f"{shown(reference)} is neither a name nor a function of a step")
                 continue
             try:
                 dependency = references.name_of(reference)

@@ -39,7 +39,7 @@ class References:
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
     """Give the end of a message: the name that was probably meant, or those that there are."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name[:200], known, n=1)
     if close:
         return f": did you mean {close[0]!r}?"
     listed = list(known)[:10]

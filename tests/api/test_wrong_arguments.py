@@ -1,0 +1,169 @@
+"""Every argument of every public call is tried with every kind of wrong value.
+
+It works, or is refused by an error of ours that says what is wrong, and then nothing was written. A public callable
+without a call in the table fails the first test, so that a new one cannot be forgotten.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import squid_dagster
+from squid_dagster import agents, backlog, inspection, journal, redaction, testing, workflow
+from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
+from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.errors import InvalidArgument
+from tests.api.calls import World, dispatch_calls, other_calls, query_calls, storage_calls, table
+from tests.api.wrong import Call, Make, complaints
+
+MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
+
+# What is given out, not called: results, rows, enumerations, and contracts whose adapters are tried.
+_VALUES = """
+    Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card Checkpoint ChildView Claim ClaimRef
+    ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
+    GraphNode HeartbeatResult ManualView NetworkBounds Plan PlanRequest Problem QueueRow QueueState Rebuilt Route
+    RunGraph RunPage RunRow RunSnapshot RunSummary RunnableView Settlement Stats StepContext StepDefinition
+    TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier Presence SquidFactory
+    Storage""".split()  # noqa: SIM905
+_ELSEWHERE = {
+    "BacklogLeases": "a lease backend: its calls are those of the backlog",
+    "InjectedStorage": "hands everything on to the storage that it wraps",
+    "VirtualSquid": "a Squid",
+    "Squid.connect": "open_journal and Squid",
+    "assert_golden": "golden, and a file",
+    "exit_process": "ends the process",
+    "bind": "what the planner calls, with a definition's own steps",
+    "bind_compensation": "as bind",
+    "call_arguments": "as bind",
+    "compensation_arguments": "as bind",
+    "Cancellation": "takes nothing",
+    "Cron.fields": "takes nothing",
+    "Cron.zone": "takes nothing",
+    "Deadline.problems": "takes nothing",
+    "Retry.problems": "takes nothing",
+}
+_OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for
+    "check", "close", "connection", "connection_at_hand", "hear_earlier", "hear_now", "join_transaction", "likely_now",
+    "publish_cut", "rows", "sql", "transaction", "upgrade", "version",
+}  # fmt: skip
+
+
+def public() -> Iterator[str]:
+    """Name every public callable: functions, constructors and methods."""
+    for module in MODULES:
+        for name in module.__all__:
+            found = getattr(module, name)
+            if inspect.isclass(found) and not issubclass(found, BaseException):
+                methods = (method for method, each in inspect.getmembers(found) if _is_public(method, each))
+                yield from (name, *(f"{name}.{method}" for method in methods))
+            elif inspect.isfunction(found):
+                yield name
+
+
+def _is_public(name: str, found: object) -> bool:
+    plain = inspect.isfunction(found) or inspect.ismethod(found)
+    return plain and not name.startswith("_") and str(getattr(found, "__module__", "")).startswith("squid_dagster")
+
+
+def _is_exempt(name: str) -> bool:
+    owner, _, method = name.partition(".")
+    enumeration = any(hasattr(getattr(each, owner, None), "__members__") for each in MODULES)
+    return (
+        name in _ELSEWHERE
+        or owner in _ELSEWHERE
+        or (owner in _VALUES and name not in table())
+        or enumeration
+        or (owner == "PostgresStorage" and method in _OWN)
+    )
+
+
+def test_every_public_callable_is_tried() -> None:
+    known = {*table(), *postgres_table(), *TAKING_STORAGE}
+    assert sorted({name for name in public() if name not in known and not _is_exempt(name)}) == []
+
+
+@pytest.fixture(autouse=True)
+def _same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_rules", redaction.redaction_rules())
+
+
+@pytest.mark.parametrize("name", table())
+def test_a_wrong_argument_is_refused_and_nothing_is_written(name: str) -> None:
+    assert list(complaints(name, table()[name], World, World.facts)) == []
+
+
+def postgres_table() -> dict[str, Make]:
+    """Give the calls of the adapters on Postgres."""
+    others = {
+        name.replace("Memory", "Postgres").replace("Local", "Postgres"): make
+        for name, make in other_calls().items()
+        if name.startswith(("MemoryPresence.", "LocalNotifier."))
+    }
+    made: dict[str, Make] = {
+        "PostgresDispatchStore": lambda w: Call(journal.PostgresDispatchStore, {"storage": w.storage}),
+        "PostgresQueries": lambda w: Call(journal.PostgresQueries, {"storage": w.storage}),
+        "PostgresPresence": lambda w: Call(journal.PostgresPresence, {"storage": w.storage}),
+        "PostgresNotifier": lambda w: Call(journal.PostgresNotifier, {"storage": w.storage}, close=True),
+    }
+    return {
+        **storage_calls("PostgresStorage"),
+        **dispatch_calls("PostgresDispatchStore"),
+        **query_calls("PostgresQueries"),
+        **others,
+        **made,
+    }
+
+
+TAKING_STORAGE = {
+    "PostgresStorage": "below", "PostgresDispatchStore.settle_within": "needs a transaction of the storage's own",
+    "open_journal": "below", "rebuild_views": "below", "verify": "below",
+}  # fmt: skip
+
+
+def test_a_wrong_argument_is_refused_by_postgres_as_well(postgres: PostgresStorage) -> None:
+    found = [
+        complaint
+        for name, make in postgres_table().items()
+        for complaint in complaints(name, make, lambda: World(postgres), World.facts)
+    ]
+    assert found == []
+
+
+def test_a_wrong_place_is_refused(postgres: PostgresStorage, postgres_url: str) -> None:
+    calls: dict[str, Make] = {
+        "open_journal": lambda w: Call(
+            open_journal,
+            {"url": postgres_url, "schema": postgres.schema, "environ": {"SQUID_DATABASE_URL": postgres_url}},
+            {"environ": "a mapping that is asked for what it has", "wait": "waits"},
+            close=True,
+        ),
+        "PostgresStorage": lambda w: Call(
+            PostgresStorage,
+            {"engine": postgres_url, "schema": postgres.schema},
+            {"engine": "SQLAlchemy's, or a URL"},
+            close=True,
+        ),
+        "verify": lambda w: Call(verify, {"storage": postgres}),
+        "rebuild_views": lambda w: Call(rebuild_views, {"storage": postgres}, {"fill": "a part of ours"}),
+    }
+    found = [each for name, make in calls.items() for each in complaints(name, make, lambda: None, lambda _: 0)]
+    assert found == []
+
+
+def test_a_check_is_made_of_the_annotation_each_time_and_names_what_it_takes() -> None:
+    @checked
+    def call(number: int, *, names: list[str] | None = None, **options: Any) -> int:
+        return number
+
+    assert call(5, names=["a"], whatever=object()) == 5
+    with pytest.raises(InvalidArgument, match=r"^number must be a whole number, not True \(bool\)$"):
+        call(True)
+    with pytest.raises(
+        InvalidArgument, match=r"^names must be a list whose items are a text or None, not \[5\] \(list\)$"
+    ):
+        call(5, names=[5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        call()  # type: ignore[call-arg]
