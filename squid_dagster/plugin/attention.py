@@ -19,6 +19,7 @@ from squid_dagster.plugin.attention_items import (
     look,
 )
 from squid_dagster.plugin.attention_memory import Memory
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import ATTENTION_SENSOR
 from squid_dagster.plugin.resource import SquidResource, Workflows
@@ -29,6 +30,7 @@ _PAGES = 10  # of anomalies that are passed over in one tick
 OnMessage = Callable[[AttentionItem], None]
 
 
+@builds
 def build_attention_sensor(
     *,
     workflows: Workflows = (),

@@ -11,6 +11,7 @@ import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN, Squid
 from squid_dagster.plugin import names
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.launchpad import (
     CancelConfig,
@@ -35,6 +36,7 @@ ActorHook = Callable[[dg.OpExecutionContext], str | dict[str, Any]]
 _Act = Callable[[Squid, Any, dict[str, Any]], Receipt]
 
 
+@builds
 def build_command_jobs(
     *, workflows: Workflows, actor: ActorHook | None = None, queues: Sequence[str] | None = None
 ) -> list[dg.JobDefinition]:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 import dagster as dg
 
 from squid_dagster.inspection.shown import when
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB
 from squid_dagster.plugin.resource import SquidResource, Workflows
@@ -28,6 +29,7 @@ CLOCK_LEAD = timedelta(minutes=1)
 _TOLD = 20  # runs that a tick names
 
 
+@builds
 def build_cron_schedules(
     *,
     workflows: Workflows,

@@ -13,6 +13,7 @@ import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import (
@@ -43,6 +44,7 @@ _MOST = 10_000
 _ENDING_SECONDS = 600  # that a run may take for its start and its end
 
 
+@builds
 def build_dispatch_sensor(
     *,
     job: dg.JobDefinition,

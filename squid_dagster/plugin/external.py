@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from squid_dagster.api import Squid
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.external_runs import (
     Found,
     Verdict,
@@ -32,7 +33,13 @@ from squid_dagster.plugin.names import (
     job_tags,
 )
 from squid_dagster.protocol.attempts import Attempt, definition_key
-from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidTransition, NotFound, StorageUnavailable
+from squid_dagster.protocol.errors import (
+    IncompatibleDefinition,
+    InvalidArgument,
+    InvalidTransition,
+    NotFound,
+    StorageUnavailable,
+)
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.execution import describe_error, error_map
@@ -51,6 +58,7 @@ Targets = dict[tuple[str, str], Job]  # by the lane of a definition, and a step 
 _MOST = 200  # attempts that one tick looks at
 
 
+@builds
 def build_external_sensor(
     *,
     workflows: Sequence[Workflow | Definition | str],
@@ -76,6 +84,9 @@ def build_external_sensor(
         WorkflowsNotLoaded: a module holds no workflow.
     """
     known = definitions(list(workflows))
+    for job in jobs:
+        if not isinstance(getattr(job, "name", None), str):
+            raise InvalidArgument(f"jobs must be a list of Dagster jobs, not of {type(job).__name__}")
     targets = _targets(known, {job.name: job for job in jobs}, assets)
     seen: dict[str, str] = {}  # runs by attempt whose start is on record: this process need not look it up again
 

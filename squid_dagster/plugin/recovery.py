@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_RECOVERY, RECOVERY_JOB, RECOVERY_SCHEDULE, job_tags
@@ -30,6 +31,7 @@ COUNTS = {
 }
 
 
+@builds
 def build_recovery_job(*, workflows: Workflows = ()) -> dg.JobDefinition:
     """Build the job `squid_recovery`: it closes all crash windows and starts due crons, and tells what it did.
 
@@ -83,6 +85,7 @@ def recovery_metadata(report: RecoveryReport, started: Sequence[Receipt]) -> dic
     return found
 
 
+@builds
 def build_recovery_schedule(
     *,
     job: dg.JobDefinition,

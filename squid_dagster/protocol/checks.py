@@ -254,7 +254,7 @@ def number_problem(value: object) -> str | None:
 def _float_problem(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "a number"
-    return "a number of 64 bits" if isinstance(value, int) and abs(value) > MAX_INTEGER else None
+    return None if -MAX_INTEGER <= value <= MAX_INTEGER else "a finite number"
 
 
 def _bool_problem(value: object) -> str | None:

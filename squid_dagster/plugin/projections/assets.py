@@ -4,12 +4,13 @@ One op materializes both histories: they have the same days, and one run of it b
 """
 
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.projections.metadata import part_metadata
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
@@ -25,6 +26,7 @@ from squid_dagster.plugin.projections.specs import (
     key_of,
 )
 from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.protocol.errors import InvalidArgument, shown
 
 DEFAULT_HISTORY_START = "2026-01-01"
 HISTORY_OP = "squid_histories"
@@ -40,6 +42,7 @@ class ProjectionConfig(dg.Config):
     )
 
 
+@builds
 def build_projection_assets(*, history_start: date | str = DEFAULT_HISTORY_START) -> list[dg.AssetsDefinition]:
     """Build the assets of the warehouse. They need the resources `squid`, `spark` and `squid_warehouse`.
 
@@ -47,11 +50,19 @@ def build_projection_assets(*, history_start: date | str = DEFAULT_HISTORY_START
     are in the tables all the same.
 
     Raises:
-        dagster.DagsterInvariantViolationError: `history_start` is no date.
+        InvalidArgument: `history_start` is no date.
     """
-    start = history_start if isinstance(history_start, str) else history_start.isoformat()
-    days = dg.DailyPartitionsDefinition(start_date=start, end_offset=1)
+    days = dg.DailyPartitionsDefinition(start_date=_day(history_start).isoformat(), end_offset=1)
     return [_stage_asset(), *(_table_asset(table) for table in TABLES), _history_assets(days)]
+
+
+def _day(history_start: date | str) -> date:
+    if isinstance(history_start, datetime):
+        return history_start.date()
+    try:
+        return history_start if isinstance(history_start, date) else date.fromisoformat(history_start)
+    except ValueError:
+        raise InvalidArgument(f"history_start must be a day such as '2026-01-31', not {shown(history_start)}") from None
 
 
 def _stage_asset() -> dg.AssetsDefinition:

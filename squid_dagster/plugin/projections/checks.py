@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
@@ -34,6 +35,7 @@ _DESCRIPTIONS = {
 }
 
 
+@builds
 def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> dg.AssetChecksDefinition:
     """Build the checks on `squid/journal`, `squid/run_index`, `squid/run_catalog` and `squid/journal_anomalies`.
 

@@ -4,6 +4,7 @@ from datetime import date
 
 import dagster as dg
 
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.names import SPARK_RESOURCE, WAREHOUSE_RESOURCE
 from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_projection_assets
 from squid_dagster.plugin.projections.checks import build_projection_checks
@@ -18,6 +19,7 @@ from squid_dagster.plugin.projections.schedule import (
 from squid_dagster.plugin.projections.views import build_rebuild_views_job
 
 
+@builds
 def projection_definitions(
     *,
     spark: SparkResource | None = None,

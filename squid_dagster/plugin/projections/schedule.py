@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 
+from squid_dagster.plugin.building import builds
 from squid_dagster.plugin.names import (
     AGENT_PROJECTIONS,
     CHECKS_JOB,
@@ -34,6 +35,7 @@ def build_projections_job() -> Any:
     )
 
 
+@builds
 def build_checks_job(*, checks: dg.AssetChecksDefinition) -> Any:
     """Build the job `squid_checks`: the whole journal is looked over, once for all checks."""
     return dg.define_asset_job(
@@ -45,6 +47,7 @@ def build_checks_job(*, checks: dg.AssetChecksDefinition) -> Any:
     )
 
 
+@builds
 def build_checks_schedule(
     *,
     job: Any,
@@ -61,6 +64,7 @@ def build_checks_schedule(
     )
 
 
+@builds
 def build_projections_schedule(
     *,
     job: Any,

@@ -1,0 +1,32 @@
+"""What every `build_*` function does with its arguments: it checks them, and says what Dagster refuses in our words."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import dagster as dg
+from dagster_shared.check import CheckError
+
+from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.errors import InvalidArgument
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def builds(function: F) -> F:
+    """Check the arguments of a function that makes definitions, as `checked` does, and again as Dagster does.
+
+    Raises:
+        InvalidArgument: a wrong type, or a name, a schedule or an interval that Dagster refuses.
+    """
+    checking = checked(function)
+
+    @functools.wraps(function)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return checking(*args, **kwargs)
+        except (dg.DagsterError, CheckError) as error:
+            said = " ".join(str(error).split())[:500]
+            raise InvalidArgument(f"{function.__name__}: Dagster refuses what it was given: {said}") from error
+
+    return cast("F", build)
