@@ -17,6 +17,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.execution import make_context
+from squid_dagster.runtime.step_calls import StepCalls
 from squid_dagster.workflow import (
     Cancellation,
     Cron,
@@ -96,7 +97,8 @@ class World:
     def context(self) -> StepContext:
         """What the step of the claimed attempt is given."""
         definition = self.runtime.registry.select("orders", None)
-        starter = ChildStarter(self.runtime, self.claim.claim)
+        calls = StepCalls(self.claim.claim, Cancellation(), timedelta(seconds=30))
+        starter = ChildStarter(self.runtime, calls)
         return make_context(self.claim.claim, definition, {}, Cancellation(), child_starter=starter)
 
 
@@ -484,6 +486,16 @@ def _testing() -> dict[str, Make]:
         "golden": lambda w: Call(testing.golden, {"source": squid(), "run_id": "open"}),
         "assert_invariants": lambda w: Call(testing.assert_invariants, {"source": squid()}),
         "check_invariants": lambda w: Call(testing.check_invariants, {"source": squid()}),
+        "simulate": lambda w: Call(
+            testing.simulate,
+            {"workflows": workflows()[:1], "payloads": [{}], "schedules": 1},
+            {
+                "schedules": "as many as one wants",
+                "payloads": "of the runs",
+                "resources": "of the steps",
+                "approves": "a person",
+            },
+        ),
         "violations": lambda w: Call(testing.violations, {"entries": []}),
     }
 

@@ -22,6 +22,7 @@ MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testin
 
 # What is given out, not called: results, rows, enumerations, and contracts whose adapters are tried.
 _VALUES = """
+    Scenario SimulationReport
     Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card Checkpoint ChildView Claim ClaimRef
     ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
     GraphNode HeartbeatResult ManualView NetworkBounds Plan PlanRequest Problem QueueRow QueueState Rebuilt Route

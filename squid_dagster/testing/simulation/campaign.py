@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario
@@ -53,6 +54,7 @@ class SimulationFailed(AssertionError):
         self.report = report
 
 
+@checked
 def simulate(
     workflows: Sequence[Workflow | Definition] | Workflow | Definition | str | None = None,
     payloads: Sequence[object] | Mapping[str, Sequence[object]] = (None,),
