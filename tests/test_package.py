@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,11 @@ def test_importing_the_package_loads_no_database_no_dagster_and_no_spark() -> No
     code = f"import sys, squid_dagster, squid_dagster.journal; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_logger_of_ours_redacts() -> None:
+    # The one place, and those that look at handlers and levels.
+    own = {"logs.py", "plugin/events.py", "cli/worker.py", "testing/simulation/campaign.py"}
+    root = Path(squid_dagster.__file__).parent
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if "getLogger(" in path.read_text("utf-8")}
+    assert found <= own, "take redacting_logger of squid_dagster.logs: no secret may get into a log"

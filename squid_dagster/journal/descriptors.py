@@ -7,7 +7,6 @@ closes these, too. What happens between the closing and the next look is not mad
 """
 
 import fcntl
-import logging
 import os
 import resource
 import socket
@@ -16,9 +15,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _MARGIN = 16  # numbers above the highest one that is known to have been open
 _KEPT_SECONDS = 60.0  # that a dead socket keeps its number: whoever had it before has noticed by then

@@ -1,6 +1,5 @@
 """Hints that a queue has news, so that whoever waits need not poll often. Losing one costs latency, never work."""
 
-import logging
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -9,11 +8,12 @@ from weakref import WeakSet
 
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 
 class Listener(Protocol):

@@ -1,6 +1,5 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
-import logging
 import threading
 import time
 from typing import Any
@@ -12,6 +11,7 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.functions import apply_functions, digest
 from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
     ForeignSchema,
     SchemaOutdated,
@@ -20,7 +20,7 @@ from squid_dagster.protocol.errors import (
     StorageUnavailable,
 )
 
-logger = logging.getLogger(__name__)
+logger = redacting_logger(__name__)
 
 _ALEMBIC = threading.Lock()  # it keeps the migration that is under way in globals
 _PATIENCE_SECONDS = 60.0  # for all tries together
