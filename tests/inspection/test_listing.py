@@ -172,7 +172,7 @@ def test_a_filter_that_makes_no_sense_is_refused(queries: FoldQueries) -> None:
         list_runs(queries, status="retrying")
     with pytest.raises(InvalidArgument, match="status must be a text or a list"):
         list_runs(queries, status=7)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="started_after must be a time with a zone"):
+    with pytest.raises(InvalidArgument, match="started_after must be a datetime with a zone"):
         list_runs(queries, started_after=t(0).replace(tzinfo=None))
 
 
