@@ -11,6 +11,7 @@ from squid_dagster.journal.dispatch import Completed, Settlement
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,
+    InvalidArgument,
     InvalidThread,
     NotFound,
     UnsafeReplay,
@@ -94,9 +95,11 @@ def test_after_an_irreversible_step_a_replay_must_be_allowed(make_squid: MakeSqu
     assert squid.replay(source).run_id, "before the step, nothing stands against it"
     squid.execute_next()
     written = state_of(squid.journal)
-    for refused in (False, 1, "yes"):
-        with pytest.raises(UnsafeReplay, match=r"'charge'.*allow_irreversible=True"):
-            squid.replay(source, allow_irreversible=refused)  # type: ignore[arg-type]
+    with pytest.raises(UnsafeReplay, match=r"'charge'.*allow_irreversible=True"):
+        squid.replay(source, allow_irreversible=False)
+    for no_answer in (1, "yes"):
+        with pytest.raises(InvalidArgument, match="allow_irreversible must be True or False"):
+            squid.replay(source, allow_irreversible=no_answer)  # type: ignore[arg-type]
     assert state_of(squid.journal) == written
     allowed = squid.replay(source, allow_irreversible=True, idempotency_key="k")
     assert facts(squid, allowed.run_id, "run_signal_received")[0].payload["allow_irreversible"] is True
