@@ -114,7 +114,7 @@ def test_while_the_database_cannot_be_reached_ticks_are_skipped_with_our_text(
     "options", [{"queues": []}, {"max_in_flight": 0}, {"attempts_per_run": True}, {"launch_grace_seconds": 0}], ids=str
 )
 def test_a_sensor_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match=r"queue|from 1 to|above 0"):
+    with pytest.raises(InvalidArgument, match=r"queue|from 1 to|above 0|whole number"):
         build_dispatch_sensor(**{"job": build_dispatch_job(), **options})
 
 
