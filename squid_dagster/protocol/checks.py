@@ -22,6 +22,8 @@ MAX_INTEGER = 2**63 - 1
 _MAX_DEPTH = 200  # of JSON; what is deeper no fact can hold
 _MAX_JSON_BITS = 4_000  # of a whole number in JSON: Python spells no number of more than 4,300 digits
 
+_UNCHECKED = "__takes_anything__"
+
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any], str | None]  # what is wrong with a value, as what a person reads after "must be"; None: nothing
@@ -39,13 +41,19 @@ _FACTS = 10  # classes in a union from which on it is that of all facts, which a
 def checks_arguments(cls: C) -> C:
     """Check the arguments of the constructor and of all public methods that a class defines itself."""
     for name, found in list(vars(cls).items()):
-        if name != "__init__" and name.startswith("_"):
+        if (name != "__init__" and name.startswith("_")) or hasattr(found, _UNCHECKED):
             continue
         if isinstance(found, classmethod):
             setattr(cls, name, classmethod(checked(found.__func__)))
         elif inspect.isfunction(found) and found.__code__.co_argcount + found.__code__.co_kwonlyargcount > 1:
             setattr(cls, name, checked(found))
     return cls
+
+
+def unchecked(function: F) -> F:
+    """Leave a method of a checked class as it is: it takes what only behaves like what its annotations say."""
+    setattr(function, _UNCHECKED, True)
+    return function
 
 
 def checked(function: F) -> F:

@@ -41,7 +41,7 @@ from squid_dagster.journal.storage import (
     check_commit_id,
     check_revision,
 )
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.checks import checks_arguments, unchecked
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, SquidError, StorageUnavailable, ViewsMissing
@@ -214,6 +214,7 @@ class PostgresStorage:
         with self.connection() as connection:
             yield Transaction(self, connection)
 
+    @unchecked
     def join_transaction(self, connection: PgConnection) -> Transaction:
         """Take part in the transaction that is open on a connection; `write` commits all of it."""
         return Transaction(self, connection, joined=True)
