@@ -24,7 +24,7 @@ def function_of(place: str) -> FunctionType:
     found: Any = import_module(f"squid_dagster.{module}")
     for part in path.split("."):
         found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
-    found = getattr(found, "fget", None) or getattr(found, "__func__", found)
+    found = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
     assert isinstance(found, FunctionType), place
     return found
 
