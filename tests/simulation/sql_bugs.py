@@ -21,7 +21,7 @@ from squid_dagster.testing.simulation.postgres import PostgresGround
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import Played, expectation, play
 
-SCHEDULES = 120  # after so many without a violation, a bug is not caught
+SCHEDULES = 200  # after so many without a violation, a bug is not caught
 _SEEDS, _PER_SCENARIO = 1000, 2
 
 
@@ -52,6 +52,7 @@ SQL_BUGS = (
     ),
     SqlBug("fencing tokens do not grow", "claim_attempts", "coalesce(max(s.fencing_token), 0)", "0"),
     SqlBug("a paused queue gives claims", "claim_attempts", "WHERE queue = p_queue AND paused", "WHERE false", times=2),
+    SqlBug("a completion after its lease", "lock_claims", "a.lease_until > v_now", "true"),
     # --- dead letters
     SqlBug(
         "a dead letter one delivery too early",
