@@ -19,7 +19,7 @@ from squid_dagster.plugin.attention_items import (
     look,
 )
 from squid_dagster.plugin.attention_memory import Memory
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import ATTENTION_SENSOR
 from squid_dagster.plugin.resource import SquidResource, Workflows

@@ -11,7 +11,7 @@ import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN, Squid
 from squid_dagster.plugin import names
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.launchpad import (
     CancelConfig,

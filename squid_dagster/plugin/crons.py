@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import dagster as dg
 
 from squid_dagster.inspection.shown import when
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB
 from squid_dagster.plugin.resource import SquidResource, Workflows

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 import dagster as dg
 
 from squid_dagster.plugin.attention import OnMessage, build_attention_sensor
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.commands import ActorHook, build_command_jobs
 from squid_dagster.plugin.crons import build_cron_schedules
 from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job

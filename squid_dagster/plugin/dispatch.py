@@ -16,7 +16,7 @@ from pydantic import Field
 from squid_dagster.api import Squid
 from squid_dagster.journal.availability import when_available
 from squid_dagster.logs import redacting_logger
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.drain import Drain, Limits
 from squid_dagster.plugin.events import Outbox, Outcomes, Policy, Row, Write, step_logs
 from squid_dagster.plugin.failures import explained

@@ -13,7 +13,7 @@ import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
 from squid_dagster.plugin.failures import skip_reason
 from squid_dagster.plugin.names import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_RECOVERY, RECOVERY_JOB, RECOVERY_SCHEDULE, job_tags

@@ -39,7 +39,7 @@ from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.running import RunningSteps, step_names
+from squid_dagster.runtime.step_threads import RunningSteps, step_names
 from squid_dagster.runtime.suspects import Probation
 
 logger = redacting_logger(__name__)

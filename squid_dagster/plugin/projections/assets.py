@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.projections.metadata import part_metadata
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource

@@ -4,7 +4,7 @@ from datetime import date
 
 import dagster as dg
 
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.names import SPARK_RESOURCE, WAREHOUSE_RESOURCE
 from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_projection_assets
 from squid_dagster.plugin.projections.checks import build_projection_checks

@@ -4,7 +4,7 @@ from typing import Any
 
 import dagster as dg
 
-from squid_dagster.plugin.building import builds
+from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.names import (
     AGENT_PROJECTIONS,
     CHECKS_JOB,

@@ -2,6 +2,6 @@
 
 from squid_dagster.testing.simulation.campaign import SimulationFailed, SimulationReport, simulate
 from squid_dagster.testing.simulation.scenario import Scenario, Start, random_scenario
-from squid_dagster.testing.simulation.shrinking import Failure
+from squid_dagster.testing.simulation.shrinker import Failure
 
 __all__ = ["Failure", "Scenario", "SimulationFailed", "SimulationReport", "Start", "random_scenario", "simulate"]

@@ -15,7 +15,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
-from squid_dagster.testing.simulation.shrinking import Failure, shrink
+from squid_dagster.testing.simulation.shrinker import Failure, shrink
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 
