@@ -11,6 +11,7 @@ from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import AttemptReleased, Runnable
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.plan_state import COMPENSATE, PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
@@ -18,7 +19,6 @@ from squid_dagster.workflow.external import is_external
 from squid_dagster.workflow.launches import Launch, latest_launch
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import unprogressed
-from squid_dagster.workflow.state import COMPENSATE, failure_of
 
 
 class QueueState(NamedTuple):
@@ -116,7 +116,7 @@ def make_case(
         workflow, fingerprint = start.workflow, start.definition_fingerprint
         definition = registry.find(workflow, fingerprint, start.definition_version)
         hold = None if run.stopped else hold_of(workflow, start.definition_version, fingerprint, registry, workers)
-    failure = failure_of(run)
+    failure = PlanState.of(run).failure
     open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())
     held = [each for each in open_ if each.status is AttemptStatus.CLAIMED]
     free = [each for each in open_ if each.status is not AttemptStatus.CLAIMED]

@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from squid_dagster.protocol.facts import Runnable
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.workflow.state import open_visits
 
 
 class DeadlineState(StrEnum):
@@ -62,15 +62,9 @@ def open_deadlines(run: RunProjection, at: datetime) -> list[DeadlineView]:
 
 
 def _open_runnables(run: RunProjection) -> Iterator[Runnable]:
-    """Give the latest attempt of every visit that has no outcome yet."""
-    waiting = open_visits(run)
-    latest: dict[str, Runnable] = {}
-    for each in run.planned.values():
-        if each.runnable is not None and each.runnable.idempotency_key in waiting:
-            known = latest.get(each.runnable.idempotency_key)
-            if known is None or known.attempt_number < each.runnable.attempt_number:
-                latest[each.runnable.idempotency_key] = each.runnable
-    return iter(latest.values())
+    """Return the latest attempt of every visit that has no outcome yet."""
+    state = PlanState.of(run)
+    return (each for each in state.planned.values() if each.attempt_number == state.open[each.idempotency_key])
 
 
 def _time(value: Any) -> datetime | None:

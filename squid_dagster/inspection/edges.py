@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.nodes import GraphNode, NodeStatus, Story
 from squid_dagster.inspection.shown import asks_for_secret, brief
+from squid_dagster.protocol.plan_state import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.workflow.conditions import Condition, Operator
 from squid_dagster.workflow.declared import Outcome
 from squid_dagster.workflow.definition import Definition, Mode, Route
-from squid_dagster.workflow.state import COMPENSATE
 from squid_dagster.workflow.values import canonical
 
 _ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}

@@ -12,8 +12,8 @@ from squid_dagster.inspection.shown import shown, shown_object
 from squid_dagster.inspection.views import AttemptView, ManualView, view_attempt, view_manual, visit_of
 from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.facts import ManualStepResolved, RunnableApplied
+from squid_dagster.protocol.plan_state import COMPENSATE
 from squid_dagster.workflow.declared import COMPLETE, ENDS
-from squid_dagster.workflow.state import COMPENSATE
 
 
 class NodeStatus(StrEnum):

@@ -18,7 +18,7 @@ from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
 
@@ -159,13 +159,14 @@ class Settlement(NamedTuple):
 class PlanRequest:
     """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
 
-    `attempts` holds these by key, and the retries that their failures have created. The run is lent: whoever plans may
-    fold into it what was planned, and so may the store afterwards. A store that could not write the plan asks again
-    with `max_fact_bytes`: then no fact may be larger, and what cannot be planned has to fail its run instead.
+    `attempts` holds these by key, the other attempts of their visits, and the retries that their failures have created.
+    The run is given away: a planner folds into it either all that it plans about the run, or nothing. A store that
+    could not write the plan asks again with `max_fact_bytes`: then no fact may be larger, and what cannot be planned
+    has to fail its run instead.
     """
 
     run_id: str
-    run: RunProjection
+    run: PlanState
     settled: tuple[Attempt, ...]
     attempts: Mapping[str, Attempt]
     now: datetime

@@ -25,6 +25,7 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.group import Group, ask, judge
+from squid_dagster.journal.plan_states import KnownState, PlanStates
 from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.rounds import answer_in_rounds, outcome_bytes
 from squid_dagster.journal.settling import (
@@ -46,6 +47,7 @@ from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
@@ -61,6 +63,7 @@ class FoldDispatchStore:
         """Bind to a storage."""
         self._storage = storage
         self._queues: dict[str, tuple[int, DispatchProjection]] = {}
+        self._states = PlanStates()
 
     def claim(
         self,
@@ -300,16 +303,28 @@ class FoldDispatchStore:
         # Where a commit cannot span threads, an outcome may be on record that nothing followed from: plan for it again.
         everyone = [i for i in range(len(group.refs)) if i not in group.errors]
         members = group.members(group.facts if self._storage.atomic_across_threads else everyone)
-        threads = {run_id: self._storage.read(run_thread(run_id)) for run_id in members}
+        states = {run_id: self._state(run_id) for run_id in members}
 
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
-            run = RunProjection.fold(threads[run_id])
-            return ask(plan, PlanRequest(run_id, run, attempts, after.attempts, now, max_fact_bytes))
+            state = states[run_id].state.copy()
+            return ask(plan, PlanRequest(run_id, state, attempts, after.attempts, now, max_fact_bytes))
 
         group.plan(members, plan_of)
-        return {run_thread(run_id): len(entries) for run_id, entries in threads.items()}
+        return {run_thread(run_id): known.revision for run_id, known in states.items()}
+
+    def _state(self, run_id: str) -> KnownState:
+        """Bring the planner's state of a run up to date; it costs what was appended since the last time."""
+        revision, state = self._states.take(run_id) or KnownState(0, PlanState())
+        thread = run_thread(run_id)
+        for entry in self._storage.read(thread, after=revision):
+            state.add(entry)
+            revision = entry.seq
+        if not state.plain:
+            state = PlanState.of(RunProjection.fold(self._storage.read(thread)))
+        self._states.put(run_id, revision, state)
+        return KnownState(revision, state)
 
     def _write(
         self, queue: str, revision: int, facts: list[Fact], planned: list[Append], recorded: Callable[[], None]

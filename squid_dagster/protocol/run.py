@@ -129,15 +129,14 @@ class RunProjection:
     @property
     def status(self) -> str:
         """One word for where the run stands, from its own thread alone."""
-        if self.terminal_status is not None:
-            return self.terminal_status
-        if self.quarantine is not None:
-            return "quarantined"
-        if self.manual_state is not None:
-            return "paused"
-        if self.planned_visits == 0:
-            return "started" if self.start is not None or self.start_kept is not None else "new"
-        return "idle" if self.applied_visits >= self.planned_visits else "running"
+        return run_status(
+            self.terminal_status,
+            self.quarantine is not None,
+            self.manual_state,
+            self.planned_visits,
+            self.applied_visits,
+            self.start is not None or self.start_kept is not None,
+        )
 
     @property
     def start_digest(self) -> str | None:
@@ -170,6 +169,26 @@ class RunProjection:
         if found.get("digest") != digest(found.get("run")):
             raise ValueError("damaged: its digest does not fit")
         return _adapter().validate_json(json.dumps(found["run"]))
+
+
+def run_status(
+    terminal_status: str | None,
+    quarantined: bool,
+    manual_state: ManualState | None,
+    planned_visits: int,
+    applied_visits: int,
+    started: bool,
+) -> str:
+    """Return one word for where a run stands."""
+    if terminal_status is not None:
+        return terminal_status
+    if quarantined:
+        return "quarantined"
+    if manual_state is not None:
+        return "paused"
+    if planned_visits == 0:
+        return "started" if started else "new"
+    return "idle" if applied_visits >= planned_visits else "running"
 
 
 @cache
@@ -310,9 +329,13 @@ def _pause(run: RunProjection, fact: ManualStepPaused) -> Reason | None:
     return None
 
 
+def resolves(state: ManualState | None, fact: ManualStepResolved) -> bool:
+    """Return whether a decision is one that the run waits for."""
+    return state is not None and state.step == fact.step and fact.action in _RESOLVES[state.kind]
+
+
 def _resolve(run: RunProjection, fact: ManualStepResolved) -> Reason | None:
-    state = run.manual_state
-    if state is None or state.step != fact.step or fact.action not in _RESOLVES[state.kind]:
+    if not resolves(run.manual_state, fact):
         return Reason.STALE_MANUAL_RESOLUTION
     run.manual_state = None
     run.resolutions.append(fact)

@@ -10,6 +10,7 @@ from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.plan_state import visits
 from squid_dagster.protocol.redaction import redact, redact_object
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread
@@ -20,7 +21,6 @@ from squid_dagster.runtime.signals import Receipt, Signal, SignalType
 from squid_dagster.runtime.starting import Start, has_begun, start_run, started_before
 from squid_dagster.workflow.planning import plan_resolution
 from squid_dagster.workflow.scheduling import plan_end, plan_retry
-from squid_dagster.workflow.state import visits
 
 _ACTIONS = {
     SignalType.APPROVE_RUN: "approved",

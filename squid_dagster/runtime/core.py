@@ -14,12 +14,12 @@ from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
-from squid_dagster.workflow.state import is_unreadable
 
 
 def new_run_id() -> str:
@@ -56,7 +56,7 @@ class Runtime:
         """Tell the time of the journal."""
         return self.storage.now()
 
-    def definition_of(self, run_id: str, run: RunProjection) -> Definition:
+    def definition_of(self, run_id: str, run: RunProjection | PlanState) -> Definition:
         """Give the definition that a run was started with.
 
         Raises:
@@ -75,7 +75,7 @@ class Runtime:
 
         Nothing follows for a run that cannot be read whole, whatever its definition was.
         """
-        if is_unreadable(request.run):
+        if not request.run.readable:
             return []
         definition = self.definition_of(request.run_id, request.run)
         return plan_settled(
@@ -84,7 +84,6 @@ class Runtime:
             request.settled,
             request.attempts,
             request.now,
-            given_away=True,
             max_fact_bytes=request.max_fact_bytes,
         )
 

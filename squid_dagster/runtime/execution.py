@@ -18,6 +18,7 @@ from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.plan_state import COMPENSATE
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.interrupts import is_interrupt
@@ -29,7 +30,6 @@ from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.outcomes import Defer, Fail
 from squid_dagster.workflow.retry import delay
 from squid_dagster.workflow.signature import Task
-from squid_dagster.workflow.state import COMPENSATE
 
 MAX_RESULT_BYTES = 1024 * 1024
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000

@@ -32,10 +32,10 @@ from squid_dagster.protocol.errors import (
     SquidError,
     TerminalRun,
 )
+from squid_dagster.protocol.plan_state import COMPENSATE
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map, failure
 from squid_dagster.runtime.settlement import settle, unwritable
-from squid_dagster.workflow.state import COMPENSATE
 
 logger = redacting_logger(__name__)
 

@@ -20,7 +20,6 @@ from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefuse
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
-from squid_dagster.workflow.state import is_unreadable
 
 logger = redacting_logger(__name__)
 
@@ -43,7 +42,7 @@ class _Planner:
     unreadable: set[str] = field(default_factory=set)
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
-        if is_unreadable(request.run):
+        if not request.run.readable:
             self.unreadable.add(request.run_id)
         facts = self.runtime.plan(request)
         for fact in facts:

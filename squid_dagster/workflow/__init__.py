@@ -1,10 +1,11 @@
 """Authoring: what a workflow is, whether it makes sense, and what it means. Pure: no database, no clock, no chance."""
 
+from squid_dagster.protocol.plan_state import FAIL
 from squid_dagster.workflow.authoring import Workflow
 from squid_dagster.workflow.binding import bind, bind_compensation, call_arguments, compensation_arguments
 from squid_dagster.workflow.conditions import Condition, Operator, path
 from squid_dagster.workflow.context import Cancellation, Resource, StepContext
-from squid_dagster.workflow.declared import COMPLETE, FAIL, Deadline, StepKind
+from squid_dagster.workflow.declared import COMPLETE, Deadline, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import (
     Code,

@@ -18,26 +18,24 @@ from squid_dagster.workflow.signature import Parameter, Source, Task
 from squid_dagster.workflow.values import explain_types
 
 
-def bind(step: StepDefinition, payload: Mapping[str, JsonValue], outputs: Mapping[str, JsonValue]) -> JsonObject:
-    """Give a step's input: what its parameters name, from outputs and payload. A built-in's input is empty.
+def bind(step: StepDefinition, values: Mapping[str, JsonValue]) -> JsonObject:
+    """Return a step's input: what its parameters name, from outputs over payload. A built-in's input is empty.
 
     A parameter with a default is left out where nothing provides it.
 
     Raises:
         InvalidInput: a parameter without a default has nothing to take.
     """
-    return {} if step.task is None else _gather(step.task, payload, outputs)
+    return {} if step.task is None else _gather(step.task, values)
 
 
-def bind_compensation(
-    step: StepDefinition, payload: Mapping[str, JsonValue], outputs: Mapping[str, JsonValue]
-) -> JsonObject:
-    """Give the input of a step's compensation, as `bind` does; the step's own output must be among `outputs`.
+def bind_compensation(step: StepDefinition, values: Mapping[str, JsonValue]) -> JsonObject:
+    """Return the input of a step's compensation, as `bind` does; the step's own output must be among `values`.
 
     Raises:
         InvalidInput: the step declares no compensation, or a parameter without a default has nothing to take.
     """
-    return _gather(_compensation(step), payload, outputs)
+    return _gather(_compensation(step), values)
 
 
 def call_arguments(
@@ -67,19 +65,17 @@ def _compensation(step: StepDefinition) -> Task:
     return step.compensation
 
 
-def _gather(task: Task, payload: Mapping[str, JsonValue], outputs: Mapping[str, JsonValue]) -> JsonObject:
+def _gather(task: Task, values: Mapping[str, JsonValue]) -> JsonObject:
     found: JsonObject = {}
     for parameter in task.parameters:
         if parameter.source is not Source.STATE:
             continue
-        if parameter.name in outputs:
-            found[parameter.name] = outputs[parameter.name]
-        elif parameter.name in payload:
-            found[parameter.name] = payload[parameter.name]
+        if parameter.name in values:
+            found[parameter.name] = values[parameter.name]
         elif parameter.required:
             raise InvalidInput(
                 f"{task.label} takes {parameter.name!r}, but the run has no such output or payload field; "
-                f"it has {', '.join(sorted({*outputs, *payload})) or 'none'}"
+                f"it has {', '.join(sorted(values)) or 'none'}"
             )
     return found
 

@@ -1,7 +1,7 @@
 """Dead letters: from which of them a run goes on by itself, and which wait for a person. Pure."""
 
+from squid_dagster.protocol.plan_state import COMPENSATE
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.state import COMPENSATE
 
 
 def goes_on_from_dead_letter(definition: Definition, step: str, *, failing: bool) -> bool:

@@ -9,13 +9,14 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
+from squid_dagster.protocol.plan_state import FAIL
 from squid_dagster.workflow.conditions import Condition
 from squid_dagster.workflow.external import External
 from squid_dagster.workflow.retry import Retry
 from squid_dagster.workflow.triggers import Trigger
 from squid_dagster.workflow.values import is_duration, shown
 
-COMPLETE, FAIL = "complete", "fail"
+COMPLETE = "complete"
 ENDS = frozenset({COMPLETE, FAIL})
 
 Outcome = Literal["ok", "error"]

@@ -104,9 +104,10 @@ class Definition:
     """A checked workflow. Mappings are read-only and in order of declaration.
 
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
-    holds, by step, the steps that come after it. `endings` holds the steps whose success can only end a run, with the
-    transition that is recorded. `resources` are the keys that a worker must provide. `former_fingerprints` are those
-    that earlier releases computed for the same definition: runs that carry one are runs of this definition.
+    holds, by step, the steps that come after it; `producers`, by the name of an output, the steps that give it.
+    `endings` holds the steps whose success can only end a run, with the transition that is recorded. `resources` are
+    the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed for the same
+    definition: runs that carry one are runs of this definition.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Definition:
     entry_steps: tuple[str, ...]
     routes: Mapping[tuple[str, Outcome], tuple[Route, ...]]
     dependents: Mapping[str, tuple[str, ...]]
+    producers: Mapping[str, tuple[str, ...]]
     endings: Mapping[str, JsonObject | None]
     resources: frozenset[str]
     fingerprint: str

@@ -128,6 +128,10 @@ def _build(
     callees = [task for task in (*tasks.values(), *compensations.values()) if task is not None]
     following = reversed_edges(shape.after)
     dependents = {name: tuple(following.get(name, ())) for name in built}
+    producers: dict[str, tuple[str, ...]] = {}
+    for step in built.values():
+        if step.output is not None:
+            producers[step.output] = (*producers.get(step.output, ()), step.name)
     return Definition(
         name=draft.name,
         version=draft.version,
@@ -138,6 +142,7 @@ def _build(
         entry_steps=tuple(shape.entries),
         routes=MappingProxyType(shape.groups),
         dependents=MappingProxyType(dependents),
+        producers=MappingProxyType(producers),
         endings=MappingProxyType(certain_ends(shape.mode, list(built), shape.entries, shape.groups, shape.after)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),

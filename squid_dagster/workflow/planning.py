@@ -5,6 +5,7 @@ one pauses the run. An external step is a runnable in a lane that no worker serv
 is undone one step after another, newest first, before it ends.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 from pydantic import JsonValue
 
 from squid_dagster.protocol.attempts import Attempt, AttemptStatus
-from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
@@ -26,26 +26,17 @@ from squid_dagster.protocol.facts import (
     RunStarted,
 )
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.run import RunProjection, apply_run
+from squid_dagster.protocol.plan_state import COMPENSATE, FAIL, PlanState
+from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.binding import bind, bind_compensation
 from squid_dagster.workflow.dead_letters import goes_on_from_dead_letter
-from squid_dagster.workflow.declared import COMPLETE, FAIL, Outcome, StepKind
+from squid_dagster.workflow.declared import COMPLETE, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
 from squid_dagster.workflow.room import Room, brief_error
 from squid_dagster.workflow.scheduling import deadline_of, plan_end, queue_of, schedule
-from squid_dagster.workflow.state import (
-    COMPENSATE,
-    Visit,
-    failure_of,
-    is_unreadable,
-    open_visits,
-    outputs_of,
-    payload_of,
-    visit_count,
-    visits,
-)
+from squid_dagster.workflow.state import known_values, state_of
 
 _ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}
 
@@ -56,32 +47,32 @@ def plan_start(definition: Definition, start: RunStarted) -> list[Fact]:
     Raises:
         InvalidInput: the payload does not provide what a first step takes.
     """
-    planning = _Planning(definition, RunProjection(run_id=start.run_id, start=start), start.occurred_at)
+    planning = _Planning(definition, PlanState(run_id=start.run_id, start=start), start.occurred_at)
     planning.facts.append(RunQueued(run_id=start.run_id, queue=planning.queue, occurred_at=start.occurred_at))
-    planning.enter(planning.prepare(definition.entry_steps, {}))
+    planning.enter(planning.prepare(definition.entry_steps, start.input))
     return planning.facts
 
 
 def plan_settled(
     definition: Definition,
-    run: RunProjection,
+    run: PlanState | RunProjection,
     settled: Iterable[Attempt],
     attempts: Mapping[str, Attempt],
     now: datetime,
     *,
-    given_away: bool = False,
     max_fact_bytes: int | None = None,
 ) -> list[Fact]:
-    """Give the facts that follow from attempts that were completed, have failed or were given up.
+    """Return the facts that follow from attempts that were completed, have failed or were given up.
 
-    `attempts` are all attempts of the run that are known, among them the retries that failures have created. Nothing
-    follows from what is applied already, from a deferral, or for a run that has stopped or cannot be read whole. A run
-    that is `given_away` is worked on instead of a copy. With `max_fact_bytes`, every fact is one that can be written: a
+    `attempts` are the attempts of these visits, among them the retries that failures have created. Nothing follows from
+    what is applied already, from a deferral, or for a run that has stopped or cannot be read whole. A `PlanState` is
+    worked on: what is returned is folded into it. With `max_fact_bytes`, every fact is one that can be written: a
     successor whose input is too large fails the run, with the outcome applied as it is.
     """
-    if is_unreadable(run):
+    state = state_of(run)
+    if not state.readable:
         return []
-    planning = _Planning(definition, run if given_away else run.copy(), now, max_fact_bytes)
+    planning = _Planning(definition, state, now, max_fact_bytes)
     for attempt in settled:
         planning.settle(attempt, attempts)
     return planning.facts
@@ -102,40 +93,42 @@ def plan_resolution(
     Raises:
         InvalidTransition: the run does not wait for such a decision.
     """
-    state = run.manual_state
+    manual = run.manual_state
     wanted = "pause" if action == "resumed" else "approval"
-    if run.stopped or state is None or state.kind != wanted:
-        waits = f"waits at {state.kind} {state.step!r}" if state is not None else f"is {run.status}"
+    if run.stopped or manual is None or manual.kind != wanted:
+        waits = f"waits at {manual.kind} {manual.step!r}" if manual is not None else f"is {run.status}"
         raise InvalidTransition(f"run {run.run_id!r} {waits}: there is nothing that could be {action}")
-    return _Planning(definition, run.copy(), now, max_fact_bytes).resolve(state.step, action, result, metadata)
+    return _Planning(definition, PlanState.of(run), now, max_fact_bytes).resolve(manual.step, action, result, metadata)
 
 
 class _Planning:
     """Facts in the making: each one is folded at once, so that the next decision sees it."""
 
     def __init__(
-        self, definition: Definition, run: RunProjection, now: datetime, max_fact_bytes: int | None = None
+        self, definition: Definition, state: PlanState, now: datetime, max_fact_bytes: int | None = None
     ) -> None:
         self.definition = definition
-        self.run = run
+        self.state = state
         self.now = now
-        self.run_id = run.run_id or ""
-        self.queue = queue_of(run)
+        self.run_id = state.run_id or ""
+        self.queue = queue_of(state)
         self.facts: list[Fact] = []
         self.room = None if max_fact_bytes is None else Room(max_fact_bytes)  # None: facts are checked by the caller
         self.not_undone: list[JsonValue] = []
 
     def add(self, fact: Fact) -> None:
         self.facts.append(fact)
-        apply_run(self.run, Entry(fact.thread, 0, 0, fact))
+        self.state.add_fact(fact)
 
     # --- outcomes ---------------------------------------------------------------------------------------------------
 
     def settle(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
-        key = attempt.runnable_key
-        if key not in self.run.planned:
+        key, state = attempt.runnable_key, self.state
+        if state.is_closed(key, attempt.idempotency_key, attempt.step):
+            return
+        if key not in state.planned:
             self._settle_earlier(attempt, attempts)
-        if self.run.stopped or key not in self.run.planned or key in self.run.applied:
+        if state.stopped or key not in state.planned:
             return
         if attempt.status is AttemptStatus.COMPLETED:
             self._succeeded(attempt)
@@ -143,12 +136,12 @@ class _Planning:
             retry = attempts.get(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}")
             if retry is None:
                 self._failed(attempt)
-            elif retry.runnable_key not in self.run.planned:
+            elif retry.runnable_key not in state.planned:
                 self._mirror(attempt, retry)
-        elif attempt.status is AttemptStatus.DEAD_LETTERED:
-            failing = failure_of(self.run) is not None
-            if goes_on_from_dead_letter(self.definition, attempt.step, failing=failing):
-                self._failed(attempt)
+        elif attempt.status is AttemptStatus.DEAD_LETTERED and goes_on_from_dead_letter(
+            self.definition, attempt.step, failing=state.failure is not None
+        ):
+            self._failed(attempt)
 
     def _settle_earlier(self, attempt: Attempt, attempts: Mapping[str, Attempt]) -> None:
         """Plan the retry that an attempt is, if a crash kept the failure before it from being planned for."""
@@ -157,9 +150,7 @@ class _Planning:
             self.settle(earlier, attempts)
 
     def _mirror(self, failed: Attempt, retry: Attempt) -> None:
-        planned = self.run.planned[failed.runnable_key].runnable
-        assert planned is not None  # noqa: S101  planning folds whole facts
-        again = planned.model_copy(
+        again = self.state.planned[failed.runnable_key].model_copy(
             update={
                 "runnable_key": retry.runnable_key,
                 "attempt_number": retry.attempt_number,
@@ -169,41 +160,37 @@ class _Planning:
         self.add(RunnablesPlanned(run_id=self.run_id, runnables=[again], occurred_at=self.now))
 
     def _succeeded(self, attempt: Attempt) -> None:
-        if attempt.step.startswith(COMPENSATE) or failure_of(self.run) is not None:
+        if attempt.step.startswith(COMPENSATE) or self.state.failure is not None:
             self._apply(attempt, attempt.result, None)
             self._undo_or_end()
             return
         step = self.definition.steps[attempt.step]
-        outputs = outputs_of(self.definition, self.run)
-        if step.output is not None:
-            outputs[step.output] = attempt.result
+        values = self._values(step, attempt.result)
         if self.definition.mode is Mode.DEPENDENCIES:
-            self._join(step, attempt, outputs)
+            self._join(step, attempt, values)
         else:
-            decision, entered = self._follow(step, "ok", outputs, None)
+            decision, entered = self._follow(step, "ok", values, None)
             self._apply(attempt, attempt.result, decision)
             self._go(decision, entered)
 
     def _failed(self, attempt: Attempt) -> None:
         error = attempt.error or {"code": "dead_letter", "message": f"delivered {attempt.deliveries} times, never done"}
-        if attempt.step.startswith(COMPENSATE) or failure_of(self.run) is not None:
+        if attempt.step.startswith(COMPENSATE) or self.state.failure is not None:
             self._apply(attempt, None, {"from": attempt.step, "on": "error", "to": FAIL, "error": error})
             self._undo_or_end()
             return
         step = self.definition.steps[attempt.step]
-        decision, entered = self._follow(step, "error", outputs_of(self.definition, self.run), error)
+        decision, entered = self._follow(step, "error", known_values(self.definition, self.state), error)
         self._apply(attempt, None, decision)
         self._go(decision, entered)
 
     def resolve(self, step_name: str, action: str, result: JsonObject, metadata: JsonObject) -> list[Fact]:
         step = self.definition.steps[step_name]
-        outputs = outputs_of(self.definition, self.run)
-        if step.output is not None:
-            outputs[step.output] = result
+        values = self._values(step, result)
         error: JsonObject | None = None
         if action == "rejected":
             error = {"code": "rejected", "message": f"{step_name!r} was rejected", "decision": result}
-        decision, entered = self._follow(step, _ACTIONS[action], outputs, error)
+        decision, entered = self._follow(step, _ACTIONS[action], values, error)
         self.add(
             ManualStepResolved(
                 run_id=self.run_id,
@@ -217,6 +204,10 @@ class _Planning:
         )
         self._go(decision, entered)
         return self.facts
+
+    def _values(self, step: StepDefinition, result: JsonValue) -> Mapping[str, JsonValue]:
+        """Return what the run knows once this is the step's output."""
+        return known_values(self.definition, self.state, {} if step.output is None else {step.output: result})
 
     def _apply(self, attempt: Attempt, result: JsonValue, transition: JsonObject | None) -> None:
         fact = RunnableApplied(
@@ -234,10 +225,10 @@ class _Planning:
     # --- what comes next --------------------------------------------------------------------------------------------
 
     def _follow(
-        self, step: StepDefinition, outcome: Outcome, outputs: dict[str, JsonValue], error: JsonObject | None
+        self, step: StepDefinition, outcome: Outcome, values: Mapping[str, JsonValue], error: JsonObject | None
     ) -> tuple[JsonObject, list[Runnable | ManualStepPaused]]:
         """Choose the route and prepare where it leads; anything that is wrong with that fails the run, in words."""
-        route = self._choose(step, outcome, outputs, error)
+        route = self._choose(step, outcome, values, error)
         decision: JsonObject = {"from": step.name, "on": outcome, "to": FAIL} if route is None else route.decision()
         if error is not None:
             decision["error"] = error
@@ -248,16 +239,16 @@ class _Planning:
             decision["error"] = {"code": "routed_to_fail", "message": f"{step.name!r} was routed to fail"}
         elif route is not None and not route.ends_run:
             try:
-                entered = self.prepare([route.to], outputs)
+                entered = self.prepare([route.to], values)
             except InvalidInput as problem:
                 refused: JsonObject = {"code": "invalid_input", "message": str(problem)}
                 decision |= {"to": FAIL, "error": refused if error is None else {**refused, "cause": error}}
         return decision, entered
 
     def _choose(
-        self, step: StepDefinition, outcome: Outcome, outputs: Mapping[str, JsonValue], error: JsonObject | None
+        self, step: StepDefinition, outcome: Outcome, values: Mapping[str, JsonValue], error: JsonObject | None
     ) -> Route | None:
-        state = {**payload_of(self.run), **outputs, **({"error": error} if error is not None else {})}
+        state = values if error is None else ChainMap({"error": error}, values)  # type: ignore[arg-type]  # read only
         routes = self.definition.routes.get((step.name, outcome), ())
         return next((route for route in routes if route.when is None or route.when.holds(state)), None)
 
@@ -269,16 +260,13 @@ class _Planning:
         else:
             self.enter(entered)
 
-    def _join(self, step: StepDefinition, attempt: Attempt, outputs: dict[str, JsonValue]) -> None:
+    def _join(self, step: StepDefinition, attempt: Attempt, values: Mapping[str, JsonValue]) -> None:
         """Apply a result in a workflow of dependencies, and enter every step that has just become possible."""
-        done = {visit.runnable.step for visit in visits(self.run)} | {step.name}
-        ready = [
-            name
-            for name in self.definition.dependents.get(step.name, ())
-            if done.issuperset(self.definition.steps[name].after) and not visit_count(self.run, name)
-        ]
+        done = self.state.done + (not self.state.is_done(step.name))
+        dependents = self.definition.dependents.get(step.name, ())
+        ready = [name for name in dependents if self._is_ready(name, step.name, done)]
         try:
-            entered = self.prepare(ready, outputs)
+            entered = self.prepare(ready, values)
         except InvalidInput as problem:
             error: JsonObject = {"code": "invalid_input", "message": str(problem)}
             self._apply(attempt, attempt.result, {"from": step.name, "on": "ok", "to": FAIL, "error": error})
@@ -286,18 +274,25 @@ class _Planning:
             return
         self._apply(attempt, attempt.result, None)
         self.enter(entered)
-        if done.issuperset(self.definition.steps):
+        if done == len(self.definition.steps):
             self._end("completed")
 
-    def prepare(self, names: Iterable[str], outputs: Mapping[str, JsonValue]) -> list[Runnable | ManualStepPaused]:
-        """Give what entering these steps takes. Raises `InvalidInput` when one of them cannot be entered."""
-        entered = [self._entry(self.definition.steps[name], outputs) for name in names]
+    def _is_ready(self, name: str, last: str, done: int) -> bool:
+        """Return whether a step can be entered now that `last` is done, one of so many steps that are."""
+        after = self.definition.steps[name].after
+        if done < len(after) or self.state.visits(name):  # counted first: a join of thousands is looked at once
+            return False
+        return all(each == last or self.state.is_done(each) for each in after)
+
+    def prepare(self, names: Iterable[str], values: Mapping[str, JsonValue]) -> list[Runnable | ManualStepPaused]:
+        """Return what entering these steps takes. Raises `InvalidInput` when one of them cannot be entered."""
+        entered = [self._entry(self.definition.steps[name], values) for name in names]
         if self.room is not None:
             self.room.check([each for each in entered if isinstance(each, Runnable)])
         return entered
 
-    def _entry(self, step: StepDefinition, outputs: Mapping[str, JsonValue]) -> Runnable | ManualStepPaused:
-        visit = visit_count(self.run, step.name) + 1
+    def _entry(self, step: StepDefinition, values: Mapping[str, JsonValue]) -> Runnable | ManualStepPaused:
+        visit = self.state.visits(step.name) + 1
         if step.max_visits is not None and visit > step.max_visits:
             raise InvalidInput(f"step {step.name!r} may be visited {step.max_visits} times (max_visits), not once more")
         if step.is_manual:
@@ -312,12 +307,12 @@ class _Planning:
                 occurred_at=self.now,
             )
         visible_at = self.now + step.duration if step.kind is StepKind.WAIT and step.duration else self.now
-        return self._runnable(step, step.name, visit, bind(step, payload_of(self.run), outputs), visible_at)
+        return self._runnable(step, step.name, visit, bind(step, values), visible_at)
 
     def _runnable(
         self, step: StepDefinition, name: str, visit: int, values: JsonObject, visible_at: datetime
     ) -> Runnable:
-        run_priority = self.run.start.priority if self.run.start is not None else 0
+        run_priority = self.state.start.priority if self.state.start is not None else 0
         more: dict[str, Any] = {}
         if step.deadline is not None and name == step.name:
             more["deadline"] = deadline_of(step, visible_at)
@@ -346,13 +341,13 @@ class _Planning:
         for part in [runnables] if self.room is None else self.room.parts(runnables):
             if part:
                 self.add(RunnablesPlanned(run_id=self.run_id, runnables=part, occurred_at=self.now))
-        self.facts += [schedule(each, self.run.start, self.now) for each in runnables]
+        self.facts += [schedule(each, self.state.start, self.now) for each in runnables]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _undo_or_end(self) -> None:
         """Undo the newest step that was not undone yet; end the run when there is none, and nothing is under way."""
-        under_way = open_visits(self.run)
+        under_way = self.state.open
         if any(f":{COMPENSATE}" in key for key in under_way):
             return
         entered = self._next_compensation()
@@ -367,51 +362,35 @@ class _Planning:
         return any(step.compensation is not None for step in self.definition.steps.values())
 
     def _next_compensation(self) -> Runnable | None:
-        self.not_undone, outputs = [], outputs_of(self.definition, self.run)
-        for visit in reversed(list(visits(self.run))):
-            step = self.definition.steps.get(visit.runnable.step)
-            if step is None or step.compensation is None or not visit.succeeded:
-                continue
-            number = int(visit.runnable.idempotency_key.rpartition(":")[2])
-            name = COMPENSATE + step.name
-            if runnable_key(self.run_id, name, number, 1) in self.run.planned:
+        self.not_undone, values = [], known_values(self.definition, self.state)
+        for (name, visit), result in reversed(self.state.to_undo.items()):
+            step = self.definition.steps.get(name)
+            if step is None or step.compensation is None:
                 continue
             if step.output is not None:
-                outputs = {**outputs, step.output: visit.fact.result}
+                values = ChainMap({step.output: result}, values)  # type: ignore[arg-type]  # read only
             try:
-                values = bind_compensation(step, payload_of(self.run), outputs)
-                found = self._runnable(step, name, number, values, self.now)
+                taken = bind_compensation(step, values)
+                found = self._runnable(step, COMPENSATE + name, visit, taken, self.now)
                 if self.room is not None:
                     self.room.check([found])
             except InvalidInput as problem:  # it cannot be undone, which is told in the end and stops no other one
                 error: JsonObject = {"code": "invalid_input", "message": str(problem)}
-                self.not_undone.append({"step": step.name, "error": error})
+                self.not_undone.append({"step": name, "error": error})
                 continue
             return found
         return None
 
     def _error(self) -> JsonObject:
-        error = dict(failure_of(self.run) or {})
-        failures: list[JsonValue] = [
-            _compensation_failure(visit) for visit in visits(self.run) if _is_failed_compensation(visit)
-        ]
-        failures += self.not_undone
+        error = dict(self.state.failure or {})
+        failures: list[JsonValue] = [*self.state.undo_failures, *self.not_undone]
         return {**error, "compensation_failures": failures} if failures else error
 
     def _end(self, status: str, error: JsonObject | None = None) -> None:
         # What a sibling settled beside this one has just planned never begins: its schedule could come after the end.
         self.facts = [fact for fact in self.facts if not isinstance(fact, AttemptScheduled)]
-        facts = plan_end(self.run, status, self.now, error)
+        facts = plan_end(self.state, status, self.now, error)
         if self.room is not None and error is not None and not self.room.holds(*facts):
-            facts = plan_end(self.run, status, self.now, brief_error(error))
+            facts = plan_end(self.state, status, self.now, brief_error(error))
         for fact in facts:
             self.add(fact)
-
-
-def _is_failed_compensation(visit: Visit) -> bool:
-    return visit.runnable.step.startswith(COMPENSATE) and not visit.succeeded
-
-
-def _compensation_failure(visit: Visit) -> JsonObject:
-    step = visit.runnable.step.removeprefix(COMPENSATE)
-    return {"step": step, "error": (visit.fact.transition or {}).get("error")}

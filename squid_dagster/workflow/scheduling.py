@@ -15,10 +15,11 @@ from squid_dagster.protocol.facts import (
     RunTerminal,
 )
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.external import external_lane
-from squid_dagster.workflow.state import open_visits
+from squid_dagster.workflow.state import state_of
 
 DEFAULT_QUEUE = "default"
 _FINAL = (AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus.DEAD_LETTERED)
@@ -45,11 +46,11 @@ def plan_retry(run: RunProjection, attempt: Attempt, now: datetime) -> list[Fact
     ]
 
 
-def plan_end(run: RunProjection, status: str, now: datetime, error: JsonObject | None = None) -> list[Fact]:
-    """Give the facts that end a run, with the fence for work that is still open."""
+def plan_end(run: PlanState | RunProjection, status: str, now: datetime, error: JsonObject | None = None) -> list[Fact]:
+    """Return the facts that end a run, with the fence for work that is still open."""
     run_id = run.run_id or ""
     facts: list[Fact] = []
-    if open_visits(run):
+    if state_of(run).open:
         facts.append(RunFenced(run_id=run_id, queue=queue_of(run), occurred_at=now))
     return [*facts, RunTerminal(run_id=run_id, status=status, error=error, occurred_at=now)]  # type: ignore[arg-type]
 
@@ -91,7 +92,7 @@ def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> Att
     )
 
 
-def queue_of(run: RunProjection) -> str:
+def queue_of(run: PlanState | RunProjection) -> str:
     """Give the one queue that all work of a run goes through."""
     return (run.start.queue if run.start is not None else None) or DEFAULT_QUEUE
 

@@ -16,12 +16,12 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.verify import verify
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.plan_state import COMPENSATE, PlanState, visits
 from squid_dagster.protocol.unit import RunUnit, apply_unit
 from squid_dagster.testing import assert_invariants, golden
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.scheduling import unprogressed
-from squid_dagster.workflow.state import COMPENSATE, open_visits, visits
 from tests.facts import T0
 from tests.runtime.random_driving import Drive
 from tests.runtime.random_workflows import Script, dependencies, outcomes, routes
@@ -82,7 +82,7 @@ def check_prefixes(squid: Squid, run_id: str) -> None:
         apply_unit(state, entry)
         stuck = unprogressed(state.run, state.dispatch.attempts)
         plan_settled(definition, state.run, stuck, state.dispatch.attempts, entry.fact.occurred_at)
-        assert sum(f":{COMPENSATE}" in key for key in open_visits(state.run)) <= 1, "undone one after another"
+        assert sum(f":{COMPENSATE}" in key for key in PlanState.of(state.run).open) <= 1, "undone one after another"
     assert state == RunUnit.fold(entries)
     for revision in range(1, squid.journal.revision(f"squid:run:{run_id}") + 1):
         squid.inspect_run(run_id, at_revision=revision)

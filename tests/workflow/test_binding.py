@@ -74,7 +74,7 @@ def test_an_input_that_misses_a_value_is_refused_by_name() -> None:
     definition = orders()
 
     with pytest.raises(InvalidInput, match=r"step 'take' takes 'order_id', but the run has no .*; it has amount"):
-        bind(definition.steps["take"], {"amount": 3}, {})
+        bind(definition.steps["take"], {"amount": 3})
     with pytest.raises(InvalidInput, match=r"step 'take' takes 'order_id', but its input has only amount"):
         call_arguments(definition.steps["take"], {"amount": 3}, CTX, {"slack": Slack()})
 
@@ -113,13 +113,13 @@ def test_a_missing_resource_is_refused_by_key() -> None:
 
 def test_a_step_without_a_compensation_has_nothing_to_bind() -> None:
     with pytest.raises(InvalidInput, match="step 'pack' declares no compensation"):
-        bind_compensation(orders().steps["pack"], {}, {})
+        bind_compensation(orders().steps["pack"], {})
 
 
 def test_outputs_and_payload_become_an_input_and_the_input_becomes_the_call() -> None:
     definition, slack = orders(), Slack()
     step = definition.steps["take"]
-    input_ = bind(step, definition.accept_payload({"order_id": "o-1"}), {"pack": None})
+    input_ = bind(step, {**definition.accept_payload({"order_id": "o-1"}), "pack": None})
 
     assert input_ == {"order_id": "o-1", "amount": 1}
     assert call_arguments(step, {**input_, "more": 1}, CTX, {"slack": slack, "x": 1}) == {
@@ -143,7 +143,7 @@ def test_values_are_read_as_json_whatever_the_model_demands() -> None:
 def test_a_compensation_is_bound_like_its_step_and_takes_its_output() -> None:
     definition, slack = orders(), Slack()
     step = definition.steps["take"]
-    input_ = bind_compensation(step, {"order_id": "o-1", "amount": 1}, {"take": {"id": 5}})
+    input_ = bind_compensation(step, {"order_id": "o-1", "amount": 1, "take": {"id": 5}})
 
     assert input_ == {"order_id": "o-1", "take": {"id": 5}}
     assert compensation_arguments(step, input_, CTX, {"slack": slack}) == {**input_, "slack": slack}
@@ -153,7 +153,7 @@ def test_a_compensation_is_bound_like_its_step_and_takes_its_output() -> None:
 def test_a_built_in_takes_nothing() -> None:
     step = orders().steps["note"]
 
-    assert bind(step, {"order_id": "x"}, {}) == {}
+    assert bind(step, {"order_id": "x"}) == {}
     assert call_arguments(step, {}, CTX, {}) == {}
 
 
@@ -213,7 +213,7 @@ def test_a_workflow_without_payload_takes_none() -> None:
 def test_a_payload_is_json_with_defaults_and_comes_back_as_what_it_was() -> None:
     definition = money()
     payload = definition.accept_payload({"id": UUID(int=1)})
-    arguments = call_arguments(definition.steps["pay"], bind(definition.steps["pay"], payload, {}), CTX, {})
+    arguments = call_arguments(definition.steps["pay"], bind(definition.steps["pay"], payload), CTX, {})
 
     assert payload == {"id": str(UUID(int=1)), "price": "1.50", "due": None}
     assert payload == definition.accept_payload(Money(id=UUID(int=1)))

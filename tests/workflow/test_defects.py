@@ -39,7 +39,7 @@ def test_defect_9_payload_and_every_earlier_output_reach_a_join_and_what_follows
     workflow.route(last, to="complete")
     step = workflow.freeze().steps["last"]
 
-    assert bind(step, {"order_id": "o", "amount": 1}, {"left": "o", "review": {"by": "ann"}}) == {
+    assert bind(step, {"order_id": "o", "amount": 1, "left": "o", "review": {"by": "ann"}}) == {
         "order_id": "o",
         "amount": 1,
         "left": "o",

@@ -1,0 +1,322 @@
+"""The planner's state of a run: what decides how the run goes on, and no more. A fold of the run's own thread.
+
+`RunProjection` keeps every visit of a run. This keeps one record per step, and the visits that are open: its size does
+not grow with the number of visits, and folding a fact costs the same in a run's first and in its ten-thousandth.
+
+The fold follows histories as the planner writes them. A fact that does not fit (a repeat, a conflict, an entry that
+cannot be read) makes the state not `plain`: then fold the whole thread to a `RunProjection`, and use `PlanState.of`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+from pydantic import JsonValue
+
+from squid_dagster.protocol.anomalies import Reason, unreadable
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunStarted
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.run import ManualState, RunProjection, resolves, run_status
+from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
+
+COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation
+FAIL = "fail"  # where a transition leads that fails the run
+_RUN_PREFIX = run_thread("")
+
+
+class StepState(NamedTuple):
+    """One step: how often it was entered, how many visits have an outcome, and the latest output.
+
+    `order` counts the outcomes of the run at which the output was given; 0 while there is none.
+    """
+
+    visits: int = 0
+    applied: int = 0
+    output: JsonValue = None
+    order: int = 0
+
+
+class Visit(NamedTuple):
+    """One visit of a step whose outcome is part of the run."""
+
+    runnable: Runnable
+    fact: RunnableApplied
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the step succeeded, whatever followed from that."""
+        return succeeded(self.fact)
+
+
+def succeeded(applied: RunnableApplied) -> bool:
+    """Return whether an applied outcome is a success, whatever followed from it."""
+    return (applied.transition or {}).get("on") != "error"
+
+
+def visits(run: RunProjection) -> Iterator[Visit]:
+    """Yield all applied visits, in the order in which they were applied."""
+    for key, applied in run.applied.items():
+        planned = run.planned.get(key)
+        if planned is not None and planned.runnable is not None and applied.fact is not None:
+            yield Visit(planned.runnable, applied.fact)
+
+
+@dataclass(slots=True)
+class PlanState:
+    """What the planner looks at. Folding works in place; `copy` gives an independent state."""
+
+    run_id: str | None = None
+    start: RunStarted | None = None
+    steps: dict[str, StepState] = field(default_factory=dict)
+    planned: dict[str, Runnable] = field(default_factory=dict)  # by runnable key, of open visits alone
+    open: dict[str, int] = field(default_factory=dict)  # open visits by idempotency key: the last attempt planned
+    to_undo: dict[tuple[str, int], JsonValue] = field(default_factory=dict)  # results by step and visit, oldest first
+    undo_failures: list[JsonObject] = field(default_factory=list)
+    done: int = 0  # steps that have an outcome, compensations aside
+    outcomes: int = 0
+    planned_visits: int = 0
+    applied_visits: int = 0
+    failure: JsonObject | None = None  # the error that the run is going to fail with, once everything is undone
+    manual_state: ManualState | None = None
+    terminal_status: str | None = None
+    quarantined: bool = False
+    readable: bool = True
+    plain: bool = True
+    facts: int = 0  # folded so far
+    closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
+
+    @classmethod
+    def fold(cls, entries: Iterable[Entry]) -> Self:
+        """Return the state that the entries of a run's own thread give; of no use unless it is `plain`."""
+        state = cls()
+        for entry in entries:
+            state.add(entry)
+        return state
+
+    @classmethod
+    def of(cls, run: RunProjection) -> Self:
+        """Return the state of a run whose whole thread was folded, whatever is on it."""
+        state = cls(run.run_id, run.start)
+        state.manual_state, state.terminal_status = run.manual_state, run.terminal_status
+        state.quarantined = run.quarantine is not None
+        state.planned_visits, state.applied_visits = run.planned_visits, run.applied_visits
+        state.readable = not any(found.reason is Reason.MALFORMED_ENTRY for found in run.anomalies)
+        runnables = {key: each.runnable for key, each in run.planned.items() if each.runnable is not None}
+        entered = {each.idempotency_key: each.step for each in runnables.values()}
+        for step in [*entered.values(), *(each.step for each in run.resolutions)]:
+            state._enter(step)
+        if run.manual_state is not None:
+            state._enter(run.manual_state.step)
+        closed = {each.idempotency_key for key, each in runnables.items() if key in run.applied}
+        for key, runnable in runnables.items():
+            if runnable.idempotency_key not in closed:
+                state._open(key, runnable)
+        state.closed = frozenset(run.planned).difference(state.planned)
+        for visit in visits(run):
+            state._apply(visit.runnable, visit.fact)
+        undone = {_undone(each) for each in runnables.values()}
+        state.to_undo = {visit: result for visit, result in state.to_undo.items() if visit not in undone}
+        for resolution in run.resolutions:
+            state._outcome(resolution.step, resolution.result, resolution.transition)
+        return state
+
+    def copy(self) -> Self:
+        """Return an independent copy; what the containers hold is immutable and shared."""
+        return replace(
+            self,
+            steps=dict(self.steps),
+            planned=dict(self.planned),
+            open=dict(self.open),
+            to_undo=dict(self.to_undo),
+            undo_failures=list(self.undo_failures),
+        )
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the run has ended."""
+        return self.terminal_status is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is to be scheduled or applied: the run has ended, or is quarantined."""
+        return self.terminal or self.quarantined
+
+    @property
+    def status(self) -> str:
+        """One word for where the run stands, as `RunProjection.status`."""
+        return run_status(
+            self.terminal_status,
+            self.quarantined,
+            self.manual_state,
+            self.planned_visits,
+            self.applied_visits,
+            self.start is not None,
+        )
+
+    def visits(self, step: str) -> int:
+        """Return how often a step was entered so far."""
+        return self.steps[step].visits if step in self.steps else 0
+
+    def is_done(self, step: str) -> bool:
+        """Return whether a visit of the step has an outcome."""
+        return step in self.steps and self.steps[step].applied > 0
+
+    def is_closed(self, key: str, visit_key: str, step: str) -> bool:
+        """Return whether an attempt belongs to a visit that has its outcome."""
+        if self.closed is not None and key in self.closed:
+            return True
+        if visit_key in self.open:
+            return False
+        number = _number(visit_key)
+        if step.startswith(COMPENSATE):
+            undone = step.removeprefix(COMPENSATE)
+            return self.closed is None and number <= self.visits(undone) and (undone, number) not in self.to_undo
+        return self.closed is None and number <= self.visits(step)
+
+    def add(self, entry: Entry) -> None:
+        """Fold one entry of the run's thread; what does not fit makes the state not `plain`."""
+        if not entry.thread.startswith(_RUN_PREFIX):
+            return
+        if unreadable(entry) is not None:
+            self.readable = self.plain = False
+            return
+        self.add_fact(entry.fact)  # type: ignore[arg-type]  # readable, and so a fact
+
+    def add_fact(self, fact: Fact) -> None:
+        """Fold one fact of the run's thread, as `add` does."""
+        self.facts += 1
+        if not self._follows(fact):
+            self.plain = False
+
+    def _follows(self, fact: Any) -> bool:
+        """Follow a fact; return False, with the state of no more use, if it is not what the planner writes."""
+        if self.run_id is None:
+            self.run_id = fact.run_id
+        if fact.run_id != self.run_id:
+            return False
+        if fact.type == "run_signal_received":
+            return True
+        if self.terminal:
+            return False
+        match fact.type:
+            case "run_started":
+                is_first, self.start = self.start is None, self.start or fact
+                return is_first
+            case "runnables_planned":
+                return all(self._plan(runnable) for runnable in fact.runnables)
+            case "runnable_applied":
+                return self._close(fact)
+            case "manual_step_paused":
+                return self._pause(fact)
+            case "manual_step_resolved":
+                return self._resolve(fact)
+            case "run_terminal":
+                self.terminal_status, self.manual_state = fact.status, None
+            case "entry_quarantined":
+                self.quarantined = True
+        return True
+
+    def _plan(self, runnable: Runnable) -> bool:
+        run_id, step, key = self.run_id or "", runnable.step, runnable.idempotency_key
+        number = _number(key)
+        if key != idempotency_key(run_id, step, number) or runnable.runnable_key != runnable_key(
+            run_id, step, number, runnable.attempt_number
+        ):
+            return False
+        if runnable.attempt_number > 1:
+            if self.open.get(key) != runnable.attempt_number - 1:
+                return False
+        elif (undone := _undone(runnable)) is not None:
+            if undone not in self.to_undo:
+                return False
+            del self.to_undo[undone]
+            self._enter(step)
+        else:
+            if number != self.visits(step) + 1:
+                return False
+            self._enter(step)
+        self.planned_visits += runnable.attempt_number == 1
+        self._open(runnable.runnable_key, runnable)
+        return True
+
+    def _close(self, fact: RunnableApplied) -> bool:
+        runnable = self.planned.get(fact.runnable_key)
+        if runnable is None:
+            return False
+        last = self.open.pop(runnable.idempotency_key)
+        for number in range(1, last + 1):
+            self.planned.pop(f"{runnable.idempotency_key}:{number}", None)
+        self.applied_visits += 1
+        self._apply(runnable, fact)
+        return True
+
+    def _pause(self, fact: Any) -> bool:
+        if self.manual_state is not None:
+            return False
+        self.manual_state = ManualState(fact.step, fact.kind, fact.paused_at or fact.occurred_at, fact.metadata)
+        self._enter(fact.step)
+        return True
+
+    def _resolve(self, fact: Any) -> bool:
+        if not resolves(self.manual_state, fact):
+            return False
+        self.manual_state = None
+        self._outcome(fact.step, fact.result, fact.transition)
+        return True
+
+    def _enter(self, step: str) -> None:
+        known = self.steps.get(step, StepState())
+        self.steps[step] = known._replace(visits=known.visits + 1)
+
+    def _open(self, key: str, runnable: Runnable) -> None:
+        self.planned[key] = runnable
+        visit = runnable.idempotency_key
+        self.open[visit] = max(self.open.get(visit, 0), runnable.attempt_number)
+
+    def _apply(self, runnable: Runnable, fact: RunnableApplied) -> None:
+        """Take in the outcome of a visit."""
+        step = runnable.step
+        if step.startswith(COMPENSATE):
+            known = self.steps[step]
+            self.steps[step] = known._replace(applied=known.applied + 1)
+            if not succeeded(fact):
+                error = (fact.transition or {}).get("error")
+                self.undo_failures.append({"step": step.removeprefix(COMPENSATE), "error": error})
+            return
+        if succeeded(fact):
+            self._outcome(step, fact.result, fact.transition)
+            if runnable.recovery is None or runnable.recovery.get("compensated"):
+                self.to_undo[step, _number(runnable.idempotency_key)] = fact.result
+        else:
+            self._count(step)
+            self._note_failure(fact.transition)
+
+    def _outcome(self, step: str, output: JsonValue, transition: JsonObject | None) -> None:
+        self._count(step)
+        self.steps[step] = self.steps[step]._replace(output=output, order=self.outcomes)
+        self._note_failure(transition)
+
+    def _count(self, step: str) -> None:
+        known = self.steps[step]
+        self.outcomes += 1
+        self.done += known.applied == 0
+        self.steps[step] = known._replace(applied=known.applied + 1)
+
+    def _note_failure(self, transition: JsonObject | None) -> None:
+        if self.failure is None and transition is not None and transition.get("to") == FAIL:
+            error = transition.get("error")
+            self.failure = error if isinstance(error, dict) else {}
+
+
+def _number(visit_key: str) -> int:
+    """Return the number of a visit by its idempotency key; 0 for a key of another form."""
+    text = visit_key.rpartition(":")[2]
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
+
+
+def _undone(runnable: Runnable) -> tuple[str, int] | None:
+    """Return the step and the visit that a runnable undoes; None if it is no compensation."""
+    if not runnable.step.startswith(COMPENSATE):
+        return None
+    return runnable.step.removeprefix(COMPENSATE), _number(runnable.idempotency_key)
