@@ -1,7 +1,6 @@
 """`Squid`: the one object to start, run, control and look at workflows with."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -24,7 +23,7 @@ from squid_dagster.inspection import (
     list_runs,
 )
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Announcement
+from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.attempts import Attempt
@@ -175,23 +174,18 @@ class Squid:
             ConflictingCommand: the key, or the run id, was used with another payload.
         """
         options = signal_options(actor=actor, comment=comment, metadata=metadata, idempotency_key=idempotency_key)
-        with self._announced(self.runtime.queue if queue is None else queue) as announced:
-            start = prepare_start(
-                self.runtime,
-                workflow,
-                payload,
-                trigger=trigger,
-                queue=queue,
-                run_id=run_id,
-                priority=priority,
-                version=version,
-                options=options,
-            )
-            return self._receipt(start_run(self.runtime, start, announced))
-
-    def _announced(self, queue: str) -> AbstractContextManager[Announcement | None]:
-        """Announce a start to workers, if they hear of it."""
-        return self.runtime.dispatch.announce(queue) if self.runtime.store_wakes else nullcontext()
+        start = prepare_start(
+            self.runtime,
+            workflow,
+            payload,
+            trigger=trigger,
+            queue=queue,
+            run_id=run_id,
+            priority=priority,
+            version=version,
+            options=options,
+        )
+        return self._receipt(start_run(self.runtime, start))
 
     def start_many(
         self,

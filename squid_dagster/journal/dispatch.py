@@ -8,7 +8,6 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
@@ -196,16 +195,6 @@ class Answer:
         return self.attempt
 
 
-class Announcement(Protocol):
-    """A start that workers were told of before it is written."""
-
-    def is_late(self) -> bool:
-        """Tell whether workers may have given up waiting for it, so that they have to be told again."""
-
-    def withdraw(self) -> None:
-        """Let nobody wait for it any longer. May be called more than once."""
-
-
 class DispatchStore(Protocol):
     """Claims and their outcomes. A group is a list of independent members.
 
@@ -226,14 +215,13 @@ class DispatchStore(Protocol):
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
-        after: int | None = None,
         suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts in claim order: priority, due time, position.
 
         Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; gives nothing
         from a paused queue, and only what `definitions` names (see `definition_key`), unless that is None. Never
-        raises a conflict. With `after`, the number of an announced start, it first waits a moment for that one.
+        raises a conflict.
 
         With `suspects`, attempts that were lost before come one at a time: the claim ends before the first of them, or
         takes it alone if it comes first. If that one is worse than allowed, all of them are passed over.
@@ -255,14 +243,7 @@ class DispatchStore(Protocol):
         is even if what follows cannot be written: the planner is asked again, to fail the run instead.
         """
 
-    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
-        """Tell workers that a run is about to be written, so that they wait for it while it is being prepared.
-
-        Whatever comes of that, it is nobody's error: at best the run's first step begins sooner. It is to be handed to
-        `open_runs`, or withdrawn; the end of the block does that, too.
-        """
-
-    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """Write new runs in a shorter way than `decide` does, all at once; give the time that they are written with.
 
         None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.

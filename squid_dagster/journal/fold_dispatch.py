@@ -1,13 +1,11 @@
 """Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from enum import Enum, auto
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
-    Announcement,
     Answer,
     Claim,
     ClaimRef,
@@ -73,7 +71,6 @@ class FoldDispatchStore:
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
-        after: int | None = None,  # nothing is announced here
         suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
@@ -154,11 +151,7 @@ class FoldDispatchStore:
         )
         return with_first_answers(self._storage, settlements, answers)
 
-    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
-        """Whoever shares a storage object is told in no time."""
-        return nullcontext()
-
-    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """There is no shorter way here."""
         return None
 

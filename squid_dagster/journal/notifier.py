@@ -26,9 +26,6 @@ class Listener(Protocol):
         came back for example: look, find nothing, wait again. A closed listener answers False at once.
         """
 
-    def announced(self) -> int | None:
-        """Give the number of a start that was announced since the last call, for `DispatchStore.claim` to wait for."""
-
     def wake(self) -> None:
         """Wake whoever waits here, or the next one who will. For another thread of the same process."""
 
@@ -176,10 +173,6 @@ class LocalListener:
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
         return self._bell.wait(timeout)
-
-    def announced(self) -> int | None:
-        """Nothing is announced within one process."""
-        return None
 
     def wake(self) -> None:
         """Wake whoever waits here."""

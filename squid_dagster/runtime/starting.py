@@ -8,7 +8,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from squid_dagster.journal import load_run
-from squid_dagster.journal.dispatch import Announcement, Opening
+from squid_dagster.journal.dispatch import Opening
 from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
@@ -162,15 +162,15 @@ def handed_over(payload: Payload, definition: Definition) -> Payload:
     return payload
 
 
-def start_run(runtime: Runtime, start: Start, announced: Announcement | None = None) -> Receipt:
-    """Start a run, as it may have been announced; or give the receipt of the first time that its key or id was used.
+def start_run(runtime: Runtime, start: Start) -> Receipt:
+    """Start a run; or give the receipt of the first time that its key or id was used.
 
     Raises:
         ConflictingCommand: a run of that id exists, and was started with something else.
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
     try:
-        return write_starts(runtime, [start], announced)[0]
+        return write_starts(runtime, [start])[0]
     except Conflict:
         return started_before(runtime, start.run_id, start.signal)
     except SquidError:
@@ -179,7 +179,7 @@ def start_run(runtime: Runtime, start: Start, announced: Announcement | None = N
         raise
 
 
-def write_starts(runtime: Runtime, starts: Sequence[Start], announced: Announcement | None = None) -> list[Receipt]:
+def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
     """Write new runs, in one commit where the storage allows it, and give their receipts.
 
     Raises:
@@ -187,13 +187,11 @@ def write_starts(runtime: Runtime, starts: Sequence[Start], announced: Announcem
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
     openings = [opening for start in starts if (opening := start.opening()) is not None]
-    at = runtime.dispatch.open_runs(openings, announced) if len(openings) == len(starts) else None
+    at = runtime.dispatch.open_runs(openings) if len(openings) == len(starts) else None
     if at is not None:
-        if (announced is not None and announced.is_late()) or not runtime.store_wakes:
+        if not runtime.store_wakes:
             runtime.notifier.notify({start.queue for start in starts})
         return [Receipt(each.run_id, each.signal.type, at, each.signal.idempotency_key) for each in starts]
-    if announced is not None:
-        announced.withdraw()
     written = runtime.decide(
         [start.run_id for start in starts],
         lambda _, now: [fact for start in starts for fact in start.facts(now)],

@@ -46,7 +46,7 @@ logger = redacting_logger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
 _LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
-_SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for, or not what was announced
+_SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for
 _SUSPECT_LOOK = 0.05  # seconds between two looks whether a suspect may begin, or others may beside it
 _GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
 
@@ -232,17 +232,15 @@ class Worker:
             with self._slots:
                 self._slots.wait(_SUSPECT_LOOK)
             return False
-        after = self._listener.announced()
-        claims = self._claim(free, after, suspects)
+        claims = self._claim(free, suspects)
         self._outage.end("claiming")
         if claims:
             self._begin(claims)
         elif idle and self._until_idle:
             return True
         if len(claims) < free:
-            # No more, but for what somebody else had locked, or has announced and not written yet. What was begun
-            # goes first, then a second look.
-            soon = bool(claims) or after is not None or self._probation.waits
+            # No more, but for what other claimers had locked. What was begun goes first, then a second look.
+            soon = bool(claims) or self._probation.waits
             self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
         return False
 
@@ -272,7 +270,7 @@ class Worker:
         running = len(self._held) - self._executed
         return min(self._concurrency - running, 2 * self._concurrency - len(self._held))
 
-    def _claim(self, free: int, after: int | None, suspects: Suspects) -> list[Claim]:
+    def _claim(self, free: int, suspects: Suspects) -> list[Claim]:
         claims: list[Claim] = []
         taken = passed_over = Suspicion.NONE
         try:
@@ -284,10 +282,8 @@ class Worker:
                         limit=min(free - len(claims), MAX_CLAIMS),
                         lease=self._lease,
                         definitions=self._runtime.registry.keys,
-                        after=after,
                         suspects=suspects,
                     )
-                    after = None
                     taken, passed_over = suspects.taken, max(passed_over, suspects.passed_over)
                     if claims:  # what the next queue has may not be taken beside them
                         suspects = Suspects(Suspicion.NONE)

@@ -339,7 +339,6 @@ def dispatch_calls(name: str) -> dict[str, Make]:
         f"{name}.visible": lambda w: Call(w.runtime.dispatch.visible, {"queue": w.queue}),
         f"{name}.expired": lambda w: Call(w.runtime.dispatch.expired, {"queue": w.queue}),
         f"{name}.dead_letter_expired": lambda w: Call(w.runtime.dispatch.dead_letter_expired, {"queue": w.queue}),
-        f"{name}.announce": lambda w: Call(w.runtime.dispatch.announce, {"queue": w.queue}),
         f"{name}.decide": lambda w: Call(
             w.runtime.dispatch.decide,
             {"run_ids": [w.open], "decision": lambda units, now: []},

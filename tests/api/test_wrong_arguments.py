@@ -47,7 +47,7 @@ _ELSEWHERE = {
     "Retry.problems": "takes nothing",
 }
 _OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for
-    "check", "close", "connection", "connection_at_hand", "hear_earlier", "hear_now", "join_transaction", "likely_now",
+    "check", "close", "connection", "hear_earlier", "hear_now", "join_transaction", "likely_now",
     "publish_cut", "rows", "sql", "transaction", "upgrade", "version",
 }  # fmt: skip
 

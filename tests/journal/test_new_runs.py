@@ -108,7 +108,7 @@ def test_a_start_whose_answer_was_lost_is_made_once(
 ) -> None:
     store = PostgresDispatchStore(behind_wire)
     behind_wire.now()
-    wire.lose_answer_to("lock_new")
+    wire.lose_answer_to("append_entries")
     written = store.decide([RUN], decided(started(), queued(), planned(), scheduled()), new=True)
     assert wire.lost == 1
     assert len(written) == 4 == len(facts_of(all_entries(postgres_virtual)))

@@ -144,11 +144,6 @@ class Lender:
         """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
         return Loan(self, explain)
 
-    def lend_kept(self, explain: Explainer | None = None) -> "Loan | None":
-        """Lend one that is at hand, without asking the pool; None when there is none."""
-        lent = self._take_kept()
-        return None if lent is None else Loan(self, explain, lent)
-
     def close(self) -> None:
         """Give all connections back to the database. What is lent comes back later, and is closed then."""
         while self._kept:
@@ -247,22 +242,15 @@ class Loan:
 
     __slots__ = ("_explain", "_handled", "_lender", "_lent")
 
-    def __init__(self, lender: Lender, explain: Explainer | None, lent: _Lent | None = None) -> None:
-        """Use `Lender.lend`; or `Lender.lend_kept`, and then be sure to enter it."""
+    def __init__(self, lender: Lender, explain: Explainer | None) -> None:
+        """Use `Lender.lend`."""
         self._lender = lender
         self._explain = explain
-        self._lent = lent
-
-    @property
-    def connection(self) -> PgConnection:
-        """The connection, while it is lent."""
-        assert self._lent is not None  # noqa: S101  asked for outside of the block
-        return self._lent.connection
+        self._lent: _Lent | None = None
 
     def __enter__(self) -> PgConnection:
         self._handled = sys.exception()
-        if self._lent is None:
-            self._lent = self._lender.take()
+        self._lent = self._lender.take()
         return self._lent.connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,15 +1,12 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
-    Announcement,
     Answer,
     Claim,
     ClaimRef,
@@ -27,8 +24,7 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.group import Group, ask, judge
-from squid_dagster.journal.postgres.announcing import WAIT_MILLISECONDS, PostgresAnnouncement
-from squid_dagster.journal.postgres.connection import Loan, PgConnection
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.message import execute, json_of
@@ -60,17 +56,16 @@ from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.threads import check_part, is_part, run_thread
+from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 logger = redacting_logger(__name__)
 
-_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
-    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
-# The timeout is there for the announced start; a claim that has to wait for anything else is repeated without it.
-_AWAIT: LiteralString = "SELECT set_config('lock_timeout', %s, true), pg_advisory_xact_lock_shared(%s, %s); "
-_CLAIM_ALONE: LiteralString = BEGIN + _CLAIM + "; COMMIT"
-_AWAIT_AND_CLAIM: LiteralString = BEGIN + _AWAIT + _CLAIM + "; COMMIT"
+_CLAIM: LiteralString = (
+    BEGIN
+    + """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
+    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean); COMMIT"""
+)
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
@@ -96,7 +91,6 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
 _TOO_LARGE = ("54", "XX")  # what Postgres says when a value is larger than it can hold; and of defects
-_QUIET = 0.02  # seconds without a start before one is announced: in a row of them, workers are awake
 
 
 @checks_arguments
@@ -109,7 +103,6 @@ class PostgresDispatchStore:
         """Bind to a storage."""
         self._storage = storage
         self._stencils = Stencils(storage.max_fact_bytes)
-        self._opened_at = -_QUIET
 
     def claim(
         self,
@@ -119,7 +112,6 @@ class PostgresDispatchStore:
         limit: int = 1,
         lease: timedelta = DEFAULT_LEASE,
         definitions: Collection[str] | None = None,
-        after: int | None = None,
         suspects: Suspects | None = None,
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
@@ -129,14 +121,13 @@ class PostgresDispatchStore:
         while len(claims) < limit:
             asked = min(limit - len(claims), most)
             try:
-                found, dead = self._claim(queue, owner_id, asked, lease, definitions, after, suspects)
+                found, dead = self._claim(queue, owner_id, asked, lease, definitions, suspects)
             except (StorageRefused, StorageUnavailable) as error:
                 if most == 1 or not (error.sqlstate or "").startswith(_TOO_LARGE):
                     raise
                 most //= 2  # the attempts are too large to be answered at once
                 continue
             claims += found
-            after = None
             comes_alone = bool(claims) and suspects is not None  # what comes next may have to
             if comes_alone or (not dead and len(found) < asked):
                 break
@@ -149,7 +140,6 @@ class PostgresDispatchStore:
         limit: int,
         lease: timedelta,
         definitions: Collection[str] | None,
-        after: int | None,
         suspects: Suspects | None,
     ) -> tuple[list[Claim], int]:
         tokens = dict(new_claims(limit))
@@ -166,16 +156,9 @@ class PostgresDispatchStore:
             suspects is not None and suspects.alone,
         )
 
-        announced = [after] if after is not None else []  # waited for once: whatever comes in between, then no more
-
         def call() -> dict[str, Any]:
             with self._storage.connection() as connection:
-                if announced:
-                    wait = str(WAIT_MILLISECONDS), self._storage.arrivals, announced.pop()
-                    results = execute(connection, self._storage.sql(_AWAIT_AND_CLAIM), (*wait, *values))
-                else:
-                    results = execute(connection, self._storage.sql(_CLAIM_ALONE), values)
-                return dict(json_of(results[-2]))
+                return dict(json_of(execute(connection, self._storage.sql(_CLAIM), values)[-2]))
 
         answer = persistently(call)
         attempts = [attempt_from_row(row) for row in answer["claimed"] or ()]
@@ -242,13 +225,7 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def announce(self, queue: str) -> AbstractContextManager[Announcement | None]:
-        """Tell workers that a start is about to be written, as the contract says; not in the midst of many."""
-        if monotonic() - self._opened_at < _QUIET or not is_part(queue):
-            return nullcontext()
-        return PostgresAnnouncement(self._storage, queue)
-
-    def open_runs(self, openings: Sequence[Opening], announced: Announcement | None = None) -> datetime | None:
+    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
         """Write new runs by the stencil of their kind, in one message, as the contract says."""
         commit_id, tries = uuid4(), 0
         now = self._storage.likely_now()  # of all tries, so that it does not matter which of them committed
@@ -259,16 +236,15 @@ class PostgresDispatchStore:
             if now is None or new is None:
                 return None
             tries += 1
-            loan = announced.take() if isinstance(announced, PostgresAnnouncement) else None
-            if self._is_new(lambda transaction: transaction.start(new, now, commit_id), loan):
-                return now
-            # An earlier try may have committed, and its acknowledgement was lost.
-            return now if tries > 1 and self._storage.find_commit(commit_id) is not None else None
+            try:
+                with self._storage.transaction() as transaction:
+                    transaction.start(new, now, commit_id)
+            except NotNew:
+                # An earlier try may have committed, and its acknowledgement was lost.
+                return now if tries > 1 and self._storage.find_commit(commit_id) is not None else None
+            return now
 
-        try:
-            return persistently(once)
-        finally:
-            self._opened_at = monotonic()
+        return persistently(once)
 
     def decide(
         self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
@@ -276,36 +252,8 @@ class PostgresDispatchStore:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        if not new or not persistently(lambda: self._start_once(run_ids, decision, commit_id, written)):
-            persistently(lambda: self._decide_once(run_ids, decision, new, fence, commit_id, written))
+        persistently(lambda: self._decide_once(run_ids, decision, new, fence, commit_id, written))
         return written
-
-    def _start_once(self, run_ids: Collection[str], decision: Decision, commit_id: UUID, written: list[Fact]) -> bool:
-        """Write what is decided about new runs in one message; False, and nothing written, when that cannot be done."""
-        now = self._storage.likely_now()
-        if written or now is None:
-            return False
-        written[:] = decision({run_id: RunUnit() for run_id in run_ids}, now)
-        if not written:
-            return True
-        verified = self._verified(written, run_ids)
-        units = Units.new(run_ids, now)
-        if _touched(verified).without(units):
-            return False  # it is about other runs, too
-        units.fold(verified)
-        queues = _queues(written)
-        return self._is_new(
-            lambda transaction: transaction.write_new(list(run_ids), now, verified, units.changes(), commit_id, queues)
-        )
-
-    def _is_new(self, write: Callable[[Transaction], None], announced: Loan | None = None) -> bool:
-        """Write what is about new runs only; False when one of them is not, or the time was not the database's."""
-        try:
-            with announced or self._storage.connection() as connection:
-                write(Transaction(self._storage, connection, joined=announced is not None))
-        except NotNew:
-            return False
-        return True
 
     def _verified(self, facts: Sequence[Fact], new: Collection[str]) -> list[Verified]:
         threads = {run_thread(run_id) for run_id in new}

@@ -5,7 +5,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from psycopg.pq import ExecStatus
 from sqlalchemy import Engine
 
 from squid_dagster.journal.notifier import Bell
-from squid_dagster.journal.postgres.announcing import heard
 from squid_dagster.journal.postgres.connection import PgConnection, connect
 from squid_dagster.journal.postgres.failures import unavailable
 from squid_dagster.journal.postgres.inheritance import close_lost, is_intact
@@ -65,7 +63,6 @@ class PostgresListener:
         self._echo = echo
         self._patience = patience or Patience()
         self._bell = Bell()
-        self._announced: deque[int] = deque(maxlen=1)
         self._hears = False
         self._warned = False
         self._stopping = threading.Event()
@@ -77,13 +74,6 @@ class PostgresListener:
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
         return self._bell.wait(timeout)
-
-    def announced(self) -> int | None:
-        """Give the number of the last announced start, once."""
-        try:
-            return self._announced.pop()
-        except IndexError:
-            return None
 
     def wake(self) -> None:
         """Wake whoever waits here."""
@@ -155,10 +145,7 @@ class PostgresListener:
         if channel == self._own_channel:
             self._hears, self._warned = True, False
             return
-        queue, number = heard(payload)
-        if queue in self._queues:
-            if number is not None:
-                self._announced.append(number)
+        if payload in self._queues:
             self._bell.ring()
 
     def _warn(self, what: str) -> None:

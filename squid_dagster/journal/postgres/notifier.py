@@ -1,7 +1,6 @@
 """Hints by NOTIFY, sent after the commit and outside of its transaction: inside, its global lock would slow writers.
 
-A hint is a commit of its own that does not wait for the disk. How one listens is in `listener`; hints that come before
-the commit are in `announcing`.
+A hint is a commit of its own that does not wait for the disk. How one listens is in `listener`.
 """
 
 import threading

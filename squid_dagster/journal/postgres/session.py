@@ -27,8 +27,6 @@ BEGIN: LiteralString = """BEGIN ISOLATION LEVEL read committed; SET LOCAL statem
     SET LOCAL lock_timeout = '30s'; SET LOCAL search_path = pg_catalog, pg_temp; """
 """Opens a transaction that writes. Somebody who holds a lock for longer is worth an error that says so."""
 BEGIN_STATEMENTS = BEGIN.count(";")
-SETTINGS: LiteralString = BEGIN.partition("; ")[2]
-"""The same for a transaction that follows upon another one by COMMIT AND CHAIN, which keeps the isolation level."""
 
 ISOLATION = IsolationLevel.READ_COMMITTED
 

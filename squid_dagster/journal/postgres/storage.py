@@ -28,7 +28,7 @@ from squid_dagster.journal.postgres.deletion import delete_thread
 from squid_dagster.journal.postgres.failures import NotNew, persistently, translated
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
-from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, lock_number, statement
+from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
 from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW, TOO_MANY
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, Transaction
 from squid_dagster.journal.postgres.units import Touched
@@ -106,7 +106,6 @@ class PostgresStorage:
         self.schema_engine = make_schema_engine(self.engine, watch)
         self.schema = check_schema_name(schema)
         self.channel = f"squid_{self.schema}"  # for hints about queues
-        self.arrivals = lock_number(self.schema, "arrivals")  # the class of locks that announced starts hold
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
         self.hold = hold
@@ -222,10 +221,6 @@ class PostgresStorage:
     def connection(self) -> Loan:
         """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
         return self._lender.lend(self._explain)
-
-    def connection_at_hand(self) -> Loan | None:
-        """Lend one as `connection` does, if that takes no time at all."""
-        return self._lender.lend_kept(self._explain)
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
         """Write facts to one thread, as the contract says."""

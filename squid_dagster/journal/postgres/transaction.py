@@ -36,9 +36,11 @@ _BEGIN_AND_LOCK_CLAIMS: LiteralString = (
     + """
     SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
 )
-_BEGIN_NEW: LiteralString = BEGIN + "SELECT {schema}.lock_new(%s::text[], %s::timestamptz); "
-_START: LiteralString = """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
+_START: LiteralString = (
+    BEGIN
+    + """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
     %s::text[], %s::int, %s::int, %s::json, %s::json, %s::json); COMMIT"""
+)
 _SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
@@ -137,52 +139,6 @@ class Transaction:
         Hints about these queues go out right behind the commit.
         """
         before: _Part = (_SETTLE, settled) if settled is not None else _NOTHING
-        return self._write(before, 0 if settled is None else 1, verified, changes, commit_id, hints)
-
-    def write_new(
-        self,
-        run_ids: Sequence[str],
-        now: datetime,
-        verified: Sequence[Verified],
-        changes: tuple[Any, ...],
-        commit_id: UUID,
-        hints: Sequence[str],
-    ) -> None:
-        """Lock runs that are new at that time, write and commit, all in one message.
-
-        Raises:
-            psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
-        """
-        time = None if self._storage.clock is not None else now
-        skipped = BEGIN_STATEMENTS + 1
-        self._write((_BEGIN_NEW, (names(sorted(run_ids)), time)), skipped, verified, changes, commit_id, hints)
-
-    def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
-        """Write new runs and commit, in one message; with a hint behind it, unless we have joined an announced start.
-
-        Raises:
-            psycopg.Error: as `write_new`.
-        """
-        virtual = self._storage.clock is not None
-        shape = names(new.run_ids), new.queue_facts, new.run_facts
-        values = (commit_id, new.queue, now, virtual, *shape, new.entries, new.rows, new.attempts)
-        if self._joined:
-            found = self._send((_START, values), 0, commit_id, ())
-        else:
-            hints = [new.queue] if new.attempts else ()
-            found = self._send((BEGIN + _START, values), BEGIN_STATEMENTS, commit_id, hints)
-        if isinstance(found, str):  # else the receipt, when the hint was lost
-            self._storage.hear_earlier(found)
-
-    def _write(
-        self,
-        before: "_Part",
-        skipped: int,
-        verified: Sequence[Verified],
-        changes: tuple[Any, ...],
-        commit_id: UUID | None,
-        hints: Sequence[str],
-    ) -> dict[str, int]:
         ordered = sorted(verified, key=lambda one: one.thread)
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
@@ -194,9 +150,23 @@ class Transaction:
             *changes,
         )
         receipt: dict[str, int] = self._send(
-            (before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), skipped, commit_id, hints
+            (before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), 0 if settled is None else 1, commit_id, hints
         )
         return receipt
+
+    def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
+        """Write new runs and commit, in one message, with a hint behind it.
+
+        Raises:
+            psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
+        """
+        virtual = self._storage.clock is not None
+        shape = names(new.run_ids), new.queue_facts, new.run_facts
+        values = (commit_id, new.queue, now, virtual, *shape, new.entries, new.rows, new.attempts)
+        hints = [new.queue] if new.attempts else ()
+        found = self._send((_START, values), BEGIN_STATEMENTS, commit_id, hints)
+        if isinstance(found, str):  # else the receipt, when the hint was lost
+            self._storage.hear_earlier(found)
 
     def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, hints: Sequence[str]) -> Any:
         """Send statements that end with a commit, and hints behind it; give the answer to one of them.

@@ -5,7 +5,6 @@ in the middle of its commit, on a thread that nobody else writes to, so that cut
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
@@ -46,10 +45,6 @@ class Calls:
     def __init__(self, inner: Any, storage: ProcessStorage) -> None:
         """Show `inner` to the process that has this storage."""
         self._inner, self._storage = inner, storage
-
-    def announce(self, queue: str) -> Any:
-        """Announce nothing: it takes a connection that is held while others run."""
-        return nullcontext()
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that is a call, or an attribute as it is."""

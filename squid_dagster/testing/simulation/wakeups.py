@@ -28,10 +28,6 @@ class SimulatedListener:
         rung, self._rung = self._rung and not self._closed, False
         return rung
 
-    def announced(self) -> int | None:
-        """Return None: nothing is announced here."""
-        return None
-
     def wake(self) -> None:
         """Wake whoever waits here."""
         self._rung = True

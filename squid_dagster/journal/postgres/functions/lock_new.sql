@@ -1,4 +1,5 @@
--- Lock runs that are to be new, for a commit that comes in the same message. The caller says which time it is, as it
+-- Called by running code of the version before only, whose starts that fit no template lock with it; later code goes by
+-- lock_units. Lock runs that are to be new, for a commit that comes in the same message. The caller says which time it is, as it
 -- worked it out from an earlier answer: where that is not the database's time, or a run is there, it has to begin anew.
 CREATE OR REPLACE FUNCTION {schema}.lock_new(
     p_runs text[],
