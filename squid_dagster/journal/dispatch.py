@@ -118,16 +118,6 @@ Unfinished = Failed | Deferred | Interrupted
 Outcome = Completed | Unfinished
 
 
-class Ending(NamedTuple):
-    """What the planner is known to make of a completion: it is applied with this transition, and the run has ended.
-
-    Only for a step which, once it is done, leaves nothing to do, whatever the run has been through. The run must have
-    no other visit under way; a store that finds one asks the planner.
-    """
-
-    transition: JsonObject | None
-
-
 class Opening(NamedTuple):
     """A new run that begins as all of its `kind` do, but for its id, the time, and values, which are JSON.
 
@@ -142,16 +132,10 @@ class Opening(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What came of one claim. With the attempt as it was `claimed`, most completions take a shorter way.
-
-    A completion that can only end its run says so with `ending`, and takes the shortest. Answers then tell the lease
-    that was given with the claim, whatever heartbeats have made of it since.
-    """
+    """What came of one claim."""
 
     ref: ClaimRef
     outcome: Outcome
-    claimed: Attempt | None = None
-    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)

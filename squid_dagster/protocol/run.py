@@ -14,7 +14,6 @@ from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.facts import (
     ChildRunStarted,
     EntryQuarantined,
-    Fact,
     ManualStepPaused,
     ManualStepResolved,
     Runnable,
@@ -206,23 +205,6 @@ def apply_run(run: RunProjection, entry: Entry) -> None:
         run.anomalies.append(anomaly(reason, entry))
 
 
-def apply_once(run: RunProjection, fact: Fact) -> None:
-    """Fold a fact that was just planned, unless the planner, who may work on the run itself, has done so."""
-    match fact.type:
-        case "runnable_applied":
-            known = run.applied.get(fact.runnable_key)
-            done = known is not None and known.fact is fact
-        case "runnables_planned":
-            plans = (run.planned.get(runnable.runnable_key) for runnable in fact.runnables)
-            done = all(
-                plan is not None and plan.runnable is each for plan, each in zip(plans, fact.runnables, strict=True)
-            )
-        case _:
-            done = run.terminal
-    if not done:
-        apply_run(run, Entry(fact.thread, 0, 0, fact))
-
-
 def _judge(run: RunProjection, entry: Entry) -> Reason | None:
     """Follow an entry, or give the reason why it is refused."""
     fact: Any = entry.fact
@@ -343,7 +325,7 @@ def _resolve(run: RunProjection, fact: ManualStepResolved) -> Reason | None:
 
 
 def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
-    end = end_digest(fact.status) if fact.error is None else digest([fact.status, fact.error])
+    end = end_digest(fact.status, fact.error)
     if run.terminal_digest is not None:
         return None if run.terminal_digest == end else Reason.TERMINAL_RUN
     run.terminal_status, run.terminal_digest, run.terminal_error = fact.status, end, fact.error
@@ -351,9 +333,13 @@ def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
     return None
 
 
+def end_digest(status: str, error: dict[str, Any] | None) -> str:
+    """Return the digest by which a repeated end is told from a conflicting one."""
+    return _plain_end_digest(status) if error is None else digest([status, error])
+
+
 @cache
-def end_digest(status: str) -> str:
-    """Give the digest by which a repeated end without an error is told from a conflicting one."""
+def _plain_end_digest(status: str) -> str:
     return digest([status, None])
 
 

@@ -20,7 +20,7 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
-from squid_dagster.runtime.settlement import settle, settlement
+from squid_dagster.runtime.settlement import settle
 
 logger = redacting_logger(__name__)
 
@@ -128,7 +128,7 @@ class Committer:
         ]
         if not found:
             return
-        settlements = [settlement(self._runtime, each.job.claim, outcome) for each, outcome in found]
+        settlements = [Settlement(each.job.claim.ref, outcome) for each, outcome in found]
         settled = self._persist(lambda: settle(self._runtime, settlements))
         with self._counting:
             self._report.commits += 1

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, Ending, PlanRequest
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, PlanRequest
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
@@ -86,13 +85,6 @@ class Runtime:
             request.now,
             max_fact_bytes=request.max_fact_bytes,
         )
-
-    def ending_of(self, attempt: Attempt) -> Ending | None:
-        """Tell what completing an attempt makes of its run, where that is the run's end in any case."""
-        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
-        if definition is None or attempt.step not in definition.endings:
-            return None
-        return Ending(definition.endings[attempt.step])
 
     @property
     def store_wakes(self) -> bool:

@@ -151,7 +151,7 @@ def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
 
 def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
     """Write down what came of a lease, with all that follows; raise, and say so in the log, when it is dropped."""
-    answer = settle(runtime, [Settlement(lease.claim.ref, outcome, lease.attempt)]).answers[0]
+    answer = settle(runtime, [Settlement(lease.claim.ref, outcome)]).answers[0]
     error = answer.error or _replaced(answer.unwrap(), outcome)
     if error is not None:
         logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, error)

@@ -7,11 +7,9 @@ from datetime import datetime, timedelta
 from squid_dagster.journal import quarantine
 from squid_dagster.journal.dispatch import (
     Answer,
-    Claim,
     Deferred,
     Failed,
     Interrupted,
-    Outcome,
     PlanRequest,
     Settlement,
 )
@@ -92,11 +90,6 @@ def _quarantine(runtime: Runtime, run_id: str) -> None:
         quarantine(runtime.storage, runtime.storage.read_run(run_id))
     except SquidError as error:
         logger.warning("run %s could not be quarantined now, recovery will try again: %s", run_id, error)
-
-
-def settlement(runtime: Runtime, claim: Claim, outcome: Outcome) -> Settlement:
-    """Put together what came of a claim, with all that makes its way short."""
-    return Settlement(claim.ref, outcome, claim.attempt, runtime.ending_of(claim.attempt))
 
 
 def unwritable(error: Exception | None) -> Failed:

@@ -16,7 +16,7 @@ from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.interrupts import note_interrupts
 from squid_dagster.runtime.pool import AsyncLoop
-from squid_dagster.runtime.settlement import settle, settlement
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow.context import Cancellation
 
 _LONGEST_BACKOFF = 1.0
@@ -64,7 +64,7 @@ def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancell
     backoff = 0.05
     while True:
         try:
-            return settle(runtime, [settlement(runtime, claim, outcome)]).answers[0]
+            return settle(runtime, [Settlement(claim.ref, outcome)]).answers[0]
         except (StorageUnavailable, ViewsMissing):
             if cancelled.wait(backoff):
                 raise

@@ -105,9 +105,8 @@ class Definition:
 
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
     holds, by step, the steps that come after it; `producers`, by the name of an output, the steps that give it.
-    `endings` holds the steps whose success can only end a run, with the transition that is recorded. `resources` are
-    the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed for the same
-    definition: runs that carry one are runs of this definition.
+    `resources` are the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed
+    for the same definition: runs that carry one are runs of this definition.
     """
 
     name: str
@@ -120,7 +119,6 @@ class Definition:
     routes: Mapping[tuple[str, Outcome], tuple[Route, ...]]
     dependents: Mapping[str, tuple[str, ...]]
     producers: Mapping[str, tuple[str, ...]]
-    endings: Mapping[str, JsonObject | None]
     resources: frozenset[str]
     fingerprint: str
     former_fingerprints: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ from squid_dagster.workflow.checks.steps import check_outputs, check_steps
 from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
 from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
-from squid_dagster.workflow.endings import certain_ends
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
 from squid_dagster.workflow.graph import reversed_edges
@@ -143,7 +142,6 @@ def _build(
         routes=MappingProxyType(shape.groups),
         dependents=MappingProxyType(dependents),
         producers=MappingProxyType(producers),
-        endings=MappingProxyType(certain_ends(shape.mode, list(built), shape.entries, shape.groups, shape.after)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
         former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, draft.payload),

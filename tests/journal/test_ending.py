@@ -5,15 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from squid_dagster.journal.postgres.ending import settle_ends
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, PlanRequest
-from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import InvalidFact, StorageRefused, StorageUnavailable, TerminalRun
-from squid_dagster.runtime.settlement import settle, settlement
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE, child
 from tests.journal.contract import Wire, assert_views_agree_with_the_journal, put, raw
@@ -35,7 +35,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def done(squid: Squid, claims: Sequence[Claim], result: Any = None) -> list[Answer]:
-    return settle(squid.runtime, [settlement(squid.runtime, each, Completed(result)) for each in claims]).answers
+    return settle(squid.runtime, [Settlement(each.ref, Completed(result)) for each in claims]).answers
 
 
 def never(_: PlanRequest) -> Sequence[Fact]:
@@ -44,7 +44,7 @@ def never(_: PlanRequest) -> Sequence[Fact]:
 
 def test_many_end_in_one_call_without_a_plan(postgres: PostgresStorage, ended: list[int]) -> None:
     squid, claims = started(postgres, workflow("one"), 5)
-    group = [settlement(squid.runtime, each, Completed({"n": n})) for n, each in enumerate(claims)]
+    group = [Settlement(each.ref, Completed({"n": n})) for n, each in enumerate(claims)]
     before = postgres.cut()
     answers = squid.runtime.dispatch.settle(group, never)
     assert ended == [5]
@@ -103,8 +103,8 @@ def test_a_run_with_children_and_an_earlier_attempt_ends_as_any(
 def test_a_result_that_cannot_be_written_is_refused_alone(postgres: PostgresStorage, ended: list[int]) -> None:
     squid, claims = started(postgres, workflow("one"), 2)
     group = [
-        settlement(squid.runtime, claims[0], Completed("nul \0")),
-        settlement(squid.runtime, claims[1], Completed(1)),
+        Settlement(claims[0].ref, Completed("nul \0")),
+        Settlement(claims[1].ref, Completed(1)),
     ]
     answers = squid.runtime.dispatch.settle(group, squid.runtime.plan)
     assert ended == [1]
@@ -194,7 +194,7 @@ def test_a_group_that_is_told_again_after_an_outage_between_its_commits_hears_of
     for name in ("shape", "two"):
         squid.start(name)
     claims = squid.runtime.dispatch.claim(QUEUE, "w", limit=2)
-    group = [settlement(squid.runtime, claim, Completed("done")) for claim in claims]
+    group = [Settlement(claim.ref, Completed("done")) for claim in claims]
 
     def outage(*_: object) -> None:
         raise StorageUnavailable("away")

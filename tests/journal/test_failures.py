@@ -17,7 +17,7 @@ from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.runtime.settlement import settle, settlement
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import signal
 from tests.faults import Faults
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
             (claim,) = self.store.claim("default", "worker", definitions=definitions)
             if claim.attempt.run_id == run_id and claim.attempt.step == step:
                 return claim
-            settle(self.squid.runtime, [settlement(self.squid.runtime, claim, Completed(None))])
+            settle(self.squid.runtime, [Settlement(claim.ref, Completed(None))])
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def _started(scene: Scene, then: Callable[[str], object]) -> Prepared:
 
 def _settling(scene: Scene, step: str, outcome: Completed | Failed) -> Prepared:
     claim = scene.claim(step)
-    return lambda: settle(scene.squid.runtime, [settlement(scene.squid.runtime, claim, outcome)]).answers[0].unwrap()
+    return lambda: settle(scene.squid.runtime, [Settlement(claim.ref, outcome)]).answers[0].unwrap()
 
 
 def _claiming(scene: Scene) -> Prepared:

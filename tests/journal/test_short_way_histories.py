@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from squid_dagster.journal.postgres.ending import settle_ends
+from squid_dagster.journal.postgres.short import settle_plain
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, rebuild_views, verify
@@ -23,11 +25,8 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
-from squid_dagster.journal.postgres.ending import settle_ends
-from squid_dagster.journal.postgres.short import settle_plain
 from squid_dagster.protocol import AttemptCompleted, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.runtime.settlement import settlement
 from squid_dagster.workflow import Workflow
 from tests.facts import T0, child, quarantined, wakeup, with_fields
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, put
@@ -88,8 +87,7 @@ class World:
 
     def settle(self, chosen: Sequence[tuple[Claim, Outcome]]) -> object:
         settlements = [
-            settlement(self.squid.runtime, c, outcome) if self.short else Settlement(c.ref, outcome)
-            for c, outcome in chosen
+            Settlement(c.ref, outcome) if self.short else Settlement(c.ref, outcome) for c, outcome in chosen
         ]
         answers = self.store.settle(settlements, self.squid.runtime.plan)
         for each, _ in chosen:
@@ -276,7 +274,7 @@ class Crowd:
             self.claims += store.claim(chance.choice(QUEUES), f"worker-{seed}", limit=6, lease=lease)
             recent = self.claims[-20:]
             some = {each.ref.runnable_key: each for each in chance.sample(recent, min(len(recent), 8))}
-            chosen = [settlement(self.squid.runtime, c, _outcome(c, chance)) for c in some.values()]
+            chosen = [Settlement(c.ref, _outcome(c, chance)) for c in some.values()]
             answers = store.settle(chosen, self.squid.runtime.plan)
             self.done += [
                 answer.ref.claim_id

@@ -10,7 +10,7 @@ from squid_dagster.inspection import RunSnapshot
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer
 from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.settlement import settle, settlement
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow.context import Cancellation
 
 LEASE = timedelta(seconds=20)
@@ -66,7 +66,7 @@ class Drive:
         for claim in held:
             came = Executor(runtime, asyncio.run).perform(claim, Cancellation())
             assert not isinstance(came, Answer)
-            done.append(settlement(runtime, claim, came))
+            done.append(Settlement(claim.ref, came))
         for group in [done] if self.chance.randrange(2) else [[each] for each in done]:
             for answer in settle(runtime, group).answers:
                 # A sibling may have ended the run meanwhile; nothing else can be wrong with a fresh claim.

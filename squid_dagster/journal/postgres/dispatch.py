@@ -1,5 +1,6 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, LiteralString
@@ -24,13 +25,13 @@ from squid_dagster.journal.dispatch import (
     new_claims,
 )
 from squid_dagster.journal.group import Group, ask, judge
+from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.ending import settle_ends
 from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
-from squid_dagster.journal.postgres.short import settle_plain
+from squid_dagster.journal.postgres.settle_fast import settle_fast
 from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction, names, texts
@@ -55,8 +56,9 @@ from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.threads import check_part, run_thread
+from squid_dagster.protocol.threads import check_part, parse_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 logger = redacting_logger(__name__)
@@ -90,6 +92,7 @@ _EXPIRED: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
       AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))
     ORDER BY lease_until, position LIMIT %(limit)s"""
 
+_MOST_CLAIMED = 20_000
 _TOO_LARGE = ("54", "XX")  # what Postgres says when a value is larger than it can hold; and of defects
 
 
@@ -103,6 +106,8 @@ class PostgresDispatchStore:
         """Bind to a storage."""
         self._storage = storage
         self._stencils = Stencils(storage.max_fact_bytes)
+        self._states = PlanStates()
+        self._claimed: OrderedDict[str, Attempt] = OrderedDict()  # by claim id: what the fast way need not read
 
     def claim(
         self,
@@ -166,6 +171,9 @@ class PostgresDispatchStore:
             suspects.taken, suspects.passed_over = Suspicion(answer["taken"]), Suspicion(answer["passed_over"])
         elif suspects is not None:
             suspects.presume(attempts)
+        self._claimed.update((attempt.claim_id or "", attempt) for attempt in attempts)
+        while len(self._claimed) > _MOST_CLAIMED:
+            self._claimed.popitem(last=False)
         return [make_claim(attempt, tokens) for attempt in attempts], answer["dead"]
 
     def heartbeat(self, refs: Sequence[ClaimRef], lease: timedelta = DEFAULT_LEASE) -> list[Answer]:
@@ -187,14 +195,7 @@ class PostgresDispatchStore:
         )
 
     def _settle(self, settlements: Sequence[Settlement], plan: Planner | None) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        if plan is not None:
-            end_id, commit_id, plain = uuid4(), uuid4(), dict[int, Answer]()
-            _shorter(lambda: answers.update(settle_ends(self._storage, settlements, end_id)))
-            others = [i for i in range(len(settlements)) if i not in answers]
-            left = [settlements[i] for i in others]
-            if _shorter(lambda: settle_plain(self._storage, left, plan, commit_id, plain)):
-                answers.update((others[k], answer) for k, answer in plain.items())
+        answers = self._settle_fast(settlements, plan) if plan is not None else {}
         rest = [i for i in range(len(settlements)) if i not in answers]
         found = self._group(
             [settlements[i].ref for i in rest],
@@ -202,7 +203,19 @@ class PostgresDispatchStore:
             plan,
         )
         answers.update(zip(rest, found, strict=True))
+        for settlement in settlements:
+            self._claimed.pop(settlement.ref.claim_id, None)
         return with_first_answers(self._storage, settlements, [answers[i] for i in range(len(settlements))])
+
+    def _settle_fast(self, settlements: Sequence[Settlement], plan: Planner) -> dict[int, Answer]:
+        """Write what is plain. What is refused as a whole writes nothing, and the general way judges each member."""
+        try:
+            return settle_fast(self._storage, self._states, self._claimed, settlements, plan)
+        except Exception as error:
+            if concerns_all(error):
+                raise
+            logger.debug("a group takes the general way: %s: %s", type(error).__name__, error)
+            return {}
 
     def settle_within(
         self, connection: PgConnection, settlements: Sequence[Settlement], plan: Planner | None = None
@@ -272,7 +285,7 @@ class PostgresDispatchStore:
         with self._storage.transaction() as transaction:
             units = transaction.lock(Touched(set(run_ids), set(run_ids)))  # facts may touch any attempt of theirs
             if written and transaction.committed(commit_id):
-                return  # written the first time; only the word of it was lost on the way
+                return  # written the first time; its acknowledgement was lost
             if fence is not None:
                 check_held(units.units[fence.run_id], fence, units.now)
             runs = {run_id: RunUnit() for run_id in run_ids} if new else transaction.read_runs(run_ids)
@@ -348,19 +361,19 @@ class PostgresDispatchStore:
         all_or_nothing: bool = False,
     ) -> None:
         runs = {ref.run_id for ref in refs}
-        # What is planned may end a run, and the end of a run touches all of its attempts: load them at once.
-        whole = runs if plan is not None else set()
-        units = transaction.lock(Touched(runs, set(whole), {(ref.run_id, ref.runnable_key) for ref in refs}))
+        units = transaction.lock(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
         if answers and transaction.committed(commit_id):
-            return  # written the first time; only the word of it was lost on the way
+            return  # written the first time; its acknowledgement was lost
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
-        if plan is not None:
-            self._plan(transaction, units, group, plan)
+        planned = self._plan(transaction, units, group, plan) if plan is not None else {}
         verified = group.check(self._storage.max_fact_bytes)
         if all_or_nothing and group.errors:
             answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
             return
-        self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
+        receipt = self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
+        for run_id, state in planned.items():
+            if run_thread(run_id) in receipt:
+                self._states.put(run_id, receipt[run_thread(run_id)], state)
 
     def _write(
         self,
@@ -370,38 +383,50 @@ class PostgresDispatchStore:
         commit_id: UUID,
         folded: Callable[[], None] = lambda: None,
         hints: Sequence[str] = (),
-    ) -> None:
-        """Fold facts into the rows at hand and write both; `folded` is called in between."""
+    ) -> dict[str, int]:
+        """Fold facts into the rows at hand and write both; `folded` is called in between. Return the receipt."""
         transaction.lock_more(units, _touched(verified))
         units.fold(verified)
         folded()
-        if verified:
-            transaction.write(verified, units.changes(), commit_id, hints=hints)
+        return transaction.write(verified, units.changes(), commit_id, hints=hints) if verified else {}
 
-    def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> None:
-        """Ask the planner about each run that something was settled for; a run that it refuses is left as it was."""
+    def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> dict[str, PlanState]:
+        """Ask the planner about each run that something was settled for; return the states that it leaves behind.
+
+        A run that it refuses is left as it was.
+        """
         members = group.members(group.facts)
-        threads = transaction.read_plans(run_thread(run_id) for run_id in members)
+        known, planned = self._read_states(transaction, members), dict[str, PlanState]()
 
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
-            run = RunProjection.fold(threads[run_thread(run_id)])
-            return ask(plan, PlanRequest(run_id, run, attempts, after.attempts, units.now, max_fact_bytes))
+            planned.pop(run_id, None)
+            state = known[run_id].copy()
+            before = state.facts
+            facts = ask(plan, PlanRequest(run_id, state, attempts, after.attempts, units.now, max_fact_bytes))
+            if fold_planned(state, before, facts, run_id):
+                planned[run_id] = state
+            return facts
 
         group.plan(members, plan_of)
+        return planned
 
-
-def _shorter(write: Callable[[], None]) -> bool:
-    """Write by a shorter way; False if it refuses, which writes nothing: the general way judges each member."""
-    try:
-        persistently(write)
-    except Exception as error:
-        if concerns_all(error):
-            raise
-        logger.debug("a group takes the general way: %s: %s", type(error).__name__, error)
-        return False
-    return True
+    def _read_states(self, transaction: Transaction, run_ids: Iterable[str]) -> dict[str, PlanState]:
+        """Bring the planner's states of locked runs up to date; it costs what was appended since the last time."""
+        known = {run_id: self._states.take(run_id) or KnownState(0, PlanState()) for run_id in run_ids}
+        news = transaction.read_news({run_thread(run_id): each.revision for run_id, each in known.items()})
+        found: dict[str, PlanState] = {}
+        for run_id, (revision, state) in known.items():
+            entries = news[run_thread(run_id)]
+            for entry in entries:
+                state.add(entry)
+            self._states.put(run_id, entries[-1].seq if entries else revision, state)
+            found[run_id] = state
+        odd = [run_thread(run_id) for run_id, state in found.items() if not state.plain]
+        for thread, entries in (transaction.read_news(dict.fromkeys(odd, 0)) if odd else {}).items():
+            found[parse_thread(thread).part] = PlanState.of(RunProjection.fold(entries))
+        return found
 
 
 def _queues(facts: Iterable[Fact]) -> list[str]:

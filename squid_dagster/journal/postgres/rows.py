@@ -62,7 +62,7 @@ def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -
         "start_digest": run.start_digest,
         "planned_visits": run.planned_visits,
         "applied_visits": run.applied_visits,
-        "manual_state": _manual_row(run.manual_state),
+        "manual_state": manual_row(run.manual_state),
         "terminal_status": run.terminal_status,
         "terminal_digest": run.terminal_digest,
         "ended_at": iso(run.ended_at),
@@ -78,34 +78,8 @@ def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -
     }
 
 
-def run_state(run: RunProjection) -> Row:
-    """Give what a completion can change in a run's row, as `settle_rows` takes it."""
-    return {
-        "run_id": run.run_id,
-        "status": run.status,
-        "planned_visits": run.planned_visits,
-        "applied_visits": run.applied_visits,
-        "manual_state": _manual_row(run.manual_state),
-        "terminal_status": run.terminal_status,
-        "terminal_digest": run.terminal_digest,
-        "ended_at": iso(run.ended_at),
-    }
-
-
-def settled_row(attempt: Attempt, applied: Applied | None) -> Row:
-    """Give what a completion changes in an attempt's row, as `settle_rows` takes it."""
-    return {
-        "run_id": attempt.run_id,
-        "runnable_key": attempt.runnable_key,
-        "status": attempt.status.value,
-        "outcome_digest": attempt.outcome_digest,
-        "settled_at": iso(attempt.settled_at),
-        "last_at": iso(attempt.last_at),
-        "applied_digest": applied.digest if applied else None,
-    }
-
-
-def _manual_row(state: ManualState | None) -> list[Any] | None:
+def manual_row(state: ManualState | None) -> list[Any] | None:
+    """Return what a run waits for, as its row has it."""
     return [state.step, state.kind, iso(state.paused_at), state.metadata] if state else None
 
 
@@ -129,6 +103,11 @@ def attempt_row(run_id: str, key: str, unit: RunUnit) -> Row:
     row["planned_digest"] = planned.digest if planned else None
     row["applied_digest"] = applied.digest if applied else None
     return row
+
+
+def new_attempt_row(attempt: Attempt, planned_digest: str) -> Row:
+    """Return the row of an attempt that was just planned and scheduled."""
+    return {**_scheduled_row(attempt, stopped=False), "planned_digest": planned_digest, "applied_digest": None}
 
 
 def _scheduled_row(attempt: Attempt, stopped: bool) -> Row:

@@ -1,7 +1,6 @@
 """One append in the making, statement by statement: what is locked, read and written, and in which messages."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, LiteralString
@@ -11,7 +10,6 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from squid_dagster.journal.dispatch import ClaimRef
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
@@ -31,17 +29,11 @@ logger = redacting_logger(__name__)
 _LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
 _BEGIN_AND_LOCK: LiteralString = BEGIN + _LOCK
-_BEGIN_AND_LOCK_CLAIMS: LiteralString = (
-    BEGIN
-    + """
-    SELECT {schema}.lock_claims(%s::int, %s::text[], %s::json, %s::timestamptz)"""
-)
 _START: LiteralString = (
     BEGIN
     + """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
     %s::text[], %s::int, %s::int, %s::json, %s::json, %s::json); COMMIT"""
 )
-_SETTLE: LiteralString = "SELECT {schema}.settle_rows(%s::json, %s::json); "
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
 
@@ -51,8 +43,8 @@ _HINT_ONE: LiteralString = ", pg_notify(%s, %s)"
 
 # Thread by thread and run by run: one list would be answered by a scan of the whole journal while that is short.
 # journal_entries_thread
-_READ_PLANS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) t (id) CROSS JOIN LATERAL ("
-_READ_PLANS += ENTRY + "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e"
+_READ_NEWS: LiteralString = "SELECT e.* FROM unnest(%s::text[], %s::bigint[]) t (id, rev) CROSS JOIN LATERAL ("
+_READ_NEWS += ENTRY + "WHERE thread = t.id AND seq > t.rev AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e"
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
 _READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"
@@ -78,16 +70,6 @@ class Transaction:
         text = _LOCK if self._joined else _BEGIN_AND_LOCK
         return self._units(self._execute(text, self._arguments(touched))[-1], touched)
 
-    def lock_claims(self, refs: Sequence[ClaimRef]) -> tuple[datetime, dict[int, bool]]:
-        """Lock runs by their claims, one of a run, in the order of run ids; give the time, and which claims stand.
-
-        These are by place; the value tells whether no other attempt of the run is open.
-        """
-        hold, clock = int(self._storage.hold / timedelta(milliseconds=1)), self._storage.clock
-        values = (hold, names(ref.run_id for ref in refs), claims_json(refs), clock.now() if clock else None)
-        answer = json_of(self._execute(_BEGIN_AND_LOCK_CLAIMS, values)[-1])
-        return self._storage.hear_now(answer["now"]), {i - 1: alone for i, alone in answer["held"] or ()}
-
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
         missing = touched.without(units)
@@ -104,10 +86,11 @@ class Transaction:
         answer = json_of(result)
         return Units.read(answer, touched, self._storage.hear_now(answer["now"]))
 
-    def read_plans(self, threads: Iterable[str]) -> dict[str, list[Entry]]:
-        """Read run threads, as they stand under the locks, without the commands: nothing is planned by those."""
-        found: dict[str, list[Entry]] = {thread: [] for thread in threads}
-        rows = self._connection.execute(self._storage.sql(_READ_PLANS), (list(found),), binary=True).fetchall()
+    def read_news(self, revisions: Mapping[str, int]) -> dict[str, list[Entry]]:
+        """Read run threads from these revisions on, as they stand under the locks; nothing is planned by commands."""
+        found: dict[str, list[Entry]] = {thread: [] for thread in revisions}
+        values = list(revisions), list(revisions.values())
+        rows = self._connection.execute(self._storage.sql(_READ_NEWS), values, binary=True).fetchall()
         for entry in read_entries(rows):
             found[entry.thread].append(entry)
         return found
@@ -131,27 +114,20 @@ class Transaction:
         verified: Sequence[Verified],
         changes: tuple[Any, ...],
         commit_id: UUID | None,
-        settled: tuple[str, str | None] | None = None,
         hints: Sequence[str] = (),
     ) -> dict[str, int]:
-        """Write facts and rows, and commit: whole rows, and with `settled` only what completions change in them.
-
-        Hints about these queues go out right behind the commit.
-        """
-        before: _Part = (_SETTLE, settled) if settled is not None else _NOTHING
+        """Write facts and rows, and commit; hints about these queues go out right behind that."""
         ordered = sorted(verified, key=lambda one: one.thread)
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
             commit_id,
             names(one.thread for one in ordered),
-            _numbers(one.expected_rev for one in ordered),
-            _numbers(len(one.encoded) for one in ordered),
+            numbers(one.expected_rev for one in ordered),
+            numbers(len(one.encoded) for one in ordered),
             entries_json(verified, place),
             *changes,
         )
-        receipt: dict[str, int] = self._send(
-            (before[0] + _APPEND_AND_COMMIT, (*before[1], *values)), 0 if settled is None else 1, commit_id, hints
-        )
+        receipt: dict[str, int] = self._send((_APPEND_AND_COMMIT, values), 0, commit_id, hints)
         return receipt
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
@@ -207,10 +183,6 @@ def texts(texts: frozenset[str]) -> str:
     return array(sorted(texts))
 
 
-def claims_json(refs: Iterable[ClaimRef]) -> str:
-    """Write claims as `lock_claims` takes them."""
-    return json.dumps([[ref.runnable_key, ref.claim_id, ref.token_hash, ref.queue] for ref in refs])
-
-
-def _numbers(numbers: Iterable[int | None]) -> str:
+def numbers(numbers: Iterable[int | None]) -> str:
+    """Write numbers as an array."""
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"

@@ -21,8 +21,8 @@ from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact
 from squid_dagster.protocol.run import Applied, Child, Planned
 from squid_dagster.protocol.unit import RunUnit, apply_unit
 
-# Facts whose rules look at, or change, every attempt of their run.
-_WHOLE = frozenset({"run_terminal", "run_fenced", "entry_quarantined", "attempt_claimed"})
+# Facts whose rules look at, or change, every open attempt of their run.
+_WHOLE = frozenset({"run_terminal", "run_fenced", "entry_quarantined"})
 _KEY_FIELDS = {
     name: tuple(key for key in ("runnable_key", "retry_runnable_key") if key in model.model_fields)
     for name, model in FACT_TYPES.items()
@@ -61,14 +61,14 @@ class Touched:
 
     def without(self, units: "Units") -> "Touched":
         """Give what is not loaded yet."""
-        attempts = {key for key in self.attempts if key[0] not in units.touched.whole} - units.touched.attempts
+        attempts = {key for key in self.attempts if key[0] not in units.new_runs and key not in units.seen}
         whole, children = self.whole - units.touched.whole, self.children - units.touched.children
         runs = (self.runs - units.touched.runs) | whole | {run for run, _ in attempts} | {run for run, _ in children}
         return Touched(runs, whole, attempts, children)
 
     def arguments(self) -> tuple[list[str], ...]:
         """Give the arguments of `lock_units`."""
-        attempts = sorted(key for key in self.attempts if key[0] not in self.whole)
+        attempts = sorted(self.attempts)
         children = sorted(self.children)
         return (
             sorted(self.runs),
@@ -92,14 +92,18 @@ class Units:
     first_position: dict[str, int] = field(default_factory=dict)
     queues: dict[str, bool] = field(default_factory=dict)
     queue_anomalies: list[Anomaly] = field(default_factory=list)
+    seen: set[tuple[str, str]] = field(default_factory=set)  # attempts that were looked for, or came along
+    new_runs: frozenset[str] = frozenset()  # of these, there is nothing to look for
 
     @classmethod
     def read(cls, answer: dict[str, Any], touched: Touched, now: datetime) -> "Units":
         """Read what `lock_units` answered."""
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
-        for row in chain(answer["attempts"] or (), answer["whole"] or ()):
+        seen = set(touched.attempts)
+        for row in chain(answer["attempts"] or (), answer["siblings"] or (), answer["whole"] or ()):
             attempts.setdefault(row["run_id"], []).append(row)
+            seen.add((row["run_id"], row["runnable_key"]))
         for row in answer["children"] or ():
             children.setdefault(row["run_id"], []).append(row)
         known = {row["run_id"]: rows.normalise_run(row) for row in answer["runs"] or ()}
@@ -109,14 +113,16 @@ class Units:
             else RunUnit()
             for run_id in touched.runs
         }
-        return cls(now, touched, known, units, {run_id: _Loaded.of(unit) for run_id, unit in units.items()})
+        loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
+        return cls(now, touched, known, units, loaded, seen=seen)
 
     @classmethod
     def new(cls, run_ids: Collection[str], now: datetime) -> "Units":
         """Give runs of which nothing is known yet."""
         units = {run_id: RunUnit() for run_id in run_ids}
         loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
-        return cls(now, Touched(set(run_ids), set(run_ids)), units=units, loaded=loaded)
+        whole = Touched(set(run_ids), set(run_ids))
+        return cls(now, whole, units=units, loaded=loaded, new_runs=frozenset(run_ids))
 
     def merge(self, more: "Units") -> None:
         """Take in what was loaded later, before anything was folded."""
@@ -130,6 +136,7 @@ class Units:
                 getattr(mine.run, name).update(getattr(unit.run, name))
             self.loaded[run_id] = _Loaded.of(mine)
         self.run_rows = {**more.run_rows, **self.run_rows}
+        self.seen |= more.seen
         mine_touched, theirs = self.touched, more.touched
         self.touched = Touched(
             mine_touched.runs | theirs.runs,

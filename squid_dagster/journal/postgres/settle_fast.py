@@ -1,0 +1,318 @@
+"""The fast way of a settlement, for what nearly all of them are: steps that succeeded, in runs that hold no surprise.
+
+What follows is planned before the database is asked, by the run's state as this process knows it (`PlanStates`). One
+call of `settle_runs` then locks, checks that the state is still the run's and that every claim stands, and writes many
+runs at once. No rule stands twice: SQL compares claims and revisions with rows; the fold and the planner decide what
+becomes of them. What is not plain is left to the general way, which judges and explains it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, LiteralString, NamedTuple
+from uuid import UUID, uuid4
+
+from pydantic_core import to_json
+
+from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.group import ask
+from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
+from squid_dagster.journal.postgres import rows
+from squid_dagster.journal.postgres.failures import persistently
+from squid_dagster.journal.postgres.message import execute, json_of
+from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.rows import Row
+from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.transaction import names, numbers
+from squid_dagster.journal.rounds import GroupTooLarge
+from squid_dagster.journal.settling import completion_fact
+from squid_dagster.limits import commit_bytes
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.codec import encode
+from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
+from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied
+from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.run import application_digest, end_digest, plan_digest
+from squid_dagster.protocol.threads import run_thread
+
+_SETTLE: LiteralString = (
+    BEGIN
+    + """SELECT {schema}.settle_runs(%s::uuid, %s::timestamptz, %s::boolean, %s::text[], %s::text[], %s::bigint[],
+    %s::boolean[], %s::json, %s::json, %s::json, %s::json); COMMIT"""
+)
+# journal_threads_pkey, journal_entries_thread. Thread by thread: one list would be answered by a scan of the whole
+# journal while that is short. One statement, and so one instant. Nothing is planned by commands.
+_READ: LiteralString = "SELECT e.*, t.rev FROM {schema}.journal_threads t CROSS JOIN LATERAL ("
+_READ += ENTRY + "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
+
+_RUN_FACTS = frozenset({"runnable_applied", "runnables_planned", "manual_step_paused", "run_terminal"})
+
+
+class _NotPlainError(Exception):
+    """A run is not for the fast way."""
+
+
+class _Member(NamedTuple):
+    """One completion: its place in the group, and the attempt as it was claimed."""
+
+    place: int
+    settlement: Settlement
+    claimed: Attempt
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is written about one run."""
+
+    run_id: str
+    queue: str
+    revision: int
+    before: PlanState  # the state as it was, kept for the case that this is not written
+    state: PlanState
+    members: list[_Member]
+    settled: dict[str, Attempt] = field(default_factory=dict)
+    queue_facts: list[Fact] = field(default_factory=list)
+    run_facts: list[Fact] = field(default_factory=list)
+    queue_entries: list[str] = field(default_factory=list)
+    run_entries: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+
+def settle_fast(
+    storage: PostgresStorage,
+    states: PlanStates,
+    claimed: Mapping[str, Attempt],
+    settlements: Sequence[Settlement],
+    plan: Planner,
+) -> dict[int, Answer]:
+    """Write the completions that are plain; return their answers by place. The others are not there.
+
+    `claimed` holds attempts by claim id, as they were claimed.
+
+    Raises:
+        GroupTooLarge: it is more than one commit may hold; write it in parts.
+    """
+    members = _members(settlements, claimed)
+    now = _time(storage, members)
+    if now is None:
+        return {}
+    known = _known(storage, states, members)
+    runs: list[_Run] = []
+    for run_id in sorted(members):
+        if run_id not in known:
+            continue
+        try:
+            runs.append(_planned(run_id, members[run_id], known[run_id], plan, now, storage.max_fact_bytes))
+        except Exception:  # noqa: BLE001  whatever the planner raises, or cannot be written: the general way tells it
+            states.put(run_id, *known[run_id])
+    if not runs:
+        return {}
+    if sum(run.bytes for run in runs) > commit_bytes(storage.max_fact_bytes):
+        _put_back(states, runs)
+        raise GroupTooLarge(f"{len(runs)} runs, with what follows from their steps")
+    written = _write(storage, states, runs, now)
+    answers: dict[int, Answer] = {}
+    for run in written:
+        for member in run.members:
+            ref = member.settlement.ref
+            answers[member.place] = Answer(ref, run.settled[ref.runnable_key])
+    return answers
+
+
+def _time(storage: PostgresStorage, members: Mapping[str, Sequence[_Member]]) -> datetime | None:
+    """Return a time that the database has reached: what its clock is likely to say, and not before any claim."""
+    claims = [each.claimed.last_at for several in members.values() for each in several]
+    likely = storage.likely_now()
+    return max([*claims, *([] if likely is None else [likely])]) if claims else None
+
+
+def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) -> dict[str, list[_Member]]:
+    """Return the completions by run; none of a run of which something else is settled, too."""
+    found: dict[str, list[_Member]] = {}
+    others: set[str] = set()
+    for place, settlement in enumerate(settlements):
+        ref = settlement.ref
+        attempt = claimed.get(ref.claim_id)
+        if (
+            attempt is not None
+            and isinstance(settlement.outcome, Completed)
+            and (attempt.run_id, attempt.runnable_key, attempt.queue) == (ref.run_id, ref.runnable_key, ref.queue)
+        ):
+            found.setdefault(ref.run_id, []).append(_Member(place, settlement, attempt))
+        else:
+            others.add(ref.run_id)
+    return {run_id: members for run_id, members in found.items() if run_id not in others}
+
+
+def _known(storage: PostgresStorage, states: PlanStates, run_ids: Mapping[str, Any]) -> dict[str, KnownState]:
+    """Return the states of runs; those that are not known yet are read."""
+    known = {run_id: found for run_id in run_ids if (found := states.take(run_id)) is not None}
+    missing = [run_thread(run_id) for run_id in run_ids if run_id not in known]
+    if missing:
+        found = storage.rows(_READ, missing)
+        revisions = {row[0]: row[-1] for row in found}
+        fresh = {thread: PlanState() for thread in revisions}
+        for entry in read_entries([row[:-1] for row in found]):
+            fresh[entry.thread].add(entry)
+        for run_id in run_ids:
+            state = fresh.get(run_thread(run_id))
+            if state is not None and state.plain:
+                known[run_id] = KnownState(revisions[run_thread(run_id)], state)
+    return known
+
+
+def _planned(
+    run_id: str, members: list[_Member], known: KnownState, plan: Planner, now: datetime, max_fact_bytes: int
+) -> _Run:
+    """Plan and encode what is written about one run. Raises for whatever is not plain."""
+    queue, state = members[0].claimed.queue, known.state.copy()
+    run = _Run(run_id, queue, known.revision, known.state, state, members)
+    dispatch = RunDispatch(queue, attempts={each.claimed.runnable_key: each.claimed for each in members})
+    for place, settlement, attempt in members:
+        assert isinstance(settlement.outcome, Completed), place  # noqa: S101  no other is a member
+        _require(attempt.runnable_key in state.planned)
+        fact = completion_fact(settlement.ref, settlement.outcome.result, now)
+        apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
+        completed = dispatch.attempts[attempt.runnable_key]
+        _require(completed is not attempt)  # else refused by the fold, or a repeat
+        run.settled[attempt.runnable_key] = completed
+        run.queue_facts.append(fact)
+    facts_before = state.facts
+    request = PlanRequest(run_id, state, tuple(run.settled.values()), dict(dispatch.attempts), now)
+    planned = ask(plan, request)
+    _require(fold_planned(state, facts_before, planned, run_id) and state.plain)
+    _sort_out(run, planned, dispatch)
+    _encode(run, dispatch, max_fact_bytes)
+    return run
+
+
+def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch) -> None:
+    """Divide what was planned by thread; raise unless it is about this run, and schedules all that it plans."""
+    fresh: list[str] = []
+    scheduled: list[str] = []
+    applied: list[str] = []
+    for fact in planned:
+        _require(getattr(fact, "run_id", None) == run.run_id)
+        if fact.type == "attempt_scheduled" and fact.queue == run.queue:
+            scheduled.append(fact.runnable_key)
+            run.queue_facts.append(fact)
+            apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
+            continue
+        _require(fact.type in _RUN_FACTS)
+        run.run_facts.append(fact)
+        if fact.type == "runnables_planned":
+            fresh += [runnable.runnable_key for runnable in fact.runnables]
+        elif fact.type == "runnable_applied":
+            applied.append(fact.runnable_key)
+    ends = run.state.terminal
+    _require(sorted(applied) == sorted(run.settled))
+    _require(sorted(fresh) == sorted(scheduled) or (ends and not scheduled))
+    _require(not (ends and (scheduled or run.state.open)))
+    _require(len({*scheduled, *run.settled}) == len(scheduled) + len(run.settled) and not dispatch.anomalies)
+
+
+def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> None:
+    """Write facts, and the rows of new attempts, as the database takes them."""
+    runnables: dict[str, Runnable] = run.state.planned
+    for fact in run.queue_facts:
+        encoded = encode(fact, max_fact_bytes)
+        run.bytes += len(encoded.data)
+        row = ""
+        if fact.type == "attempt_scheduled":
+            new = rows.new_attempt_row(dispatch.attempts[fact.runnable_key], plan_digest(runnables[fact.runnable_key]))
+            row = f',"row":{to_json(new).decode()}'
+        run.queue_entries.append(f'"type":"{encoded.type}","data":{encoded.data}{row}}}')
+    for k, fact in enumerate(run.run_facts, 1):
+        encoded = encode(fact, max_fact_bytes)
+        run.bytes += len(encoded.data)
+        run.run_entries.append(f'"k":{k},"type":"{encoded.type}","data":{encoded.data}}}')
+
+
+def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: datetime) -> list[_Run]:
+    """Write what was planned; return the runs for which that was done, and keep the states of all."""
+    values = _values(storage, runs, now, uuid4())  # of all tries, so that it does not matter which of them commits
+
+    def call() -> Any:
+        with storage.connection() as connection:
+            return json_of(execute(connection, storage.sql(_SETTLE), values)[BEGIN_STATEMENTS])
+
+    try:
+        answer = persistently(call)
+    except BaseException:
+        _put_back(states, runs)
+        raise
+    storage.hear_earlier(answer["now"])
+    written = [runs[m - 1] for m in answer["written"] or ()]
+    done = {run.run_id for run in written}
+    _put_back(states, [run for run in runs if run.run_id not in done])
+    for run in written:
+        states.put(run.run_id, run.revision + len(run.run_facts), run.state)
+    return written
+
+
+def _put_back(states: PlanStates, runs: Sequence[_Run]) -> None:
+    for run in runs:
+        states.put(run.run_id, run.revision, run.before)
+
+
+def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id: UUID) -> tuple[Any, ...]:
+    """Return the arguments of `settle_runs`."""
+    places = sorted(range(len(runs)), key=lambda i: (runs[i].queue, i))
+    entries = [f'{{"m":{i + 1},{entry}' for i in places for entry in runs[i].queue_entries]
+    entries += [f'{{"m":{i},{entry}' for i, run in enumerate(runs, 1) for entry in run.run_entries]
+    settled = [row for i, run in enumerate(runs, 1) if not run.state.terminal for row in _settled_rows(i, run)]
+    return (
+        commit_id,
+        now,
+        storage.clock is not None,
+        names(run.run_id for run in runs),
+        names(run.queue for run in runs),
+        numbers(run.revision for run in runs),
+        "{" + ",".join(["t" if run.state.terminal else "f" for run in runs]) + "}",
+        to_json([_claim(i, each.settlement.ref) for i, run in enumerate(runs, 1) for each in run.members]).decode(),
+        f"[{','.join(entries)}]",
+        rows.to_text([_run_row(i, run) for i, run in enumerate(runs, 1)]),
+        rows.to_text(settled) if settled else None,
+    )
+
+
+def _claim(m: int, ref: ClaimRef) -> Row:
+    return {"m": m, "key": ref.runnable_key, "claim_id": ref.claim_id, "token_hash": ref.token_hash}
+
+
+def _run_row(m: int, run: _Run) -> Row:
+    state = run.state
+    last: Any = run.run_facts[-1] if run.run_facts else None
+    return {
+        "m": m,
+        "status": state.status,
+        "planned_visits": state.planned_visits,
+        "applied_visits": state.applied_visits,
+        "manual_state": rows.manual_row(state.manual_state),
+        "terminal_status": state.terminal_status,
+        "terminal_digest": end_digest(last.status, last.error) if state.terminal else None,
+    }
+
+
+def _settled_rows(m: int, run: _Run) -> list[Row]:
+    applied = {
+        fact.runnable_key: application_digest(fact.result, fact.transition)
+        for fact in run.run_facts
+        if isinstance(fact, RunnableApplied)
+    }
+    return [
+        {
+            "m": m,
+            "runnable_key": key,
+            "outcome_digest": attempt.outcome_digest,
+            "applied_digest": applied[key],
+        }
+        for key, attempt in run.settled.items()
+    ]
+
+
+def _require(plain: bool) -> None:
+    if not plain:
+        raise _NotPlainError
