@@ -1,6 +1,7 @@
 """Committers: they write down, in groups, what came of steps while others run.
 
-Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile.
+Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile. What comes
+of one run goes to one of them: else they would plan for it at the same time, and only one plan can be written.
 """
 
 import threading
@@ -70,10 +71,11 @@ class Committer:
         self._runtime, self._report = runtime, report
         self._wanted, self._written, self._due = wanted, written, due
         self._gives_up, self._on_settled = gives_up, on_settled
-        self._done: SimpleQueue[Executed | None] = SimpleQueue()
+        self._done: list[SimpleQueue[Executed | None]] = [SimpleQueue() for _ in range(COMMITTERS)]
         self._counting = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._loop, name=f"squid-committer-{i}", daemon=True) for i in range(COMMITTERS)
+            threading.Thread(target=self._loop, args=(done,), name=f"squid-committer-{i}", daemon=True)
+            for i, done in enumerate(self._done)
         ]
 
     def start(self) -> None:
@@ -83,27 +85,27 @@ class Committer:
 
     def put(self, executed: Executed) -> None:
         """Hand over what came of a step."""
-        self._done.put(executed)
+        self._done[hash(executed.job.claim.ref.run_id) % COMMITTERS].put(executed)
 
     def close(self, timeout: timedelta) -> None:
         """Write what was handed over, and end; waits for that no longer than `timeout`."""
         until = time.monotonic() + timeout.total_seconds()
-        for _ in self._threads:
-            self._done.put(None)
+        for done in self._done:
+            done.put(None)
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _loop(self) -> None:
-        while (first := self._done.get()) is not None:
+    def _loop(self, done: SimpleQueue[Executed | None]) -> None:
+        while (first := done.get()) is not None:
             group: list[Executed] = [first]
             taken = first.size
             while len(group) < GROUP and taken < GROUP_BYTES:
                 try:
-                    more = self._done.get_nowait()
+                    more = done.get_nowait()
                 except Empty:
                     break
                 if more is None:
-                    self._done.put(None)  # for the loop itself, once the group is written
+                    done.put(None)  # for the loop itself, once the group is written
                     break
                 group.append(more)
                 taken += more.size
