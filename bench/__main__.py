@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from bench import append, claim, dagster, fold, read
+from bench import append, claim, dagster, fold, read, settle
 from bench.peers.process import BenchError
 from bench.peers.run import ROUNDS, compare
 from bench.peers.systems import OURS, SYSTEMS
@@ -21,6 +21,7 @@ ALONE: dict[str, Callable[[], list[Measure]]] = {
     "append": append.measure,
     "claim": claim.measure,
     "read": read.measure,
+    "settle": settle.measure,
     "dagster": dagster.measure,
 }
 ALL = ["peers", *ALONE, "spark"]

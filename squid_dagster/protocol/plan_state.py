@@ -15,9 +15,10 @@ from pydantic import JsonValue
 
 from squid_dagster.protocol.anomalies import Reason, unreadable
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.run import ManualState, RunProjection, resolves, run_status
+from squid_dagster.protocol.run import ManualState, RunProjection, manual_state, resolves, run_status
 from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
 
 COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation
@@ -25,16 +26,17 @@ FAIL = "fail"  # where a transition leads that fails the run
 _RUN_PREFIX = run_thread("")
 
 
-class StepState(NamedTuple):
-    """One step: how often it was entered, how many visits have an outcome, and the latest output.
+class StateNeeded(SquidError):
+    """What follows cannot be planned without the run's state."""
 
-    `order` counts the outcomes of the run at which the output was given; 0 while there is none.
-    """
+
+class StepState(NamedTuple):
+    """One step: how often it was entered, how many visits have an outcome, and the latest output, if it gave any."""
 
     visits: int = 0
     applied: int = 0
     output: JsonValue = None
-    order: int = 0
+    has_output: bool = False
 
 
 class Visit(NamedTuple):
@@ -74,7 +76,6 @@ class PlanState:
     to_undo: dict[tuple[str, int], JsonValue] = field(default_factory=dict)  # results by step and visit, oldest first
     undo_failures: list[JsonObject] = field(default_factory=list)
     done: int = 0  # steps that have an outcome, compensations aside
-    outcomes: int = 0
     planned_visits: int = 0
     applied_visits: int = 0
     failure: JsonObject | None = None  # the error that the run is going to fail with, once everything is undone
@@ -85,6 +86,7 @@ class PlanState:
     plain: bool = True
     facts: int = 0  # folded so far
     closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
+    assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
 
     @classmethod
     def fold(cls, entries: Iterable[Entry]) -> Self:
@@ -254,7 +256,7 @@ class PlanState:
     def _pause(self, fact: Any) -> bool:
         if self.manual_state is not None:
             return False
-        self.manual_state = ManualState(fact.step, fact.kind, fact.paused_at or fact.occurred_at, fact.metadata)
+        self.manual_state = manual_state(fact)
         self._enter(fact.step)
         return True
 
@@ -294,12 +296,11 @@ class PlanState:
 
     def _outcome(self, step: str, output: JsonValue, transition: JsonObject | None) -> None:
         self._count(step)
-        self.steps[step] = self.steps[step]._replace(output=output, order=self.outcomes)
+        self.steps[step] = self.steps[step]._replace(output=output, has_output=True)
         self._note_failure(transition)
 
     def _count(self, step: str) -> None:
         known = self.steps[step]
-        self.outcomes += 1
         self.done += known.applied == 0
         self.steps[step] = known._replace(applied=known.applied + 1)
 

@@ -303,8 +303,13 @@ def _child(run: RunProjection, fact: ChildRunStarted) -> Reason | None:
     return None
 
 
+def manual_state(fact: ManualStepPaused) -> ManualState:
+    """Return what a run waits for after a pause."""
+    return ManualState(fact.step, fact.kind, fact.paused_at or fact.occurred_at, fact.metadata)
+
+
 def _pause(run: RunProjection, fact: ManualStepPaused) -> Reason | None:
-    state = ManualState(fact.step, fact.kind, fact.paused_at or fact.occurred_at, fact.metadata)
+    state = manual_state(fact)
     if run.manual_state is not None:
         return None if run.manual_state == state else Reason.ACTIVE_MANUAL_STEP
     run.manual_state = state

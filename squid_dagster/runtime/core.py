@@ -13,8 +13,9 @@ from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.plan_state import PlanState, StateNeeded
 from squid_dagster.protocol.run import RunProjection
+from squid_dagster.workflow.assumption import assumed_state
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.registry import Registry
@@ -74,17 +75,26 @@ class Runtime:
 
         Nothing follows for a run that cannot be read whole, whatever its definition was.
         """
-        if not request.run.readable:
+        if request.run is not None and not request.run.readable:
             return []
-        definition = self.definition_of(request.run_id, request.run)
+        state = self._assumed(request) if request.run is None else request.run
+        definition = self.definition_of(request.run_id, state)
         return plan_settled(
             definition,
-            request.run,
+            state,
             request.settled,
             request.attempts,
             request.now,
             max_fact_bytes=request.max_fact_bytes,
         )
+
+    def _assumed(self, request: PlanRequest) -> PlanState:
+        """Return the state that one settled attempt allows to assume. Raises `StateNeeded`."""
+        attempt = request.settled[0]
+        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
+        if definition is None or len(request.settled) != 1:
+            raise StateNeeded(f"run {request.run_id!r} is planned by its state")
+        return assumed_state(definition, attempt)
 
     @property
     def store_wakes(self) -> bool:

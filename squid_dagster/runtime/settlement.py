@@ -40,7 +40,7 @@ class _Planner:
     unreadable: set[str] = field(default_factory=set)
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
-        if not request.run.readable:
+        if request.run is not None and not request.run.readable:
             self.unreadable.add(request.run_id)
         facts = self.runtime.plan(request)
         for fact in facts:

@@ -18,7 +18,7 @@ from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepK
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
-from squid_dagster.workflow.graph import reversed_edges
+from squid_dagster.workflow.graph import cycles, reachable, reversed_edges
 from squid_dagster.workflow.payloads import payload_fields
 from squid_dagster.workflow.signature import Source, Task, read_task
 
@@ -127,10 +127,7 @@ def _build(
     callees = [task for task in (*tasks.values(), *compensations.values()) if task is not None]
     following = reversed_edges(shape.after)
     dependents = {name: tuple(following.get(name, ())) for name in built}
-    producers: dict[str, tuple[str, ...]] = {}
-    for step in built.values():
-        if step.output is not None:
-            producers[step.output] = (*producers.get(step.output, ()), step.name)
+    producers = {step.output: step.name for step in built.values() if step.output is not None}
     return Definition(
         name=draft.name,
         version=draft.version,
@@ -142,10 +139,23 @@ def _build(
         routes=MappingProxyType(shape.groups),
         dependents=MappingProxyType(dependents),
         producers=MappingProxyType(producers),
+        narrow=MappingProxyType(_narrow_steps(built, shape)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
         former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, draft.payload),
     )
+
+
+def _narrow_steps(steps: Mapping[str, StepDefinition], shape: _Shape) -> dict[str, frozenset[str]]:
+    """Return the steps beside which nothing else can be under way, with those that are done when they begin."""
+    if shape.mode is Mode.DEPENDENCIES:
+        following = reversed_edges(shape.after)
+        before = {name: frozenset(reachable([name], shape.after)) - {name} for name in steps}
+        return {name: before[name] for name in steps if len(before[name] | reachable([name], following)) == len(steps)}
+    edges: dict[str, list[str]] = {name: [] for name in steps}
+    for (source, _), routes in shape.groups.items():
+        edges[source] += [route.to for route in routes if route.to in steps]
+    return {} if len(shape.entries) != 1 or cycles(edges) else dict.fromkeys(steps, frozenset[str]())
 
 
 def _build_step(

@@ -26,7 +26,7 @@ from squid_dagster.protocol.facts import (
     RunStarted,
 )
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import COMPENSATE, FAIL, PlanState
+from squid_dagster.protocol.plan_state import COMPENSATE, FAIL, PlanState, StateNeeded
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.binding import bind, bind_compensation
@@ -347,6 +347,8 @@ class _Planning:
 
     def _undo_or_end(self) -> None:
         """Undo the newest step that was not undone yet; end the run when there is none, and nothing is under way."""
+        if self.state.assumed:
+            raise StateNeeded(f"what run {self.run_id!r} has done is not known")
         under_way = self.state.open
         if any(f":{COMPENSATE}" in key for key in under_way):
             return

@@ -12,7 +12,7 @@ from squid_dagster.workflow.definition import Definition
 
 
 class Outputs(Mapping[str, JsonValue]):
-    """The outputs of finished steps by their names, looked up one by one; of steps that share a name, the latest."""
+    """The latest outputs of steps by their names, looked up one by one."""
 
     __slots__ = ("_definition", "_state")
 
@@ -22,12 +22,10 @@ class Outputs(Mapping[str, JsonValue]):
 
     def __getitem__(self, name: str) -> JsonValue:
         """Return the latest output of that name. Raises `KeyError` while there is none."""
-        steps = self._state.steps
-        given = [steps[step] for step in self._definition.producers.get(name, ()) if step in steps]
-        latest = max((step for step in given if step.order), key=lambda step: step.order, default=None)
-        if latest is None:
+        step = self._state.steps.get(self._definition.producers[name])
+        if step is None or not step.has_output:
             raise KeyError(name)
-        return latest.output
+        return step.output
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of outputs that are there."""

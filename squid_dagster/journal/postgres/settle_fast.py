@@ -6,7 +6,7 @@ runs at once. No rule stands twice: SQL compares claims and revisions with rows;
 becomes of them. What is not plain is left to the general way, which judges and explains it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple
@@ -32,9 +32,17 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import encode
 from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied
+from squid_dagster.protocol.facts import (
+    AttemptScheduled,
+    Fact,
+    ManualStepPaused,
+    Runnable,
+    RunnableApplied,
+    RunnablesPlanned,
+    RunTerminal,
+)
 from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import application_digest, end_digest, plan_digest
+from squid_dagster.protocol.run import application_digest, end_digest, manual_state, plan_digest
 from squid_dagster.protocol.threads import run_thread
 
 _SETTLE: LiteralString = (
@@ -46,8 +54,6 @@ _SETTLE: LiteralString = (
 # journal while that is short. One statement, and so one instant. Nothing is planned by commands.
 _READ: LiteralString = "SELECT e.*, t.rev FROM {schema}.journal_threads t CROSS JOIN LATERAL ("
 _READ += ENTRY + "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
-
-_RUN_FACTS = frozenset({"runnable_applied", "runnables_planned", "manual_step_paused", "run_terminal"})
 
 
 class _NotPlainError(Exception):
@@ -64,20 +70,32 @@ class _Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """What is written about one run."""
+    """What is written about one run. Without a state, the run is at one step alone, and the database checks that."""
 
     run_id: str
     queue: str
-    revision: int
-    before: PlanState  # the state as it was, kept for the case that this is not written
-    state: PlanState
     members: list[_Member]
+    known: KnownState | None  # as it was, kept for the case that this is not written
+    state: PlanState | None  # as it will be
     settled: dict[str, Attempt] = field(default_factory=dict)
+    runnables: dict[str, Runnable] = field(default_factory=dict)
+    applied: dict[str, RunnableApplied] = field(default_factory=dict)
+    pause: ManualStepPaused | None = None
+    end: RunTerminal | None = None
     queue_facts: list[Fact] = field(default_factory=list)
     run_facts: list[Fact] = field(default_factory=list)
     queue_entries: list[str] = field(default_factory=list)
     run_entries: list[str] = field(default_factory=list)
     bytes: int = 0
+
+    @property
+    def status(self) -> str:
+        """One word for where the run stands then."""
+        if self.state is not None:
+            return self.state.status
+        if self.end is not None:
+            return self.end.status
+        return "paused" if self.pause is not None else "running" if self.runnables else "idle"
 
 
 def settle_fast(
@@ -98,15 +116,14 @@ def settle_fast(
     now = _time(storage, members)
     if now is None:
         return {}
-    known = _known(storage, states, members)
-    runs: list[_Run] = []
-    for run_id in sorted(members):
-        if run_id not in known:
-            continue
+    runs = [run for run_id in sorted(members) if (run := _assumed(storage, run_id, members[run_id], plan, now))]
+    others = members.keys() - {run.run_id for run in runs}
+    for run_id, known in _known(storage, states, others).items():
         try:
-            runs.append(_planned(run_id, members[run_id], known[run_id], plan, now, storage.max_fact_bytes))
+            runs.append(_planned(storage, run_id, members[run_id], known, plan, now))
         except Exception:  # noqa: BLE001  whatever the planner raises, or cannot be written: the general way tells it
-            states.put(run_id, *known[run_id])
+            states.put(run_id, *known)
+    runs.sort(key=lambda run: run.run_id)
     if not runs:
         return {}
     if sum(run.bytes for run in runs) > commit_bytes(storage.max_fact_bytes):
@@ -146,15 +163,15 @@ def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) 
     return {run_id: members for run_id, members in found.items() if run_id not in others}
 
 
-def _known(storage: PostgresStorage, states: PlanStates, run_ids: Mapping[str, Any]) -> dict[str, KnownState]:
+def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str]) -> dict[str, KnownState]:
     """Return the states of runs; those that are not known yet are read."""
     known = {run_id: found for run_id in run_ids if (found := states.take(run_id)) is not None}
     missing = [run_thread(run_id) for run_id in run_ids if run_id not in known]
     if missing:
-        found = storage.rows(_READ, missing)
-        revisions = {row[0]: row[-1] for row in found}
+        read = storage.rows(_READ, missing)
+        revisions = {row[0]: row[-1] for row in read}
         fresh = {thread: PlanState() for thread in revisions}
-        for entry in read_entries([row[:-1] for row in found]):
+        for entry in read_entries([row[:-1] for row in read]):
             fresh[entry.thread].add(entry)
         for run_id in run_ids:
             state = fresh.get(run_thread(run_id))
@@ -163,65 +180,83 @@ def _known(storage: PostgresStorage, states: PlanStates, run_ids: Mapping[str, A
     return known
 
 
+def _assumed(
+    storage: PostgresStorage, run_id: str, members: list[_Member], plan: Planner, now: datetime
+) -> _Run | None:
+    """Plan for a run without its state; None if the planner needs it."""
+    if len(members) > 1:
+        return None
+    try:
+        return _planned(storage, run_id, members, None, plan, now)
+    except Exception:  # noqa: BLE001  the plan by the run's state tells whatever is wrong
+        return None
+
+
 def _planned(
-    run_id: str, members: list[_Member], known: KnownState, plan: Planner, now: datetime, max_fact_bytes: int
+    storage: PostgresStorage,
+    run_id: str,
+    members: list[_Member],
+    known: KnownState | None,
+    plan: Planner,
+    now: datetime,
 ) -> _Run:
     """Plan and encode what is written about one run. Raises for whatever is not plain."""
-    queue, state = members[0].claimed.queue, known.state.copy()
-    run = _Run(run_id, queue, known.revision, known.state, state, members)
+    queue, state = members[0].claimed.queue, None if known is None else known.state.copy()
+    run = _Run(run_id, queue, members, known, state)
     dispatch = RunDispatch(queue, attempts={each.claimed.runnable_key: each.claimed for each in members})
-    for place, settlement, attempt in members:
-        assert isinstance(settlement.outcome, Completed), place  # noqa: S101  no other is a member
-        _require(attempt.runnable_key in state.planned)
-        fact = completion_fact(settlement.ref, settlement.outcome.result, now)
+    for _, settlement, attempt in members:
+        _require(state is None or attempt.runnable_key in state.planned)
+        fact = completion_fact(settlement.ref, settlement.outcome.result, now)  # type: ignore[union-attr]  # completed
         apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
         completed = dispatch.attempts[attempt.runnable_key]
         _require(completed is not attempt)  # else refused by the fold, or a repeat
         run.settled[attempt.runnable_key] = completed
         run.queue_facts.append(fact)
-    facts_before = state.facts
-    request = PlanRequest(run_id, state, tuple(run.settled.values()), dict(dispatch.attempts), now)
-    planned = ask(plan, request)
-    _require(fold_planned(state, facts_before, planned, run_id) and state.plain)
+    facts_before = 0 if state is None else state.facts
+    planned = ask(plan, PlanRequest(run_id, state, tuple(run.settled.values()), dict(dispatch.attempts), now))
+    _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
     _sort_out(run, planned, dispatch)
-    _encode(run, dispatch, max_fact_bytes)
+    _encode(run, dispatch, storage.max_fact_bytes)
     return run
 
 
 def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch) -> None:
     """Divide what was planned by thread; raise unless it is about this run, and schedules all that it plans."""
-    fresh: list[str] = []
     scheduled: list[str] = []
-    applied: list[str] = []
     for fact in planned:
-        _require(getattr(fact, "run_id", None) == run.run_id)
-        if fact.type == "attempt_scheduled" and fact.queue == run.queue:
-            scheduled.append(fact.runnable_key)
-            run.queue_facts.append(fact)
-            apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
-            continue
-        _require(fact.type in _RUN_FACTS)
+        _require(getattr(fact, "run_id", None) == run.run_id and run.end is None)
+        match fact:
+            case AttemptScheduled() if fact.queue == run.queue:
+                scheduled.append(fact.runnable_key)
+                run.queue_facts.append(fact)
+                apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
+                continue
+            case RunnableApplied():
+                run.applied[fact.runnable_key] = fact
+            case RunnablesPlanned():
+                run.runnables |= {each.runnable_key: each for each in fact.runnables}
+            case ManualStepPaused() if run.pause is None:
+                run.pause = fact
+            case RunTerminal():
+                run.end = fact
+            case _:
+                raise _NotPlainError
         run.run_facts.append(fact)
-        if fact.type == "runnables_planned":
-            fresh += [runnable.runnable_key for runnable in fact.runnables]
-        elif fact.type == "runnable_applied":
-            applied.append(fact.runnable_key)
-    ends = run.state.terminal
-    _require(sorted(applied) == sorted(run.settled))
-    _require(sorted(fresh) == sorted(scheduled) or (ends and not scheduled))
-    _require(not (ends and (scheduled or run.state.open)))
-    _require(len({*scheduled, *run.settled}) == len(scheduled) + len(run.settled) and not dispatch.anomalies)
+    open_ = run.state is not None and run.state.open
+    _require(run.applied.keys() == run.settled.keys() and run.runnables.keys().isdisjoint(run.settled))
+    _require(sorted(run.runnables) == sorted(scheduled) and not dispatch.anomalies)
+    _require(run.end is None or not (scheduled or open_))
 
 
 def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> None:
     """Write facts, and the rows of new attempts, as the database takes them."""
-    runnables: dict[str, Runnable] = run.state.planned
     for fact in run.queue_facts:
         encoded = encode(fact, max_fact_bytes)
         run.bytes += len(encoded.data)
         row = ""
-        if fact.type == "attempt_scheduled":
-            new = rows.new_attempt_row(dispatch.attempts[fact.runnable_key], plan_digest(runnables[fact.runnable_key]))
+        if isinstance(fact, AttemptScheduled):
+            key = fact.runnable_key
+            new = rows.new_attempt_row(dispatch.attempts[key], plan_digest(run.runnables[key]))
             row = f',"row":{to_json(new).decode()}'
         run.queue_entries.append(f'"type":"{encoded.type}","data":{encoded.data}{row}}}')
     for k, fact in enumerate(run.run_facts, 1):
@@ -248,13 +283,15 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
     done = {run.run_id for run in written}
     _put_back(states, [run for run in runs if run.run_id not in done])
     for run in written:
-        states.put(run.run_id, run.revision + len(run.run_facts), run.state)
+        if run.known is not None and run.state is not None:
+            states.put(run.run_id, run.known.revision + len(run.run_facts), run.state)
     return written
 
 
 def _put_back(states: PlanStates, runs: Sequence[_Run]) -> None:
     for run in runs:
-        states.put(run.run_id, run.revision, run.before)
+        if run.known is not None:
+            states.put(run.run_id, *run.known)
 
 
 def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id: UUID) -> tuple[Any, ...]:
@@ -262,15 +299,15 @@ def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id
     places = sorted(range(len(runs)), key=lambda i: (runs[i].queue, i))
     entries = [f'{{"m":{i + 1},{entry}' for i in places for entry in runs[i].queue_entries]
     entries += [f'{{"m":{i},{entry}' for i, run in enumerate(runs, 1) for entry in run.run_entries]
-    settled = [row for i, run in enumerate(runs, 1) if not run.state.terminal for row in _settled_rows(i, run)]
+    settled = [row for i, run in enumerate(runs, 1) if run.end is None for row in _settled_rows(i, run)]
     return (
         commit_id,
         now,
         storage.clock is not None,
         names(run.run_id for run in runs),
         names(run.queue for run in runs),
-        numbers(run.revision for run in runs),
-        "{" + ",".join(["t" if run.state.terminal else "f" for run in runs]) + "}",
+        numbers(None if run.known is None else run.known.revision for run in runs),
+        "{" + ",".join(["f" if run.end is None else "t" for run in runs]) + "}",
         to_json([_claim(i, each.settlement.ref) for i, run in enumerate(runs, 1) for each in run.members]).decode(),
         f"[{','.join(entries)}]",
         rows.to_text([_run_row(i, run) for i, run in enumerate(runs, 1)]),
@@ -283,33 +320,27 @@ def _claim(m: int, ref: ClaimRef) -> Row:
 
 
 def _run_row(m: int, run: _Run) -> Row:
-    state = run.state
-    last: Any = run.run_facts[-1] if run.run_facts else None
+    """Return what changes in the row of a run."""
     return {
         "m": m,
-        "status": state.status,
-        "planned_visits": state.planned_visits,
-        "applied_visits": state.applied_visits,
-        "manual_state": rows.manual_row(state.manual_state),
-        "terminal_status": state.terminal_status,
-        "terminal_digest": end_digest(last.status, last.error) if state.terminal else None,
+        "status": run.status,
+        "planned": sum(each.attempt_number == 1 for each in run.runnables.values()),
+        "applied": len(run.applied),
+        "manual_state": rows.manual_row(manual_state(run.pause)) if run.pause is not None else None,
+        "terminal_digest": None if run.end is None else end_digest(run.end.status, run.end.error),
     }
 
 
 def _settled_rows(m: int, run: _Run) -> list[Row]:
-    applied = {
-        fact.runnable_key: application_digest(fact.result, fact.transition)
-        for fact in run.run_facts
-        if isinstance(fact, RunnableApplied)
-    }
+    """Return what changes in the rows of settled attempts."""
     return [
         {
             "m": m,
             "runnable_key": key,
-            "outcome_digest": attempt.outcome_digest,
-            "applied_digest": applied[key],
+            "outcome_digest": run.settled[key].outcome_digest,
+            "applied_digest": application_digest(fact.result, fact.transition),
         }
-        for key, attempt in run.settled.items()
+        for key, fact in run.applied.items()
     ]
 
 

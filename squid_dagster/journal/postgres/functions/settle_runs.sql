@@ -1,15 +1,16 @@
 -- The fast way of a settlement: one call locks, checks the fences and writes what clients have planned for many runs.
 --
--- A client plans by the state of a run at a revision of its thread. Here it is checked that nothing came in between: the
--- revision is the same, each claim stands, and a run that ends has no other attempt open. A run for which that does not
--- hold is left out whole, and goes the general way. The caller says which time it is, as it worked it out from an earlier
--- answer; the database's clock decides whether leases have run out.
+-- A client plans by the state of a run at a revision of its thread; or without it, for a run that is at one step alone.
+-- Here it is checked that this holds: the revision is the same, or the visit is the only open one and the run has no
+-- anomaly; each claim stands, and a run that ends has no other attempt open. A run for which that does not hold is left
+-- out whole, and goes the general way. The caller says which time it is, as it worked it out from an earlier answer; the
+-- database's clock decides whether leases have run out.
 CREATE OR REPLACE FUNCTION {schema}.settle_runs(
     p_commit uuid,
     p_at timestamptz,
     p_any_time boolean,                   -- the caller's clock is the one that counts
     p_runs text[],                        -- sorted by id, no run twice; m is a place in it
-    p_queues text[], p_revs bigint[],     -- of each run: its queue, and the revision of its thread
+    p_queues text[], p_revs bigint[],     -- of each run: its queue, and the revision of its thread; null: at one step
     p_ends boolean[],                     -- whether it ends
     p_claims json,                        -- m, key, claim_id, token_hash
     p_entries json,                       -- facts of queues, by queue: m, type, data, and the row of a new attempt; then
@@ -27,6 +28,7 @@ DECLARE
     v_queues  text[];                     -- those that get facts, sorted
     v_revs    bigint[];                   -- of the threads of these
     v_counts  bigint[];
+    v_threads bigint[];                   -- by m: the revision of the run's thread
     v_base    bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
@@ -35,7 +37,10 @@ BEGIN
       FROM unnest(p_runs) WITH ORDINALITY n (id, m)
       LEFT JOIN LATERAL (
             SELECT NOT fenced AND NOT quarantined AND terminal_status IS NULL AND quarantine IS NULL
-                   AND queue = p_queues[n.m] AS going
+                   AND queue = p_queues[n.m]
+                   AND (p_revs[n.m] IS NOT NULL
+                        OR planned_visits = applied_visits + 1 AND manual_state IS NULL AND start_digest IS NOT NULL)
+                   AS going
               FROM {schema}.runs WHERE run_id = n.id FOR UPDATE) r ON true;
     -- A repeat waits for the same runs, so that the first answer is here to be seen.
     SELECT receipt INTO v_receipt FROM {schema}.journal_commits WHERE id = p_commit;
@@ -57,10 +62,14 @@ BEGIN
                    AS held
               FROM {schema}.attempts WHERE run_id = p_runs[c.m] AND runnable_key = c.key FOR UPDATE) a ON true;
     -- attempts_pkey, once in the life of a run
-    SELECT array_agg(v_ok[m] AND m <> ALL (coalesce(v_bad, '{{}}')) AND NOT (p_ends[m] AND EXISTS (
-                SELECT FROM {schema}.attempts a
-                 WHERE a.run_id = p_runs[m] AND a.status IN ('available', 'retry_scheduled', 'claimed')
-                   AND a.runnable_key <> ALL (v_keys))) ORDER BY m)
+    SELECT array_agg(v_ok[m] AND m <> ALL (coalesce(v_bad, '{{}}'))
+                     AND NOT (p_ends[m] AND EXISTS (
+                         SELECT FROM {schema}.attempts a
+                          WHERE a.run_id = p_runs[m] AND a.status IN ('available', 'retry_scheduled', 'claimed')
+                            AND a.runnable_key <> ALL (v_keys)))
+                     -- anomalies_run
+                     AND NOT (p_revs[m] IS NULL AND EXISTS (
+                         SELECT FROM {schema}.anomalies a WHERE a.run_id = p_runs[m])) ORDER BY m)
       INTO v_ok FROM generate_subscripts(p_runs, 1) m;
     -- journal_threads_pkey, twice, in the order of ids: those of queues before those of runs.
     SELECT array_agg(q.queue ORDER BY q.queue COLLATE "C"), array_agg(q.rev ORDER BY q.queue COLLATE "C")
@@ -70,8 +79,9 @@ BEGIN
                      WHERE v_ok[m] ORDER BY 1) n
               CROSS JOIN LATERAL (
                     SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || n.queue FOR UPDATE) t) q;
-    SELECT array_agg(coalesce(v_ok[n.m] AND t.rev = p_revs[n.m] AND p_queues[n.m] = ANY (v_queues), false) ORDER BY n.m)
-      INTO v_ok
+    SELECT array_agg(coalesce(v_ok[n.m] AND t.rev = coalesce(p_revs[n.m], t.rev) AND p_queues[n.m] = ANY (v_queues),
+                              false) ORDER BY n.m), array_agg(t.rev ORDER BY n.m)
+      INTO v_ok, v_threads
       FROM unnest(p_runs) WITH ORDINALITY n (id, m)
       LEFT JOIN LATERAL (
             SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:run:' || n.id AND v_ok[n.m] FOR UPDATE) t ON true;
@@ -87,7 +97,7 @@ BEGIN
                CASE WHEN e.k IS NULL
                     THEN v_revs[array_position(v_queues, p_queues[e.m])]
                          + row_number() OVER (PARTITION BY e.k IS NULL, p_queues[e.m] ORDER BY e.ord)
-                    ELSE p_revs[e.m] + e.k END AS seq
+                    ELSE v_threads[e.m] + e.k END AS seq
           FROM ROWS FROM (json_to_recordset(p_entries) AS (m int, k int, type text, data json, "row" json))
                WITH ORDINALITY AS e (m, k, type, data, "row", ord)
          WHERE v_ok[e.m]
@@ -120,11 +130,13 @@ BEGIN
     END IF;
     DELETE FROM {schema}.attempts a USING generate_subscripts(p_runs, 1) m
      WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];
-    UPDATE {schema}.runs r SET status = n.status, planned_visits = n.planned_visits, applied_visits = n.applied_visits,
-           manual_state = n.manual_state, terminal_status = n.terminal_status, terminal_digest = n.terminal_digest,
+    UPDATE {schema}.runs r SET status = n.status, planned_visits = r.planned_visits + n.planned,
+           applied_visits = r.applied_visits + n.applied,
+           manual_state = CASE WHEN p_ends[n.m] THEN NULL ELSE coalesce(n.manual_state, r.manual_state) END,
+           terminal_status = CASE WHEN p_ends[n.m] THEN n.status END, terminal_digest = n.terminal_digest,
            ended_at = CASE WHEN p_ends[n.m] THEN p_at END, fenced = p_ends[n.m]
-      FROM json_to_recordset(p_rows) AS n (m int, status text, planned_visits int, applied_visits int,
-           manual_state json, terminal_status text, terminal_digest text)
+      FROM json_to_recordset(p_rows) AS n (m int, status text, planned int, applied int, manual_state json,
+           terminal_digest text)
      WHERE v_ok[n.m] AND r.run_id = p_runs[n.m];
     -- journal_threads_pkey
     UPDATE {schema}.journal_threads t SET rev = v_revs[i] + v_counts[i]
@@ -133,7 +145,7 @@ BEGIN
         SELECT e.m, max(e.k) AS count FROM json_to_recordset(p_entries) AS e (m int, k int)
          WHERE v_ok[e.m] AND e.k IS NOT NULL GROUP BY e.m
     ), moved AS (
-        UPDATE {schema}.journal_threads t SET rev = p_revs[c.m] + c.count
+        UPDATE {schema}.journal_threads t SET rev = v_threads[c.m] + c.count
           FROM counted c WHERE t.id = 'squid:run:' || p_runs[c.m] RETURNING t.id, t.rev
     )
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)

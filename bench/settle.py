@@ -1,0 +1,247 @@
+"""Settling a step: by its place in a run, and by what the run has been through. CPU of this process and of the server.
+
+Steps do nothing, so that what is measured is the claim, the call and the settlement. All figures of one call come from
+one server, and each ratio from runs that were drained one after another.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bench.journals import new_journal
+from bench.report import Measure, progress
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresStorage
+from squid_dagster.workflow import StepContext, Workflow, path
+
+RUNS, CHAIN, WIDTH = 400, 11, 100
+VISITS, SIBLINGS, CHILDREN = 10_000, 2_000, 10_000
+WINDOW = 100  # visits, siblings or children of which the mean is taken
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Job(BaseModel):
+    """What every run gets."""
+
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU seconds of this process and of the server, and bytes of WAL."""
+
+    client: float
+    server: float
+    wal: int
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        """Return what was spent since."""
+        return Cost(self.client - other.client, self.server - other.server, self.wal - other.wal)
+
+    @property
+    def microseconds(self) -> float:
+        """CPU of both processes."""
+        return (self.client + self.server) * 1e6
+
+
+class Meter:
+    """Reads what was spent so far."""
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Find the server by its postmaster."""
+        self._storage = storage
+        self._postmaster = int(storage.rows("SELECT pg_read_file('postmaster.pid')")[0][0].split("\n")[0])
+        self._ended = 0.0
+
+    def read(self) -> Cost:
+        """Return CPU and WAL so far; ended backends count by their postmaster."""
+        wal = int(self._storage.rows("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")[0][0])
+        server = _cpu(self._postmaster, children=True) + sum(_cpu(pid) for pid in _children(self._postmaster))
+        return Cost(time.process_time(), server, wal)
+
+
+def _cpu(pid: int, *, children: bool = False) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(int(each) for each in fields[11 : 15 if children else 13]) / _TICK
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(each) for each in (task / "children").read_text().split()]
+    return found
+
+
+def chain(length: int) -> Workflow:
+    """Return a workflow of steps one after another, each taking what the one before gave."""
+    workflow = Workflow(f"chain_{length}", payload=Job)
+    _add(workflow, "step_0", "n: int")
+    for i in range(1, length):
+        _add(workflow, f"step_{i}", f"step_{i - 1}: int")
+    return workflow
+
+
+def conditional(length: int) -> Workflow:
+    """Return a chain by routes, of which each looks at what the step gave."""
+    workflow = Workflow(f"conditional_{length}", payload=Job)
+    for i in range(length):
+        _add(workflow, f"step_{i}", "n: int" if not i else f"step_{i - 1}: int")
+    for i in range(length - 1):
+        workflow.route(f"step_{i}", to="fail", when=path(f"step_{i}") < 0)
+        workflow.route(f"step_{i}", to=f"step_{i + 1}")
+    workflow.route(f"step_{length - 1}", to="complete")
+    return workflow
+
+
+def fan(width: int) -> Workflow:
+    """Return a step, so many that follow it side by side, and one that takes what all of them gave."""
+    workflow = Workflow(f"fan_{width}", payload=Job)
+    _add(workflow, "root", "n: int")
+    for i in range(width):
+        _add(workflow, f"side_{i}", "root: int")
+    _add(workflow, "join", ", ".join(f"side_{i}: int" for i in range(width)))
+    return workflow
+
+
+def loop(visits: int) -> Workflow:
+    """Return a step that is visited so many times."""
+    workflow = Workflow(f"loop_{visits}", payload=Job)
+
+    @workflow.step(output="count", max_visits=visits)
+    def turn(count: int = 0) -> int:
+        return count + 1
+
+    workflow.route("turn", to="turn", when=path("count") < visits)
+    workflow.route("turn", to="complete")
+    return workflow
+
+
+def _add(workflow: Workflow, name: str, parameters: str) -> None:
+    made: dict[str, Callable[..., int]] = {}
+    exec(f"def {name}({parameters}) -> int: return 1", made)  # noqa: S102  a function of that name and signature
+    workflow.step(made[name])
+
+
+def measure(visits: int = VISITS, siblings: int = SIBLINGS, children: int = CHILDREN) -> list[Measure]:
+    """Compare a middle step, a sibling and a step with conditions with a run's last one; then long and wide runs."""
+    return [*places(), *lengths(visits), *widths(siblings), *families(children)]
+
+
+@contextmanager
+def _squid(*workflows: Workflow) -> Iterator[tuple[Squid, Meter]]:
+    with new_journal() as storage:
+        yield Squid(storage, list(workflows)), Meter(storage)
+
+
+def places() -> list[Measure]:
+    """Measure one step by its place in the run."""
+    one, several, routed, wide = chain(1), chain(CHAIN), conditional(CHAIN), fan(WIDTH)
+    with _squid(one, several, routed, wide) as (squid, meter):
+        for workflow in (one, several, routed, wide):
+            _drain(squid, meter, workflow, 5)  # connections, plans, code
+        last = min(_drain(squid, meter, one, RUNS) for _ in range(3)) / RUNS
+        middle = (_drain(squid, meter, several, RUNS) / RUNS - last) / (CHAIN - 1)
+        branch = (_drain(squid, meter, routed, RUNS) / RUNS - last) / (CHAIN - 1)
+        side = (_drain(squid, meter, wide, RUNS // 10) / (RUNS // 10) - last - middle) / WIDTH
+    return [
+        _beside("step in the middle of a chain", middle, last, 1.5, "the last of a run"),
+        _beside("sibling of a fan-out", side, last, 1.5, "the last step of a run"),
+        _beside("step with conditions", branch, last, 2.0, "the last of a run"),
+    ]
+
+
+def _drain(squid: Squid, meter: Meter, workflow: Workflow, runs: int) -> float:
+    """Start runs, drain them, and return the microseconds that draining took."""
+    squid.start_many(workflow.name, [{"n": 1}] * runs)
+    before = meter.read()
+    squid.worker(until_idle=True, concurrency=10)
+    spent = meter.read() - before
+    progress(workflow.name, runs, runs)
+    return spent.microseconds
+
+
+def lengths(visits: int) -> list[Measure]:
+    """Measure visits of one step, early and late in one run."""
+    workflow = loop(visits)
+    with _squid(workflow) as (squid, meter):
+        run_id = squid.start(workflow.name, {}).run_id
+        costs = _watched(squid, meter, visits)
+        assert squid.inspect_run(run_id).status == "completed"
+    return _early_and_late(f"visit {visits:,} of a loop", costs)
+
+
+def widths(siblings: int) -> list[Measure]:
+    """Measure siblings of one fan-out, the first and the last of them."""
+    workflow = fan(siblings)
+    with _squid(workflow) as (squid, meter):
+        run_id = squid.start(workflow.name, {}).run_id
+        costs = _watched(squid, meter, siblings)
+        assert squid.inspect_run(run_id).status == "completed"
+    return _early_and_late(f"sibling {siblings:,}", costs)
+
+
+def families(children: int) -> list[Measure]:
+    """Measure starts of children by one step."""
+    parent, child = Workflow("parent", payload=Job), chain(1)
+    costs: list[Cost] = []
+
+    with _squid() as (empty, meter):
+
+        @parent.step
+        def start_all(ctx: StepContext) -> int:
+            for number in range(children):
+                if number % WINDOW == 0:
+                    costs.append(meter.read())
+                    progress("children", number, children)
+                ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}")
+            costs.append(meter.read())
+            return children
+
+        squid = Squid(empty.journal, [parent, child])
+        run_id = squid.start("parent", {}).run_id
+        squid.execute_next()
+        assert squid.inspect_run(run_id).status == "completed"
+    return _early_and_late(f"child {children:,} of one parent", costs)
+
+
+def _watched(squid: Squid, meter: Meter, steps: int) -> list[Cost]:
+    """Work until nothing is due; return what was spent at every `WINDOW` steps."""
+    costs: list[Cost] = []
+    done = 0
+
+    def settled(attempts: object) -> None:
+        nonlocal done
+        before, done = done // WINDOW, done + len(attempts)  # type: ignore[arg-type]  # a sequence
+        costs.extend([meter.read()] * (done // WINDOW - before))
+        progress("settled", min(done, steps), steps)
+
+    squid.new_worker("default", concurrency=10, until_idle=True, on_settled=settled).run()
+    return costs
+
+
+def _early_and_late(name: str, costs: list[Cost]) -> list[Measure]:
+    """Compare the second window, when all is warm, with the last one but one, before the run ends."""
+    early, late = costs[2] - costs[1], costs[-2] - costs[-3]
+    return [
+        _beside(name, late.microseconds / WINDOW, early.microseconds / WINDOW, 1.5, "the second hundred"),
+        Measure(
+            f"WAL of {name}",
+            "times as much",
+            late.wal / early.wal,
+            at_most=1.5,
+            detail=f"{late.wal / WINDOW:,.0f} bytes beside {early.wal / WINDOW:,.0f}",
+        ),
+    ]
+
+
+def _beside(name: str, value: float, base: float, most: float, what: str) -> Measure:
+    detail = f"{value:,.0f} us of both processes beside {base:,.0f} us of {what}"
+    return Measure(name, "times as much CPU", value / base, at_most=most, detail=detail)

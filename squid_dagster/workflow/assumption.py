@@ -1,0 +1,85 @@
+"""A state assumed for a run that is at one step alone, by what is known when the step was claimed. Pure.
+
+In a chain, the step's definition, its input and its result say what comes next, whatever else the run has been through:
+its thread need not be read. A plan that looks at more raises `StateNeeded`. The store checks, when it writes, that no
+other visit of the run is open.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import JsonValue
+
+from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.facts import Runnable, RunStarted
+from squid_dagster.protocol.plan_state import PlanState, StateNeeded, StepState
+from squid_dagster.protocol.threads import idempotency_key
+from squid_dagster.workflow.definition import Definition
+
+_MOST_STEPS = 50  # that are done before: a longer chain is planned by its state
+_DONE = StepState(visits=1, applied=1)
+
+
+class _TakenInput(Mapping[str, JsonValue]):
+    """What a step took: still what the run knows by these names. Of any other name, nothing is known."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, JsonValue]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> JsonValue:
+        if name not in self._values:
+            raise StateNeeded(f"{name!r} was not taken by the step before")
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return self[name] is not None or True  # type: ignore[index]  # a text; raises if it is not known
+
+    def __iter__(self) -> Iterator[str]:
+        raise StateNeeded("not all values are known")
+
+    def __len__(self) -> int:
+        raise StateNeeded("not all values are known")
+
+
+def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
+    """Return the state of the attempt's run, as far as its one open visit says. Raises `StateNeeded`."""
+    step, run_id = attempt.step, attempt.run_id
+    done = definition.narrow.get(step)
+    if (
+        done is None
+        or len(done) > _MOST_STEPS
+        or definition.steps[step].priority is not None
+        or attempt.input is None
+        or attempt.idempotency_key != idempotency_key(run_id, step, 1)
+    ):
+        raise StateNeeded(f"what follows from {attempt.runnable_key!r} depends on what its run did before")
+    shared: dict[str, Any] = {"run_id": run_id, "queue": attempt.queue, "priority": attempt.priority}
+    start = RunStarted.model_construct(
+        **shared,
+        workflow=attempt.workflow or "",
+        input=_TakenInput(attempt.input),  # type: ignore[arg-type]  # read only
+        definition_version=attempt.definition_version,
+        definition_fingerprint=attempt.definition_fingerprint,
+        occurred_at=attempt.last_at,
+    )
+    runnable = Runnable.model_construct(
+        **shared,
+        runnable_key=attempt.runnable_key,
+        idempotency_key=attempt.idempotency_key,
+        attempt_number=attempt.attempt_number,
+        step=step,
+        input=attempt.input,
+        visible_at=attempt.visible_at,
+    )
+    return PlanState(
+        run_id=run_id,
+        start=start,
+        steps={**dict.fromkeys(done, _DONE), step: StepState(visits=1)},
+        planned={attempt.runnable_key: runnable},
+        open={attempt.idempotency_key: attempt.attempt_number},
+        done=len(done),
+        planned_visits=1,
+        assumed=True,
+    )
