@@ -6,12 +6,12 @@ other visit of the run is open.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
 from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.facts import Runnable, RunStarted
+from squid_dagster.protocol.facts import Runnable
 from squid_dagster.protocol.plan_state import PlanState, StateNeeded, StepState
 from squid_dagster.protocol.threads import idempotency_key
 from squid_dagster.workflow.definition import Definition
@@ -43,6 +43,17 @@ class _TakenInput(Mapping[str, JsonValue]):
         raise StateNeeded("not all values are known")
 
 
+class _AssumedStart(NamedTuple):
+    """What the planner asks of a `RunStarted`."""
+
+    workflow: str | None
+    input: Mapping[str, JsonValue]
+    queue: str
+    priority: int
+    definition_version: str | None
+    definition_fingerprint: str | None
+
+
 def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
     """Return the state of the attempt's run, as far as its one open visit says. Raises `StateNeeded`."""
     step, run_id = attempt.step, attempt.run_id
@@ -55,17 +66,18 @@ def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
         or attempt.idempotency_key != idempotency_key(run_id, step, 1)
     ):
         raise StateNeeded(f"what follows from {attempt.runnable_key!r} depends on what its run did before")
-    shared: dict[str, Any] = {"run_id": run_id, "queue": attempt.queue, "priority": attempt.priority}
-    start = RunStarted.model_construct(
-        **shared,
-        workflow=attempt.workflow or "",
-        input=_TakenInput(attempt.input),  # type: ignore[arg-type]  # read only
-        definition_version=attempt.definition_version,
-        definition_fingerprint=attempt.definition_fingerprint,
-        occurred_at=attempt.last_at,
+    start = _AssumedStart(
+        attempt.workflow,
+        _TakenInput(attempt.input),
+        attempt.queue,
+        attempt.priority,
+        attempt.definition_version,
+        attempt.definition_fingerprint,
     )
     runnable = Runnable.model_construct(
-        **shared,
+        run_id=run_id,
+        queue=attempt.queue,
+        priority=attempt.priority,
         runnable_key=attempt.runnable_key,
         idempotency_key=attempt.idempotency_key,
         attempt_number=attempt.attempt_number,
@@ -75,7 +87,7 @@ def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
     )
     return PlanState(
         run_id=run_id,
-        start=start,
+        start=start,  # type: ignore[arg-type]  # it has what the planner asks for
         steps={**dict.fromkeys(done, _DONE), step: StepState(visits=1)},
         planned={attempt.runnable_key: runnable},
         open={attempt.idempotency_key: attempt.attempt_number},
