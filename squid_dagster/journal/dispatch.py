@@ -131,6 +131,13 @@ class Opening(NamedTuple):
     facts: Callable[[str, JsonObject, datetime], list[Fact]]
 
 
+class Lineage(NamedTuple):
+    """A run that a decision asks for its start, its end and its children of one key, and for nothing else."""
+
+    run_id: str
+    child_key: str
+
+
 class Settlement(NamedTuple):
     """What came of one claim."""
 
@@ -235,14 +242,21 @@ class DispatchStore(Protocol):
         """
 
     def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+        self,
+        run_ids: Collection[str],
+        decision: Decision,
+        *,
+        new: bool = False,
+        fence: ClaimRef | None = None,
+        lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
 
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
         With `new`, the runs are not read, and must not exist. With `fence`, the claim of the step that asks for it, on
         an attempt of one of these runs: the decision is asked, and its facts are written, only while the claim holds
-        (where a commit cannot span threads, it is checked just before). Returns what was written.
+        (where a commit cannot span threads, it is checked just before). Of the run of a `lineage`, only what that says
+        has to be read. Returns what was written.
 
         Raises:
             Conflict: with `new`, a run that exists.

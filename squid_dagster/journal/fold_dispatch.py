@@ -10,6 +10,7 @@ from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
     Decision,
+    Lineage,
     Opening,
     Planner,
     PlanRequest,
@@ -156,7 +157,13 @@ class FoldDispatchStore:
         return None
 
     def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+        self,
+        run_ids: Collection[str],
+        decision: Decision,
+        *,
+        new: bool = False,
+        fence: ClaimRef | None = None,
+        lineage: Lineage | None = None,  # runs are read whole here
     ) -> list[Fact]:
         """Read runs and write what follows, as the contract says."""
         while True:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.journal.dispatch import Claim, ClaimRef
+from squid_dagster.journal.dispatch import Claim, ClaimRef, Lineage
 from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunSignalReceived
@@ -137,7 +137,8 @@ def _start_linked(
         receipts[:] = [Receipt.of(fact) for fact in facts if isinstance(fact, RunSignalReceived)]
         return facts if known is not None else [link.model_copy(update={"occurred_at": now}), *facts]
 
-    runtime.decide([link.run_id, link.child_run_id], decision, fence=fence)
+    lineage = Lineage(link.run_id, link.child_key)
+    runtime.decide([link.run_id, link.child_run_id], decision, fence=fence, lineage=lineage)
     return receipts[0]
 
 

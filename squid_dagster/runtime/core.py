@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, PlanRequest
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, Lineage, PlanRequest
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
@@ -102,10 +102,16 @@ class Runtime:
         return self.dispatch.wakes and getattr(self.notifier, "hears_commits", False)
 
     def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+        self,
+        run_ids: Collection[str],
+        decision: Decision,
+        *,
+        new: bool = False,
+        fence: ClaimRef | None = None,
+        lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
-        written = self.dispatch.decide(run_ids, decision, new=new, fence=fence)
+        written = self.dispatch.decide(run_ids, decision, new=new, fence=fence, lineage=lineage)
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
         if queues and not self.store_wakes:
             self.notifier.notify(queues)  # a hint: losing it costs latency, never work

@@ -12,6 +12,7 @@ from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
     Decision,
+    Lineage,
     Opening,
     Planner,
     PlanRequest,
@@ -260,12 +261,18 @@ class PostgresDispatchStore:
         return persistently(once)
 
     def decide(
-        self, run_ids: Collection[str], decision: Decision, *, new: bool = False, fence: ClaimRef | None = None
+        self,
+        run_ids: Collection[str],
+        decision: Decision,
+        *,
+        new: bool = False,
+        fence: ClaimRef | None = None,
+        lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        persistently(lambda: self._decide_once(run_ids, decision, new, fence, commit_id, written))
+        persistently(lambda: self._decide_once(run_ids, decision, new, fence, lineage, commit_id, written))
         return written
 
     def _verified(self, facts: Sequence[Fact], new: Collection[str]) -> list[Verified]:
@@ -279,16 +286,18 @@ class PostgresDispatchStore:
         decision: Decision,
         new: bool,
         fence: ClaimRef | None,
+        lineage: Lineage | None,
         commit_id: UUID,
         written: list[Fact],
     ) -> None:
         with self._storage.transaction() as transaction:
-            units = transaction.lock(Touched(set(run_ids), set(run_ids)))  # facts may touch any attempt of theirs
+            held = {(fence.run_id, fence.runnable_key)} if fence is not None else set[tuple[str, str]]()
+            units = transaction.lock(Touched(set(run_ids), set(), held))
             if written and transaction.committed(commit_id):
                 return  # written the first time; its acknowledgement was lost
             if fence is not None:
                 check_held(units.units[fence.run_id], fence, units.now)
-            runs = {run_id: RunUnit() for run_id in run_ids} if new else transaction.read_runs(run_ids)
+            runs = {run_id: RunUnit() for run_id in run_ids} if new else _read(transaction, units, run_ids, lineage)
             written[:] = decision(runs, units.now)
             if not written:
                 return
@@ -427,6 +436,19 @@ class PostgresDispatchStore:
         for thread, entries in (transaction.read_news(dict.fromkeys(odd, 0)) if odd else {}).items():
             found[parse_thread(thread).part] = PlanState.of(RunProjection.fold(entries))
         return found
+
+
+def _read(
+    transaction: Transaction, units: Units, run_ids: Collection[str], lineage: Lineage | None
+) -> dict[str, RunUnit]:
+    """Return locked runs as all of their facts tell them; of a lineage, what its row and its start tell."""
+    if lineage is None or transaction.has_child(lineage.run_id, lineage.child_key):
+        return transaction.read_runs(run_ids)
+    parent = units.units[lineage.run_id].run
+    brief = RunProjection(run_id=parent.run_id, terminal_status=parent.terminal_status, quarantine=parent.quarantine)
+    brief.start = transaction.read_start(lineage.run_id)
+    others = transaction.read_runs(run_id for run_id in run_ids if run_id != lineage.run_id)
+    return {**others, lineage.run_id: RunUnit(brief)}
 
 
 def _queues(facts: Iterable[Fact]) -> list[str]:

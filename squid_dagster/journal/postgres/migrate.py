@@ -27,7 +27,11 @@ _PATIENCE_SECONDS = 60.0  # for all tries together
 _PAUSE_SECONDS = 0.2  # in which others go on
 
 # By version: the relations that its migration alters, of those that were there before it.
-_ALTERED: dict[int, tuple[str, ...]] = {4: ("journal_entries", "journal_threads"), 6: ("journal_positions",)}
+_ALTERED: dict[int, tuple[str, ...]] = {
+    4: ("journal_entries", "journal_threads"),
+    6: ("journal_positions",),
+    7: ("children",),
+}
 
 
 def upgrade(engine: Engine, schema: str) -> int:

@@ -11,7 +11,7 @@ from psycopg import sql
 from squid_dagster.protocol.errors import InvalidArgument
 
 DEFAULT_SCHEMA = "squid"
-CODE_VERSION = 6  # the schema version that this code was written for
+CODE_VERSION = 7  # the schema version that this code was written for
 VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
 JOURNAL = (
     "journal_positions",
@@ -22,7 +22,7 @@ JOURNAL = (
     "journal_checkpoints",
     "journal_published",
 )
-_VIEWS_SQL = "0001_views"  # the newest definition of the views
+_VIEWS_SQL = ("0001_views", "0007_children")  # together, the newest definition of the views
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 
 
@@ -72,4 +72,4 @@ def statement(text: LiteralString, schema: str, suffix: LiteralString = "") -> b
 
 def views_sql(schema: str, suffix: str = "") -> sql.Composed:
     """Give the statements that create the live views, or their shadows."""
-    return render(_VIEWS_SQL, schema, suffix)
+    return sql.Composed([render(name, schema, suffix) for name in _VIEWS_SQL])

@@ -20,7 +20,7 @@ from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_plann
 from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.message import execute, json_of
-from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -51,9 +51,9 @@ _SETTLE: LiteralString = (
     %s::boolean[], %s::json, %s::json, %s::json, %s::json); COMMIT"""
 )
 # journal_threads_pkey, journal_entries_thread. Thread by thread: one list would be answered by a scan of the whole
-# journal while that is short. One statement, and so one instant. Nothing is planned by commands.
+# journal while that is short. One statement, and so one instant.
 _READ: LiteralString = "SELECT e.*, t.rev FROM {schema}.journal_threads t CROSS JOIN LATERAL ("
-_READ += ENTRY + "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
+_READ += ENTRY + f"WHERE thread = t.id AND {PLANNED_BY} ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
 
 
 class _NotPlainError(Exception):

@@ -12,13 +12,15 @@ from psycopg.pq.abc import PGresult
 
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.message import Value, array, execute, json_of
-from squid_dagster.journal.postgres.reading import ENTRY, read_entries
+from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.stencil import NewRuns
 from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
+from squid_dagster.protocol.facts import RunStarted
+from squid_dagster.protocol.threads import run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 if TYPE_CHECKING:
@@ -44,7 +46,12 @@ _HINT_ONE: LiteralString = ", pg_notify(%s, %s)"
 # Thread by thread and run by run: one list would be answered by a scan of the whole journal while that is short.
 # journal_entries_thread
 _READ_NEWS: LiteralString = "SELECT e.* FROM unnest(%s::text[], %s::bigint[]) t (id, rev) CROSS JOIN LATERAL ("
-_READ_NEWS += ENTRY + "WHERE thread = t.id AND seq > t.rev AND type <> 'run_signal_received' ORDER BY seq OFFSET 0) e"
+_READ_NEWS += ENTRY + f"WHERE thread = t.id AND seq > t.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e"
+# journal_entries_thread: the second entry of nearly every run
+_READ_START: LiteralString = ENTRY + "WHERE thread = %s AND type = 'run_started' ORDER BY seq LIMIT 1"
+# children_key
+_HAS_CHILD: LiteralString = """SELECT FROM {schema}.children
+    WHERE run_id = %(run_id)s AND left(child_key, 200) = left(%(key)s, 200) AND child_key = %(key)s LIMIT 1"""
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
 _READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"
@@ -94,6 +101,17 @@ class Transaction:
         for entry in read_entries(rows):
             found[entry.thread].append(entry)
         return found
+
+    def read_start(self, run_id: str) -> RunStarted | None:
+        """Read the start of a run."""
+        rows = self._connection.execute(self._storage.sql(_READ_START), (run_thread(run_id),), binary=True).fetchall()
+        fact = next((entry.fact for entry in read_entries(rows)), None)
+        return fact if isinstance(fact, RunStarted) else None
+
+    def has_child(self, run_id: str, child_key: str) -> bool:
+        """Return whether a run has linked a child by this key."""
+        values = {"run_id": run_id, "key": child_key}
+        return self._connection.execute(self._storage.sql(_HAS_CHILD), values).rowcount > 0
 
     def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
         """Fold all facts of runs, as they stand under the locks."""

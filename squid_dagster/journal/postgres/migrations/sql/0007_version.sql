@@ -1,0 +1,1 @@
+UPDATE {schema}.squid_schema SET version = 7;
