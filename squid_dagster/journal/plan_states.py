@@ -39,6 +39,7 @@ class PlanStates:
 
     def put(self, run_id: str, revision: int, state: PlanState) -> None:
         """Keep a state that stands for that revision, unless it is of no more use."""
+        state.saved, state.changes = None, []
         if not state.plain or state.terminal:
             return
         with self._lock:

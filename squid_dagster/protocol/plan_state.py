@@ -8,7 +8,7 @@ cannot be read) makes the state not `plain`: then fold the whole thread to a `Ru
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from pydantic import JsonValue
@@ -24,6 +24,7 @@ from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable
 COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation
 FAIL = "fail"  # where a transition leads that fails the run
 _RUN_PREFIX = run_thread("")
+_ABSENT: Any = object()
 
 
 class StateNeeded(SquidError):
@@ -66,7 +67,7 @@ def visits(run: RunProjection) -> Iterator[Visit]:
 
 @dataclass(slots=True)
 class PlanState:
-    """What the planner looks at. Folding works in place; `copy` gives an independent state."""
+    """What the planner looks at. Folding works in place; between `begin` and `roll_back`, it can be taken back."""
 
     run_id: str | None = None
     start: RunStarted | None = None
@@ -87,6 +88,8 @@ class PlanState:
     facts: int = 0  # folded so far
     closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
     assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
+    saved: "PlanState | None" = field(default=None, repr=False, compare=False)  # by `begin`
+    changes: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def fold(cls, entries: Iterable[Entry]) -> Self:
@@ -98,8 +101,8 @@ class PlanState:
 
     @classmethod
     def of(cls, run: RunProjection) -> Self:
-        """Return the state of a run whose whole thread was folded, whatever is on it."""
-        state = cls(run.run_id, run.start)
+        """Return the state of a run whose whole thread was folded, whatever is on it; not `plain`, so as not to be kept."""
+        state = cls(run.run_id, run.start, plain=False)
         state.manual_state, state.terminal_status = run.manual_state, run.terminal_status
         state.quarantined = run.quarantine is not None
         state.planned_visits, state.applied_visits = run.planned_visits, run.applied_visits
@@ -133,6 +136,34 @@ class PlanState:
             to_undo=dict(self.to_undo),
             undo_failures=list(self.undo_failures),
         )
+
+    def begin(self) -> None:
+        """Note from here on what is folded, for `roll_back`; it costs what is folded, however much the state holds."""
+        self.saved = replace(self, saved=None, changes=[])
+        self.changes = []
+
+    def roll_back(self) -> None:
+        """Take back what was folded since `begin`."""
+        assert self.saved is not None  # noqa: S101  the caller has begun
+        for values, key, known in reversed(self.changes):
+            if known is _ABSENT:
+                del values[key]
+            else:
+                values[key] = known
+        for name in _SCALARS:
+            setattr(self, name, getattr(self.saved, name))
+        self.saved, self.changes = None, []
+
+    def _set(self, values: dict[Any, Any], key: Any, value: Any) -> None:
+        if self.saved is not None:
+            self.changes.append((values, key, values.get(key, _ABSENT)))
+        values[key] = value
+
+    def _pop(self, values: dict[Any, Any], key: Any) -> Any:
+        known = values.pop(key, _ABSENT)
+        if self.saved is not None and known is not _ABSENT:
+            self.changes.append((values, key, known))
+        return known
 
     @property
     def terminal(self) -> bool:
@@ -232,7 +263,8 @@ class PlanState:
         elif (undone := _undone(runnable)) is not None:
             if undone not in self.to_undo:
                 return False
-            del self.to_undo[undone]
+            # Another dictionary, since the order in which they are undone has to come back, too.
+            self.to_undo = {visit: result for visit, result in self.to_undo.items() if visit != undone}
             self._enter(step)
         else:
             if number != self.visits(step) + 1:
@@ -246,9 +278,9 @@ class PlanState:
         runnable = self.planned.get(fact.runnable_key)
         if runnable is None:
             return False
-        last = self.open.pop(runnable.idempotency_key)
+        last: int = self._pop(self.open, runnable.idempotency_key)
         for number in range(1, last + 1):
-            self.planned.pop(f"{runnable.idempotency_key}:{number}", None)
+            self._pop(self.planned, f"{runnable.idempotency_key}:{number}")
         self.applied_visits += 1
         self._apply(runnable, fact)
         return True
@@ -269,45 +301,50 @@ class PlanState:
 
     def _enter(self, step: str) -> None:
         known = self.steps.get(step, StepState())
-        self.steps[step] = known._replace(visits=known.visits + 1)
+        self._set(self.steps, step, known._replace(visits=known.visits + 1))
 
     def _open(self, key: str, runnable: Runnable) -> None:
-        self.planned[key] = runnable
         visit = runnable.idempotency_key
-        self.open[visit] = max(self.open.get(visit, 0), runnable.attempt_number)
+        self._set(self.planned, key, runnable)
+        self._set(self.open, visit, max(self.open.get(visit, 0), runnable.attempt_number))
 
     def _apply(self, runnable: Runnable, fact: RunnableApplied) -> None:
         """Take in the outcome of a visit."""
         step = runnable.step
         if step.startswith(COMPENSATE):
             known = self.steps[step]
-            self.steps[step] = known._replace(applied=known.applied + 1)
+            self._set(self.steps, step, known._replace(applied=known.applied + 1))
             if not succeeded(fact):
                 error = (fact.transition or {}).get("error")
-                self.undo_failures.append({"step": step.removeprefix(COMPENSATE), "error": error})
+                self.undo_failures = [*self.undo_failures, {"step": step.removeprefix(COMPENSATE), "error": error}]
             return
         if succeeded(fact):
             self._outcome(step, fact.result, fact.transition)
             if runnable.recovery is None or runnable.recovery.get("compensated"):
-                self.to_undo[step, _number(runnable.idempotency_key)] = fact.result
+                self._set(self.to_undo, (step, _number(runnable.idempotency_key)), fact.result)
         else:
             self._count(step)
             self._note_failure(fact.transition)
 
     def _outcome(self, step: str, output: JsonValue, transition: JsonObject | None) -> None:
         self._count(step)
-        self.steps[step] = self.steps[step]._replace(output=output, has_output=True)
+        self._set(self.steps, step, self.steps[step]._replace(output=output, has_output=True))
         self._note_failure(transition)
 
     def _count(self, step: str) -> None:
         known = self.steps[step]
         self.done += known.applied == 0
-        self.steps[step] = known._replace(applied=known.applied + 1)
+        self._set(self.steps, step, known._replace(applied=known.applied + 1))
 
     def _note_failure(self, transition: JsonObject | None) -> None:
         if self.failure is None and transition is not None and transition.get("to") == FAIL:
             error = transition.get("error")
             self.failure = error if isinstance(error, dict) else {}
+
+
+_SCALARS = tuple(
+    each.name for each in fields(PlanState) if each.name not in ("steps", "planned", "open", "saved", "changes")
+)
 
 
 def _number(visit_key: str) -> int:

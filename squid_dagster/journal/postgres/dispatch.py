@@ -374,13 +374,13 @@ class PostgresDispatchStore:
         if answers and transaction.committed(commit_id):
             return  # written the first time; its acknowledgement was lost
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
-        planned = self._plan(transaction, units, group, plan) if plan is not None else {}
+        known = self._plan(transaction, units, group, plan) if plan is not None else {}
         verified = group.check(self._storage.max_fact_bytes)
         if all_or_nothing and group.errors:
             answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
             return
         receipt = self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
-        for run_id, state in planned.items():
+        for run_id, (_, state) in known.items():
             if run_thread(run_id) in receipt:
                 self._states.put(run_id, receipt[run_thread(run_id)], state)
 
@@ -399,43 +399,46 @@ class PostgresDispatchStore:
         folded()
         return transaction.write(verified, units.changes(), commit_id, hints=hints) if verified else {}
 
-    def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> dict[str, PlanState]:
+    def _plan(self, transaction: Transaction, units: Units, group: Group, plan: Planner) -> dict[str, KnownState]:
         """Ask the planner about each run that something was settled for; return the states that it leaves behind.
 
         A run that it refuses is left as it was.
         """
         members = group.members(group.facts)
-        known, planned = self._read_states(transaction, members), dict[str, PlanState]()
+        known, odd = self._read_states(transaction, members), set[str]()
+        for _, state in known.values():
+            state.begin()
 
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
-            planned.pop(run_id, None)
-            state = known[run_id].copy()
+            state = known[run_id].state
+            state.roll_back()  # it may be the second time
+            state.begin()
             before = state.facts
             facts = ask(plan, PlanRequest(run_id, state, attempts, after.attempts, units.now, max_fact_bytes))
-            if fold_planned(state, before, facts, run_id):
-                planned[run_id] = state
+            if not fold_planned(state, before, facts, run_id):
+                odd.add(run_id)
             return facts
 
         group.plan(members, plan_of)
-        return planned
+        return {run_id: each for run_id, each in known.items() if run_id not in odd}
 
-    def _read_states(self, transaction: Transaction, run_ids: Iterable[str]) -> dict[str, PlanState]:
+    def _read_states(self, transaction: Transaction, run_ids: Iterable[str]) -> dict[str, KnownState]:
         """Bring the planner's states of locked runs up to date; it costs what was appended since the last time."""
         known = {run_id: self._states.take(run_id) or KnownState(0, PlanState()) for run_id in run_ids}
         news = transaction.read_news({run_thread(run_id): each.revision for run_id, each in known.items()})
-        found: dict[str, PlanState] = {}
+        odd: list[str] = []
         for run_id, (revision, state) in known.items():
-            entries = news[run_thread(run_id)]
-            for entry in entries:
+            for entry in news[run_thread(run_id)]:
                 state.add(entry)
-            self._states.put(run_id, entries[-1].seq if entries else revision, state)
-            found[run_id] = state
-        odd = [run_thread(run_id) for run_id, state in found.items() if not state.plain]
+                revision = entry.seq
+            known[run_id] = KnownState(revision, state)
+            if not state.plain:
+                odd.append(run_thread(run_id))
         for thread, entries in (transaction.read_news(dict.fromkeys(odd, 0)) if odd else {}).items():
-            found[parse_thread(thread).part] = PlanState.of(RunProjection.fold(entries))
-        return found
+            known[parse_thread(thread).part] = KnownState(0, PlanState.of(RunProjection.fold(entries)))
+        return known
 
 
 def _read(

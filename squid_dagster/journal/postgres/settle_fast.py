@@ -75,8 +75,7 @@ class _Run:
     run_id: str
     queue: str
     members: list[_Member]
-    known: KnownState | None  # as it was, kept for the case that this is not written
-    state: PlanState | None  # as it will be
+    known: KnownState | None  # with what is planned folded into the state; to be taken back if it is not written
     settled: dict[str, Attempt] = field(default_factory=dict)
     runnables: dict[str, Runnable] = field(default_factory=dict)
     applied: dict[str, RunnableApplied] = field(default_factory=dict)
@@ -91,8 +90,8 @@ class _Run:
     @property
     def status(self) -> str:
         """One word for where the run stands then."""
-        if self.state is not None:
-            return self.state.status
+        if self.known is not None:
+            return self.known.state.status
         if self.end is not None:
             return self.end.status
         return "paused" if self.pause is not None else "running" if self.runnables else "idle"
@@ -122,6 +121,7 @@ def settle_fast(
         try:
             runs.append(_planned(storage, run_id, members[run_id], known, plan, now))
         except Exception:  # noqa: BLE001  whatever the planner raises, or cannot be written: the general way tells it
+            known.state.roll_back()
             states.put(run_id, *known)
     runs.sort(key=lambda run: run.run_id)
     if not runs:
@@ -201,8 +201,10 @@ def _planned(
     now: datetime,
 ) -> _Run:
     """Plan and encode what is written about one run. Raises for whatever is not plain."""
-    queue, state = members[0].claimed.queue, None if known is None else known.state.copy()
-    run = _Run(run_id, queue, members, known, state)
+    queue, state = members[0].claimed.queue, None if known is None else known.state
+    if state is not None:
+        state.begin()
+    run = _Run(run_id, queue, members, known)
     dispatch = RunDispatch(queue, attempts={each.claimed.runnable_key: each.claimed for each in members})
     for _, settlement, attempt in members:
         _require(state is None or attempt.runnable_key in state.planned)
@@ -242,7 +244,7 @@ def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch) -> None
             case _:
                 raise _NotPlainError
         run.run_facts.append(fact)
-    open_ = run.state is not None and run.state.open
+    open_ = run.known is not None and run.known.state.open
     _require(run.applied.keys() == run.settled.keys() and run.runnables.keys().isdisjoint(run.settled))
     _require(sorted(run.runnables) == sorted(scheduled) and not dispatch.anomalies)
     _require(run.end is None or not (scheduled or open_))
@@ -283,14 +285,15 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
     done = {run.run_id for run in written}
     _put_back(states, [run for run in runs if run.run_id not in done])
     for run in written:
-        if run.known is not None and run.state is not None:
-            states.put(run.run_id, run.known.revision + len(run.run_facts), run.state)
+        if run.known is not None:
+            states.put(run.run_id, run.known.revision + len(run.run_facts), run.known.state)
     return written
 
 
 def _put_back(states: PlanStates, runs: Sequence[_Run]) -> None:
     for run in runs:
         if run.known is not None:
+            run.known.state.roll_back()
             states.put(run.run_id, *run.known)
 
 
