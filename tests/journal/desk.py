@@ -89,7 +89,7 @@ def keys(claims: Sequence[Claim]) -> list[str]:
 
 def done(c: Claim, result: Any = None) -> Settlement:
     """The step of this claim succeeded."""
-    return Settlement(c.ref, Completed({"ok": True} if result is None else result), c.attempt)
+    return Settlement(c.ref, Completed({"ok": True} if result is None else result))
 
 
 def broke(c: Claim, retry: Retry | None = None) -> Settlement:
@@ -133,7 +133,7 @@ class Planner:
         at = (request.now - T0).total_seconds()
         facts: list[Fact] = []
         for attempt in request.settled:
-            if attempt.runnable_key in request.run.applied:
+            if request.run.is_closed(attempt.runnable_key, attempt.idempotency_key, attempt.step):
                 continue
             visit = int(attempt.runnable_key.split(":")[2])
             facts.append(

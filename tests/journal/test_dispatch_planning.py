@@ -40,16 +40,15 @@ def test_what_follows_from_an_outcome_is_written_with_it(desk: Desk) -> None:
     assert one(desk).attempt.runnable_key == key(visit=2)
 
 
-def test_a_planner_sees_each_run_once_with_all_that_was_settled_of_it(desk: Desk) -> None:
+def test_a_planner_sees_all_that_was_settled_of_a_run_at_once(desk: Desk) -> None:
     desk.put(planned(runnable(), runnable(step="ship")), scheduled(), scheduled(step="ship"), planned(run="run-2"))
     desk.put(work("run-2"))
     claims = claim(desk, limit=3)
     plan = Planner(last_visit=0)
     desk.store.settle([done(c) for c in claims[:1]] + [broke(claims[2])] + [done(claims[1])], plan)
-    assert sorted((r.run_id, sorted(a.step for a in r.settled)) for r in plan.asked) == [
-        (RUN, ["charge", "ship"]),
-        ("run-2", ["charge"]),
-    ]
+    # it may be asked again, where the fast way does not do
+    asked = {(r.run_id, *sorted(a.step for a in r.settled)) for r in plan.asked}
+    assert asked == {(RUN, "charge", "ship"), ("run-2", "charge")}
 
 
 def test_the_end_of_a_run_is_written_with_its_last_outcome_and_fences_the_rest(desk: Desk) -> None:

@@ -10,7 +10,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Failed
+from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Failed, Settlement
 from squid_dagster.journal.postgres.presence import PostgresPresence
 from squid_dagster.journal.postgres.sqlstates import _CLASSES, _CODES, Disposition, meaning
 from squid_dagster.journal.presence import WorkerRow

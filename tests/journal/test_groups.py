@@ -105,15 +105,15 @@ class Stage:
             if kind == "retried":
                 outcome = Failed({"message": "declined"}, Retry(key(name, attempt=2), seconds(1)))
             ref = BAD_REFS[kind](own.ref) if kind in BAD_REFS else own.ref
-            found.append(Settlement(ref, outcome, own.attempt))
+            found.append(Settlement(ref, outcome))
             if kind == "doubled":
                 found.append(found[-1])
             if kind == "zombie":
                 stale = ClaimRef(own.ref.queue, own.ref.run_id, own.ref.runnable_key, "an older claim", "its token")
-                found.insert(len(found) - 1, Settlement(stale, Completed("of the older delivery"), own.attempt))
+                found.insert(len(found) - 1, Settlement(stale, Completed("of the older delivery")))
             if "sibling" in kind:
                 twin = self.claims[f"{name} twin"]
-                found.append(Settlement(twin.ref, Completed("of the sibling"), twin.attempt))
+                found.append(Settlement(twin.ref, Completed("of the sibling")))
         return found
 
     def statuses(self, names: Sequence[str]) -> dict[str, dict[str, str]]:

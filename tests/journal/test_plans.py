@@ -193,6 +193,10 @@ def attempts_read(connection: psycopg.Connection[Any]) -> Reads:
     return Reads(*answer)
 
 
+_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
+    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
+
+
 def claim(
     connection: psycopg.Connection[Any], storage: PostgresStorage, limit: int, definitions: list[str] | None = None
 ) -> tuple[int, Reads]:
@@ -203,7 +207,7 @@ def claim(
     values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60), 0, False)
     with connection.transaction():
         before = attempts_read(connection)
-        answer = connection.execute(storage.sql(dispatch_module._CLAIM), values).fetchone()
+        answer = connection.execute(storage.sql(_CLAIM), values).fetchone()
         after = attempts_read(connection)
     assert answer is not None
     read = Reads(after.seq_scans - before.seq_scans, after.rows - before.rows)
@@ -229,12 +233,12 @@ def test_claims_and_settlements_read_few_rows_also_by_plans_that_were_made_while
 ) -> None:
     store = PostgresDispatchStore(postgres)
     start(postgres, ["first"])
-    store.settle([Settlement(c.ref, Completed(None), c.attempt) for c in store.claim("default", "w")], plan_end)
+    store.settle([Settlement(c.ref, Completed(None)) for c in store.claim("default", "w")], plan_end)
     start(postgres, [f"grown-{n}" for n in range(2_000)])
     before = _fetched(postgres)
     for _ in range(4):
         claims = store.claim("default", "w", limit=50)
-        answers = store.settle([Settlement(c.ref, Completed(None), c.attempt) for c in claims], plan_end)
+        answers = store.settle([Settlement(c.ref, Completed(None)) for c in claims], plan_end)
         assert [answer.error for answer in answers] == [None] * 50
     after = _fetched(postgres)
     # a dozen rows of each table for each run, whatever else is in it

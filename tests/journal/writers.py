@@ -108,7 +108,7 @@ def _one_step(
         case "settle" if claims:
             claim = claims.pop(rng.randrange(len(claims)))
             outcome = Completed({"n": n}) if rng.random() < 0.6 else Failed({"message": "no"}, _retry(claim))
-            store.settle([Settlement(claim.ref, outcome, claim.attempt)], plan)
+            store.settle([Settlement(claim.ref, outcome)], plan)
         case "heartbeat" if claims:
             store.heartbeat([claim.ref for claim in claims], LEASE)
         case "release" if claims:

@@ -97,10 +97,8 @@ def test_a_worker_whose_connections_are_all_swallowed_goes_on_and_keeps_its_leas
 PLACES = [
     (b"claim_attempts", True),
     (b"claim_attempts", False),
-    (b"settle_rows", True),
-    (b"settle_rows", False),
-    (b"end_runs", True),
-    (b"end_runs", False),
+    (b"settle_runs", True),
+    (b"settle_runs", False),
 ]
 
 

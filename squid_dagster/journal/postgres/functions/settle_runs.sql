@@ -76,7 +76,7 @@ BEGIN
       INTO v_queues, v_revs
       FROM (SELECT n.queue, t.rev
               FROM (SELECT DISTINCT p_queues[m] COLLATE "C" AS queue FROM generate_subscripts(p_runs, 1) m
-                     WHERE v_ok[m] ORDER BY 1) n
+                     WHERE v_ok[m] ORDER BY p_queues[m] COLLATE "C") n
               CROSS JOIN LATERAL (
                     SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || n.queue FOR UPDATE) t) q;
     SELECT array_agg(coalesce(v_ok[n.m] AND t.rev = coalesce(p_revs[n.m], t.rev) AND p_queues[n.m] = ANY (v_queues),
