@@ -10,11 +10,12 @@ import psycopg
 import pytest
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import DispatchStore
+from squid_dagster.journal.dispatch import Answer, DispatchStore
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from tests.facts import T0
@@ -67,6 +68,24 @@ def postgres_desk(postgres_virtual: PostgresStorage, clock: VirtualClock) -> Des
 def dispatch_store(storage: Storage) -> DispatchStore:
     """The dispatch store that fits the storage best."""
     return PostgresDispatchStore(storage) if isinstance(storage, PostgresStorage) else FoldDispatchStore(storage)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many members of each group took the fast way of a settlement."""
+    counts: list[int] = []
+
+    def counting(*arguments: Any) -> dict[int, Answer]:
+        try:
+            answers = settle_fast(*arguments)
+        except Exception:
+            counts.append(0)
+            raise
+        counts.append(len(answers))
+        return answers
+
+    monkeypatch.setattr(f"{PostgresDispatchStore.__module__}.settle_fast", counting)
+    return counts
 
 
 @pytest.fixture

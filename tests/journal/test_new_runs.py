@@ -9,10 +9,10 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.dispatch import Decision
 from squid_dagster.protocol import dispatch_thread
-from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.errors import Conflict, StorageRefused
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, RUN, planned, queued, scheduled, started
-from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
+from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of, raw
 
 
 @pytest.fixture
@@ -122,3 +122,27 @@ def test_any_name_of_a_run_or_a_queue_can_be_used(postgres: PostgresStorage, squ
     assert squid.worker(name, until_idle=True).completed == 1
     assert squid.inspect_run(run).status == "completed"
     assert_views_agree_with_the_journal(postgres)
+
+
+def test_a_hint_that_cannot_be_sent_does_not_make_a_start_look_undone(
+    postgres: PostgresStorage, squid: Squid, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # given a notifier whose hints Postgres refuses: a channel's name has at most 63 bytes
+    monkeypatch.setattr(postgres, "channel", "x" * 100)
+    # when a run is started
+    run_id = squid.start("one").run_id
+    # then it is started, once, and the log tells about the hint
+    assert squid.inspect_run(run_id).status == "running"
+    assert "cannot notify workers" in caplog.text
+    assert len(PostgresDispatchStore(postgres).claim(QUEUE, "worker", limit=5)) == 1
+
+
+def test_a_refused_start_with_a_hint_is_refused(
+    postgres: PostgresStorage, squid: Squid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "channel", "x" * 100)
+    with raw(postgres) as connection:
+        connection.execute("ALTER TABLE journal_entries ADD CONSTRAINT nothing CHECK (type <> 'run_started')")
+    with pytest.raises(StorageRefused, match="23514"):
+        squid.start("one")
+    assert squid.list_runs().runs == ()

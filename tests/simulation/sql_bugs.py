@@ -52,7 +52,7 @@ SQL_BUGS = (
     ),
     SqlBug("fencing tokens do not grow", "claim_attempts", "coalesce(max(s.fencing_token), 0)", "0"),
     SqlBug("a paused queue gives claims", "claim_attempts", "WHERE queue = p_queue AND paused", "WHERE false", times=2),
-    SqlBug("a completion after its lease", "lock_claims", "a.lease_until > v_now", "true"),
+    SqlBug("a claim that was taken over completes", "settle_runs", "AND claim_id = c.claim_id AND claim_token_hash = c.token_hash", ""),  # noqa: E501
     # --- dead letters
     SqlBug(
         "a dead letter one delivery too early",
@@ -78,9 +78,10 @@ SQL_BUGS = (
     # --- templates of starts and ends
     SqlBug("a start counts a fact too many", "start_runs", "SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id O", "SELECT 'squid:run:' || id, p_run_facts + 1 FROM unnest(p_runs) id O"),  # noqa: E501
     SqlBug("a start is due at another time", "start_runs", "a.wakeup_emitted, a.due_at,", "a.wakeup_emitted, a.due_at + interval '1 day',"),  # noqa: E501
-    SqlBug("an end leaves attempts behind", "end_runs", "DELETE FROM {schema}.attempts a USING unnest(v_runs) n (id) WHERE a.run_id = n.id;", ""),  # noqa: E501
-    SqlBug("an end is not a fence", "end_runs", "ended_at = v_now, fenced = true", "ended_at = v_now, fenced = false"),
-    SqlBug("a completed attempt stays due", "settle_rows", "due_at = NULL,", "due_at = a.due_at,"),
+    SqlBug("an end leaves attempts behind", "settle_runs", "WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];", "WHERE false;"),  # noqa: E501
+    SqlBug("an end is not a fence", "settle_runs", "fenced = p_ends[n.m]", "fenced = false"),
+    SqlBug("a completed attempt stays due", "settle_runs", "due_at = NULL,", "due_at = a.due_at,"),
+    SqlBug("a plan by an earlier revision is written", "settle_runs", "t.rev = p_revs[n.m]", "t.rev >= p_revs[n.m]"),
 )  # fmt: skip
 
 

@@ -217,16 +217,16 @@ def _planned(
     facts_before = 0 if state is None else state.facts
     planned = ask(plan, PlanRequest(run_id, state, tuple(run.settled.values()), dict(dispatch.attempts), now))
     _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
-    _sort_out(run, planned, dispatch)
+    _sort_out(run, planned, dispatch, now)
     _encode(run, dispatch, storage.max_fact_bytes)
     return run
 
 
-def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch) -> None:
-    """Divide what was planned by thread; raise unless it is about this run, and schedules all that it plans."""
+def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: datetime) -> None:
+    """Divide what was planned by thread; raise unless it is of this run and time, and schedules all that it plans."""
     scheduled: list[str] = []
     for fact in planned:
-        _require(getattr(fact, "run_id", None) == run.run_id and run.end is None)
+        _require(getattr(fact, "run_id", None) == run.run_id and fact.occurred_at == now and run.end is None)
         match fact:
             case AttemptScheduled() if fact.queue == run.queue:
                 scheduled.append(fact.runnable_key)
