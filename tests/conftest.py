@@ -17,7 +17,9 @@ from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
 
-pytest.register_assert_rewrite("tests.journal.contract", "tests.journal.desk", "tests.protocol.folding", "tests.rules")
+pytest.register_assert_rewrite(
+    "tests.journal.contract", "tests.journal.desk", "tests.plan_states", "tests.protocol.folding", "tests.rules"
+)
 
 SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of our own
 

@@ -23,6 +23,7 @@ from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.scheduling import unprogressed
 from tests.facts import T0
+from tests.plan_states import assert_same_state
 from tests.runtime.random_driving import Drive
 from tests.runtime.random_workflows import Script, dependencies, outcomes, routes
 
@@ -73,13 +74,16 @@ def check_end(squid: Squid, run_id: str) -> None:
 
 
 def check_prefixes(squid: Squid, run_id: str) -> None:
-    """Check that every earlier state can be folded, planned for and looked at."""
+    """Check that every earlier state can be folded, planned for and looked at, and that the planner's fold agrees."""
     entries = squid.journal.read_run(run_id)
     definition = squid.runtime.registry.current("random")
     assert definition is not None
-    state = RunUnit()
+    state, planning = RunUnit(), PlanState()
     for entry in entries:
         apply_unit(state, entry)
+        planning.add(entry)
+        assert planning.plain, "the planner's fold follows whatever the planner writes"
+        assert_same_state(planning, state.run)
         stuck = unprogressed(state.run, state.dispatch.attempts)
         plan_settled(definition, state.run, stuck, state.dispatch.attempts, entry.fact.occurred_at)
         assert sum(f":{COMPENSATE}" in key for key in PlanState.of(state.run).open) <= 1, "undone one after another"
