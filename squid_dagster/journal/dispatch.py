@@ -150,14 +150,14 @@ class PlanRequest:
     """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
 
     `attempts` holds these by key, the other attempts of their visits, and the retries that their failures have created.
-    The run is given away: a planner folds into it either all that it plans about the run, or nothing. A run that is
-    None was not read: a planner that cannot do without raises `StateNeeded`, and is asked again with it. A store that
+    The run is given away: a planner folds into it either all that it plans about the run, or nothing. It may be an
+    `UnknownState`: a planner that looks at it raises `StateNeeded`, and is asked again when it was read. A store that
     could not write the plan asks again with `max_fact_bytes`: then no fact may be larger, and what cannot be planned
     has to fail its run instead.
     """
 
     run_id: str
-    run: PlanState | None
+    run: PlanState
     settled: tuple[Attempt, ...]
     attempts: Mapping[str, Attempt]
     now: datetime

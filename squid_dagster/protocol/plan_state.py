@@ -9,7 +9,7 @@ cannot be read) makes the state not `plain`: then fold the whole thread to a `Ru
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from pydantic import JsonValue
 
@@ -29,6 +29,14 @@ _ABSENT: Any = object()
 
 class StateNeeded(SquidError):
     """What follows cannot be planned without the run's state."""
+
+
+class UnknownState:
+    """Stands for the state of a run that was not read: whatever is asked of it raises `StateNeeded`."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse."""
+        raise StateNeeded(f"{name} of a run that was not read")
 
 
 class StepState(NamedTuple):
@@ -101,7 +109,7 @@ class PlanState:
 
     @classmethod
     def of(cls, run: RunProjection) -> Self:
-        """Return the state of a run whose whole thread was folded, whatever is on it; not `plain`, so as not to be kept."""
+        """Return the state of a run whose whole thread was folded, whatever is on it; not `plain`: it is not kept."""
         state = cls(run.run_id, run.start, plain=False)
         state.manual_state, state.terminal_status = run.manual_state, run.terminal_status
         state.quarantined = run.quarantine is not None

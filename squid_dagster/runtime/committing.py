@@ -34,6 +34,11 @@ GROUP, GROUP_BYTES = 500, MAX_ROUND_BYTES // 2  # outcomes in one commit, and th
 LONGEST_BACKOFF = 5.0
 
 
+def committer_of(run_id: str) -> int:
+    """Return the number of the committer that writes what comes of a run, in this process."""
+    return hash(run_id) % COMMITTERS
+
+
 class Executed(NamedTuple):
     """A step that is done: its outcome, or the answer of one that settled itself."""
 
@@ -85,7 +90,7 @@ class Committer:
 
     def put(self, executed: Executed) -> None:
         """Hand over what came of a step."""
-        self._done[hash(executed.job.claim.ref.run_id) % COMMITTERS].put(executed)
+        self._done[committer_of(executed.job.claim.ref.run_id)].put(executed)
 
     def close(self, timeout: timedelta) -> None:
         """Write what was handed over, and end; waits for that no longer than `timeout`."""

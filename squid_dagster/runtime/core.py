@@ -13,7 +13,7 @@ from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState, StateNeeded
+from squid_dagster.protocol.plan_state import PlanState, StateNeeded, UnknownState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.assumption import assumed_state
 from squid_dagster.workflow.definition import Definition
@@ -75,9 +75,9 @@ class Runtime:
 
         Nothing follows for a run that cannot be read whole, whatever its definition was.
         """
-        if request.run is not None and not request.run.readable:
+        state = self._assumed(request) if isinstance(request.run, UnknownState) else request.run
+        if not state.readable:
             return []
-        state = self._assumed(request) if request.run is None else request.run
         definition = self.definition_of(request.run_id, state)
         return plan_settled(
             definition,

@@ -16,6 +16,7 @@ from squid_dagster.journal.dispatch import (
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
+from squid_dagster.protocol.plan_state import UnknownState
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map
 
@@ -40,7 +41,7 @@ class _Planner:
     unreadable: set[str] = field(default_factory=set)
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
-        if request.run is not None and not request.run.readable:
+        if not isinstance(request.run, UnknownState) and not request.run.readable:
             self.unreadable.add(request.run_id)
         facts = self.runtime.plan(request)
         for fact in facts:

@@ -17,7 +17,7 @@ from squid_dagster.journal import Answer, PostgresDispatchStore, PostgresStorage
 from squid_dagster.journal.dispatch import Interrupted, Planner, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.runtime.committing import COMMITTERS
+from squid_dagster.runtime.committing import COMMITTERS, committer_of
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import raw, terminate_backends, wait_for_a_lock
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, facts_of, queue_facts, until
@@ -166,6 +166,13 @@ def test_results_are_kept_through_an_outage_whatever_else_was_lost_with_it(
     assert sorted(rows) == sorted(payments)
 
 
+def _one_for_each_committer() -> list[str]:
+    """Give ids of runs: the first ones go to one committer each, and two more to any."""
+    names = [f"run-{n}" for n in range(100)]
+    first = [next(name for name in names if committer_of(name) == n) for n in range(COMMITTERS)]
+    return [*first, *[name for name in names if name not in first][:2]]
+
+
 class _CannotInterrupt(PostgresDispatchStore):
     """A dispatch store that cannot be reached when something is first given back."""
 
@@ -204,7 +211,7 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
     squid = Squid(postgres, [plain, lost])
     store = _CannotInterrupt(postgres)
     squid.runtime = replace(squid.runtime, dispatch=store)
-    runs = [each.run_id for each in squid.start_many("plain", [{"n": n} for n in range(COMMITTERS + 2)])]
+    runs = [squid.start("plain", {"n": n}, run_id=run_id).run_id for n, run_id in enumerate(_one_for_each_committer())]
     given_back = squid.start("lost").run_id
     with at_work(squid, concurrency=COMMITTERS + 3) as working, raw(postgres, autocommit=False) as other:
         until(lambda: len(calls) == COMMITTERS + 3, "all steps under way")
@@ -214,7 +221,7 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
             wait_for_a_lock(postgres, busy)
         rest.set()
         done = working.worker._committer._done
-        until(lambda: done.qsize() == 3, "two results and one connection that was lost")
+        until(lambda: sum(each.qsize() for each in done) == 3, "two results and one connection that was lost")
         # when the attempt that lost its connection cannot be given back at once
         other.rollback()
         until(all_done(postgres, [*runs, given_back]), "all runs")

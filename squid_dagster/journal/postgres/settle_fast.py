@@ -9,7 +9,7 @@ becomes of them. What is not plain is left to the general way, which judges and 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, LiteralString, NamedTuple, cast
 from uuid import UUID, uuid4
 
 from pydantic_core import to_json
@@ -41,7 +41,7 @@ from squid_dagster.protocol.facts import (
     RunnablesPlanned,
     RunTerminal,
 )
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.plan_state import PlanState, UnknownState
 from squid_dagster.protocol.run import application_digest, end_digest, manual_state, plan_digest
 from squid_dagster.protocol.threads import run_thread
 
@@ -54,6 +54,9 @@ _SETTLE: LiteralString = (
 # journal while that is short. One statement, and so one instant.
 _READ: LiteralString = "SELECT e.*, t.rev FROM {schema}.journal_threads t CROSS JOIN LATERAL ("
 _READ += ENTRY + f"WHERE thread = t.id AND {PLANNED_BY} ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
+
+
+_UNKNOWN = cast("PlanState", UnknownState())
 
 
 class _NotPlainError(Exception):
@@ -215,7 +218,8 @@ def _planned(
         run.settled[attempt.runnable_key] = completed
         run.queue_facts.append(fact)
     facts_before = 0 if state is None else state.facts
-    planned = ask(plan, PlanRequest(run_id, state, tuple(run.settled.values()), dict(dispatch.attempts), now))
+    given = _UNKNOWN if state is None else state
+    planned = ask(plan, PlanRequest(run_id, given, tuple(run.settled.values()), dict(dispatch.attempts), now))
     _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
     _sort_out(run, planned, dispatch, now)
     _encode(run, dispatch, storage.max_fact_bytes)
