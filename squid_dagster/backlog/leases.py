@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from squid_dagster.backlog.backlog import Backlog
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidTransition, StaleClaim, explain
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import LeaseOutcome
@@ -85,6 +86,7 @@ class BacklogQueue:
         return LeaseOutcome.DEAD_LETTERED if dead else LeaseOutcome.REQUEUED
 
 
+@checks_arguments
 class BacklogLeases(QueueLeases):
     """`LeaseBackend` of a backlog: the reference for whoever brings a queue of his own."""
 

@@ -25,6 +25,7 @@ from squid_dagster.journal.transfer_format import (
     Writer,
     to_line,
 )
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 Progress = Callable[[int], None]
@@ -82,6 +83,7 @@ class Transferred(NamedTuple):
     digest: str
 
 
+@checked
 def export_journal(
     storage: PostgresStorage,
     write: Callable[[bytes], object],
@@ -114,6 +116,7 @@ def export_journal(
     return Transferred(source.cut, writer.entries, threads, writer.commits, writer.footer.digest)
 
 
+@checked
 def import_journal(
     storage: PostgresStorage,
     lines: Iterable[bytes],

@@ -163,6 +163,8 @@ class Reader:
     def _read(self) -> Record:
         line = next(self._lines, b"")
         self._number += 1
+        if not isinstance(line, bytes):
+            raise self._wrong(f"a line must be bytes, not {type(line).__name__}: open the file in binary mode")
         if not line.endswith(b"\n"):
             if len(line) >= MAX_LINE_BYTES:
                 raise self._wrong("it is longer than any line of an export")

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import dagster as dg
 from dagster_shared.check import CheckError
@@ -11,6 +11,18 @@ from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class AnyJob(Protocol):
+    """A `JobDefinition`, or what `define_asset_job` returns: Dagster exports no name for both."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+
+    @property
+    def tags(self) -> Any:
+        """The tags of its runs."""
 
 
 def builds(function: F) -> F:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import BaseModel, Field
 
+from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.definitions import LAUNCH_GRACE_SECONDS, MAX_IN_FLIGHT, squid_definitions
 from squid_dagster.plugin.dispatch import DrainConfig
 from squid_dagster.plugin.events import Policy
@@ -148,17 +149,21 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
     schema_name: Annotated[str | None, _told("The schema of the journal's tables. Default: `squid`.")] = None
     lease_seconds: Annotated[
         float,
-        Field(gt=0),
+        Field(gt=0, le=MAX_LEASE.total_seconds()),
         _told("For how long a claim is held without a heartbeat: the time after which others take over."),
     ] = _RESOURCE.lease_seconds
     max_in_flight: Annotated[int, Field(ge=1), _told("How many drain runs are alive at most.")] = MAX_IN_FLIGHT
     launch_grace_seconds: Annotated[
-        float, Field(gt=0), _told("For how long a launched run counts before it has shown itself.")
+        float,
+        Field(gt=0, le=MAX_LEASE.total_seconds()),
+        _told("For how long a launched run counts before it has shown itself."),
     ] = LAUNCH_GRACE_SECONDS
     concurrency: Annotated[int, Field(ge=1), _told("How many steps a drain run runs at a time.")] = _DRAIN.concurrency
-    linger_seconds: Annotated[float, Field(ge=0), _told("How long a drain run stays when nothing is due.")] = (
-        _DRAIN.linger_seconds
-    )
+    linger_seconds: Annotated[
+        float,
+        Field(ge=0, le=MAX_LEASE.total_seconds()),
+        _told("How long a drain run stays when nothing is due."),
+    ] = _DRAIN.linger_seconds
     events: Annotated[
         Policy,
         _told("What drain runs log: failures, retries, dead letters and slow steps; every attempt; or nothing."),

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.availability import when_available
+from squid_dagster.limits import MAX_LEASE
 from squid_dagster.logs import redacting_logger
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.drain import Drain, Limits
@@ -34,6 +35,7 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 DRAIN_OP = "drain"
 RUN_KIND = "dagster_run"  # in the presence table
+_LONGEST_SECONDS = MAX_LEASE.total_seconds()  # of anything that a drain run waits for
 
 logger = redacting_logger(__name__)
 
@@ -50,6 +52,7 @@ class DrainConfig(dg.Config):
     linger_seconds: float = Field(
         default=20.0,
         ge=0,
+        le=_LONGEST_SECONDS,
         description="How long to stay when nothing is due; work that comes meanwhile starts at once.",
     )
     max_age_seconds: float = Field(
@@ -59,23 +62,30 @@ class DrainConfig(dg.Config):
         description="After how long to claim nothing more and hand over to another run.",
     )
     finish_seconds: float = Field(
-        default=3600.0, ge=0, description="How long running steps may take to finish after the last claim."
+        default=3600.0,
+        ge=0,
+        le=_LONGEST_SECONDS,
+        description="How long running steps may take to finish after the last claim.",
     )
     grace_seconds: float = Field(
         default=10.0,
         ge=0,
+        le=_LONGEST_SECONDS,
         description="How long running steps have when the run is terminated; then they are given back.",
     )
     wait_seconds: float = Field(
         default=60.0,
         ge=0,
+        le=_LONGEST_SECONDS,
         description="How long to wait for a database that is away when the run begins; then it fails.",
     )
     events: Literal["notable", "all", "none"] = Field(
         default="notable",
         description="What is logged: failures, retries, dead letters and slow steps; every attempt; or nothing.",
     )
-    slow_seconds: float = Field(default=30.0, ge=0, description="From which duration on a step is slow.")
+    slow_seconds: float = Field(
+        default=30.0, ge=0, le=_LONGEST_SECONDS, description="From which duration on a step is slow."
+    )
     step_log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="From which level on `ctx.log` of steps is written to this run's log."
     )

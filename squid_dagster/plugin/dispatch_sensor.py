@@ -13,6 +13,7 @@ import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
 from squid_dagster.plugin.failures import skip_reason
@@ -76,8 +77,10 @@ def build_dispatch_sensor(
     for what, number in (("max_in_flight", max_in_flight), ("attempts_per_run", attempts_per_run)):
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
             raise InvalidArgument(f"{what} must be a whole number from 1 to {_MOST}, not {number!r}")
-    if not launch_grace_seconds > 0:
-        raise InvalidArgument(f"launch_grace_seconds must be above 0, not {launch_grace_seconds!r}")
+    if not 0 < launch_grace_seconds <= MAX_LEASE.total_seconds():
+        raise InvalidArgument(
+            f"launch_grace_seconds must be above 0 and at most {MAX_LEASE.days} days, not {launch_grace_seconds!r}"
+        )
     known = definitions(list(workflows)) if workflows else []
     version = code_version if code_version is not None else code_version_of(known)
     config = drain or DrainConfig()

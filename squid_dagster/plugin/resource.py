@@ -17,7 +17,9 @@ from squid_dagster.backlog import Backlog
 from squid_dagster.journal import Storage
 from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
+from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.cloudevents import SOURCE
 from squid_dagster.runtime.wiring import definitions
@@ -29,6 +31,7 @@ Workflows = Sequence[Workflow | Definition | str]  # objects, or names of module
 _SECRETS = ("url", "listen_url")
 
 
+@checks_arguments
 class SquidResource(dg.ConfigurableResource[Any]):
     """The journal and its workflows.
 
@@ -52,10 +55,14 @@ class SquidResource(dg.ConfigurableResource[Any]):
     lease_seconds: float = Field(
         default=DEFAULT_LEASE.total_seconds(),
         gt=0,
+        le=MAX_LEASE.total_seconds(),
         description="For how long a claim is held without a heartbeat: the time after which others take over.",
     )
     heartbeat_seconds: float | None = Field(
-        default=None, gt=0, description="How often leases are extended while steps run. None: every third of a lease."
+        default=None,
+        gt=0,
+        le=MAX_LEASE.total_seconds(),
+        description="How often leases are extended while steps run. None: every third of a lease.",
     )
 
     event_sources: list[str] = Field(

@@ -24,6 +24,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, Suspicion
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     IncompatibleDefinition,
@@ -105,6 +106,7 @@ class LeaseBackend(Protocol):
         """Let go of work whose outcome is on record already: a transactional step has written it by itself."""
 
 
+@checks_arguments
 class JournalLeases:
     """`LeaseBackend` of the journal itself: its claim is the lease."""
 

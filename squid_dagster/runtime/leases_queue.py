@@ -23,7 +23,9 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import (
+    InvalidArgument,
     InvalidFact,
     InvalidThread,
     NotFound,
@@ -83,6 +85,7 @@ class HostQueue(Protocol):
         """Hand a delivery out again, that much later; None: bury it, until it is offered again."""
 
 
+@checks_arguments
 class QueueLeases:
     """`LeaseBackend` of a host's queue."""
 
@@ -159,38 +162,40 @@ class QueueLeases:
 
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
         """Extend both, the journal's claim first, as the contract says."""
+        delivery = _delivery(lease)
         longer = extended(self._runtime, lease, extend)
-        with _tolerant(_delivery(lease)):
-            self._queue.heartbeat(_delivery(lease), extend)
+        with _tolerant(delivery):
+            self._queue.heartbeat(delivery, extend)
         return longer
 
     def complete(self, lease: Lease, result: Any = None) -> None:
         """Settle in the journal, then on the queue, as the contract says."""
-        self._settle(lease, Completed(result))
+        self._settle(lease, _delivery(lease), Completed(result))
         self.settled(lease)
 
     def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
         """Settle in the journal, then put it back or bury it, as the contract says."""
-        outcome = failed(self._runtime, lease, error)
-        self._settle(lease, outcome)
+        delivery, outcome = _delivery(lease), failed(self._runtime, lease, error)
+        self._settle(lease, delivery, outcome)
         after = comes_back(outcome)
-        with _tolerant(_delivery(lease)):
-            self._queue.fail(_delivery(lease), _told(outcome), after)
+        with _tolerant(delivery):
+            self._queue.fail(delivery, _told(outcome), after)
         return LeaseOutcome.DEAD_LETTERED if after is None else LeaseOutcome.REQUEUED
 
     def settled(self, lease: Lease) -> None:
         """Take it off the queue."""
-        with _tolerant(_delivery(lease)):
-            self._queue.complete(_delivery(lease))
+        delivery = _delivery(lease)
+        with _tolerant(delivery):
+            self._queue.complete(delivery)
 
-    def _settle(self, lease: Lease, outcome: Outcome) -> None:
+    def _settle(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
         try:
             settle_lease(self._runtime, lease, outcome)
         except StorageUnavailable:
             raise  # neither settled nor refused: it stays with its holder, who tries again
         except SquidError as error:
             over = Refused(str(error), None if is_over(error) else self._runtime.now())
-            self._let_go(_delivery(lease), over)
+            self._let_go(delivery, over)
             raise
 
 
@@ -210,7 +215,12 @@ def _intent(attempt: Attempt) -> Intent:
 
 
 def _delivery(lease: Lease) -> Delivery:
-    assert isinstance(lease.ref, Delivery)  # noqa: S101  a lease goes back to where it came from
+    """Return the delivery behind a lease; raise `InvalidArgument` for a lease of another backend."""
+    if not isinstance(lease.ref, Delivery):
+        raise InvalidArgument(
+            f"the lease on {lease.attempt.runnable_key!r} was not claimed through a queue: give it to the backend "
+            "that it came from"
+        )
     return lease.ref
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed, Outcome
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import (
     ExpiredClaim,
     NotFound,
@@ -42,6 +43,7 @@ class LeaseReport:
         return self.outcome is None and self.dropped is None
 
 
+@checked
 def work_one_lease(
     runtime: Runtime, backend: LeaseBackend, queue: str, owner: str, *, lease: timedelta = DEFAULT_LEASE
 ) -> LeaseReport | None:

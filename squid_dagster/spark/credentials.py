@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squid_dagster.journal.tiers import display_url, normalized_url
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 URL, URL_FILE, URL_ENV = "url", "url_file", "url_env"
@@ -64,18 +65,26 @@ def is_secret(url: str) -> bool:
     return display_url(url) != url
 
 
+@checked
 @contextmanager
-def handed_over(url: str, directory: Path | None = None) -> Iterator[dict[str, str]]:
+def handed_over(url: str, directory: Path | str | None = None) -> Iterator[dict[str, str]]:
     """Give the option by which executors find the URL; a file that it takes is gone afterwards.
 
     A URL without a secret is an option itself. Any other goes into a file of mode 0600, in the system's directory for
     temporary files unless `directory` says otherwise: executors on other machines need one that they share with us,
     or, better, a file or a variable of their own, named by url_file or url_env.
+
+    Raises:
+        InvalidArgument: nothing can be written in `directory`.
     """
     if not is_secret(url):
         yield {URL: url}
         return
-    with tempfile.TemporaryDirectory(prefix="squid-spark-", dir=directory) as private:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="squid-spark-", dir=directory)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"directory {str(directory)!r:.200} cannot be written to: {error}") from None
+    with made as private:
         path = Path(private) / "database_url"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(url)

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.tables import TABLE_SCHEMAS
 
 Columns = dict[str, pa.Array]
@@ -24,8 +26,17 @@ def cut(table: str, runs: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch([found[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
 
 
+@checked
 def cut_frame(units: DataFrame, table: str) -> DataFrame:
-    """Cut a table from folded runs, as `folds.fold_runs` gives them."""
+    """Cut a table from folded runs, as `folds.fold_runs` gives them.
+
+    Raises:
+        InvalidArgument: there is no table of that name, or the frame holds no folded runs.
+    """
+    if table not in COLUMNS:
+        raise InvalidArgument(f"there is no table {table!r:.80}: choose from {', '.join(COLUMNS)}")
+    if missing := [name for name in COLUMNS[table] if name not in units.columns]:
+        raise InvalidArgument(f"a cut needs the column {missing[0]!r}: give it what `fold_runs` returns")
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return (cut(table, batch) for batch in batches)

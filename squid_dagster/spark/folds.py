@@ -18,9 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.reading import read_entries
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.heap import set_heap_aside
+from squid_dagster.spark.ranges import MAX_PARTITIONS
 from squid_dagster.spark.rows import Row, fold_run, loose_row, unit_row
 from squid_dagster.spark.tables import UNIT_SCHEMA
 
@@ -35,6 +37,7 @@ Groups = Iterator[tuple[str | None, Iterator[Entry]]]
 """Runs one after another, by id, each with its entries by position; one group without an id for those of no run."""
 
 
+@checked
 def fold_runs(entries: DataFrame, partitions: int) -> DataFrame:
     """Fold all entries of each run, from every thread, and give one row per run (`tables.UNIT_SCHEMA`).
 
@@ -64,8 +67,8 @@ def map_runs(
     """
     if missing := [name for name in COLUMNS if name not in entries.columns]:
         raise InvalidArgument(f"a fold needs the column {missing[0]!r}: read the journal with {', '.join(COLUMNS)}")
-    if partitions < 1:
-        raise InvalidArgument(f"partitions is {partitions}: a fold needs a task to do it, from 1 on")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidArgument(f"partitions is {partitions}: a fold needs 1 to {MAX_PARTITIONS} tasks to do it")
     grouped = entries.select(*COLUMNS).repartition(partitions, "run_id").sortWithinPartitions("run_id", "position")
 
     def fold(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from typing import cast
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -14,7 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import ForeignWarehouse, RefreshFailed, WarehouseTooNew, WarehouseUnavailable
 from squid_dagster.spark.manifest import ALL, UNKNOWN, Manifest, empty_manifest, is_day
 from squid_dagster.spark.warehouse import QUEUE_HEALTH, STAGE, TABLES, Warehouse, settings
@@ -62,8 +65,9 @@ class Refreshed:
     tables: dict[str, TableRefreshed] = field(repr=False)
 
 
+@checked
 def refresh(
-    spark: SparkSession,
+    spark: AnySession,
     storage: PostgresStorage,
     location: Mapping[str, str],
     warehouse: Warehouse,
@@ -85,7 +89,7 @@ def refresh(
         StorageUnavailable, SchemaOutdated, SchemaTooNew, ForeignSchema: the journal cannot be read.
         RefreshFailed: Spark failed on the way; each table is as it was, or as it is to be.
     """
-    with Refresher(spark, storage, location, warehouse, progress).begun(wait) as work:
+    with Refresher(cast("SparkSession", spark), storage, location, warehouse, progress).begun(wait) as work:
         stage = work.stage(full=full, upto=upto)
         done = work.tables(TABLES, full=full)
     return Refreshed(

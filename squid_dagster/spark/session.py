@@ -10,6 +10,8 @@ from pyspark import SparkContext, __version__
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
+from squid_dagster.protocol.checks import checked
+from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import SparkUnavailable
 from squid_dagster.spark.java import use_java
 from squid_dagster.spark.masters import Kind, Master, check_connect, check_reachable, check_version, parse_master
@@ -20,6 +22,7 @@ _LOOPBACK = "127.0.0.1"
 _SAID_CHARACTERS = 300  # of what Spark says when it refuses: a trace of hundreds of lines follows
 
 
+@checked
 def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the configuration of a session, as a builder or dagster-pyspark's resource takes it; `settings` win.
 
@@ -49,6 +52,7 @@ def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
     return {**needed, **(settings or {})}
 
 
+@checked
 def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
     """Check that Spark can run where it is told to, and set this process's environment for it.
 
@@ -74,6 +78,7 @@ def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
     return master
 
 
+@checked
 def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Start a session there, or give the one that this process has, with the journal's data source registered.
 
@@ -99,7 +104,8 @@ def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
     return session
 
 
-def register(session: SparkSession) -> None:
+@checked
+def register(session: AnySession) -> None:
     """Make `squid_journal` known to a session, whoever started it; once more does no harm."""
     session.dataSource.register(JournalSource)
 

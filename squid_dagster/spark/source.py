@@ -19,13 +19,15 @@ from typing import Any
 
 import pyarrow as pa
 from psycopg import sql
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
+from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark import filters, ranges
+from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.columns import SCHEMA, arrow_schema, check_declared, columns
 from squid_dagster.spark.credentials import Location, locate
 from squid_dagster.spark.database import connected
@@ -193,8 +195,9 @@ class FilteringReader(JournalReader):
 _condition = filters.condition  # pushFilters has a parameter of the module's name
 
 
+@checked
 def read_journal(
-    spark: SparkSession,
+    spark: AnySession,
     location: Mapping[str, str],
     *,
     upto: int,
@@ -211,7 +214,7 @@ def read_journal(
     source must be registered, as `open_session` does. Nothing is read before the frame is used.
 
     Raises:
-        InvalidArgument: a column that there is not.
+        InvalidArgument: a column that there is not, or an option that makes no sense.
     """
     if unknown := sorted(set(only) - set(SCHEMA.names)):
         raise InvalidArgument(f"squid_journal has no column {unknown[0]!r}: choose from {', '.join(SCHEMA.names)}")
@@ -219,6 +222,7 @@ def read_journal(
     options = {**location, "schema": schema, "after": str(after), "upto": str(upto), "by": by}
     if partitions is not None:
         options["partitions"] = str(partitions)
+    Asked.read(options)  # here, for Spark would hide the refusal behind a trace of its own, and later
     return spark.read.format(NAME).schema(declared).options(**options).load()
 
 

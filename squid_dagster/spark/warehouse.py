@@ -9,7 +9,7 @@ refresh left behind that did not come to its end.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from uuid import uuid4
@@ -17,7 +17,9 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import WarehouseUnavailable
 from squid_dagster.spark.manifest import Manifest, day_name, dump_manifest, load_manifest
 from squid_dagster.spark.warehouse_files import Files, Written
@@ -36,6 +38,7 @@ _SETTINGS = {
 }
 
 
+@checks_arguments
 class Warehouse:
     """The tables in one directory. Whoever reads needs nothing but Spark; `refresh` writes them."""
 
@@ -56,7 +59,7 @@ class Warehouse:
         """The directory."""
         return self.files.shown
 
-    def read(self, spark: SparkSession, table: str, days: Iterable[date | str] | None = None) -> DataFrame:
+    def read(self, spark: AnySession, table: str, days: Collection[date | str] | None = None) -> DataFrame:
         """Give a table as it stands, or only the rows of runs that started on these days.
 
         What is read stays as it is until the refresh after the next one begins. Rows of runs without a start, and of
@@ -73,7 +76,7 @@ class Warehouse:
             )
         return self.read_parts(spark, manifest, None if days is None else {day_name(day) for day in days})
 
-    def read_parts(self, spark: SparkSession, manifest: Manifest, parts: Iterable[str] | None = None) -> DataFrame:
+    def read_parts(self, spark: AnySession, manifest: Manifest, parts: Iterable[str] | None = None) -> DataFrame:
         """Give the rows that a manifest names, of some parts or of all."""
         wanted = manifest.parts.keys() if parts is None else manifest.parts.keys() & set(parts)
         schema = StructType.fromJson(json.loads(manifest.columns))

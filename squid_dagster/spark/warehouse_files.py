@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 ENDED, LATEST = "run.ended_at", "latest"
 _PART, _PARQUET = "part=", ".parquet"
-_GLOB = re.compile(r"[*?\[\]{}\\]")
+_GLOB = re.compile(r"[*?\[\]{}\\\0]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AT_ONCE = 8
 _OBJECT_STORES = tuple(

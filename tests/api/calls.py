@@ -11,12 +11,16 @@ from pydantic import BaseModel
 from squid_dagster import inspection, journal, redaction, testing, workflow
 from squid_dagster.agents import DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
-from squid_dagster.backlog import Backlog
+from squid_dagster.backlog import Backlog, BacklogLeases
+from squid_dagster.backlog.leases import BacklogQueue
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.execution import make_context
+from squid_dagster.runtime.leases import JournalLeases
+from squid_dagster.runtime.leases_queue import QueueLeases
+from squid_dagster.runtime.leases_work import work_one_lease
 from squid_dagster.runtime.step_calls import StepCalls
 from squid_dagster.workflow import (
     Cancellation,
@@ -88,6 +92,7 @@ class World:
         self.free, self.held = f"card-{self.number}", f"held-{self.number}"
         self.cards.create(self.free, "a card", phase=f"p{self.number}")
         self.cards.create(self.held, "another one")
+        self.lease: Any = None  # a backend's
         self.card: Any = self.cards.claim("ada", card_id=self.held)
 
     def facts(self) -> int:
@@ -451,6 +456,55 @@ def other_calls() -> dict[str, Make]:
     }
 
 
+def lease_calls() -> dict[str, Make]:
+    """Return the calls of every lease backend, on an attempt that it has claimed."""
+    made: dict[str, Make] = {
+        "JournalLeases": lambda w: Call(JournalLeases, {"runtime": w.runtime}),
+        "QueueLeases": lambda w: Call(QueueLeases, {"runtime": w.runtime, "queue": BacklogQueue(w.cards)}),
+        "BacklogLeases": lambda w: Call(BacklogLeases, {"runtime": w.runtime, "backlog": w.cards}),
+        "work_one_lease": lambda w: Call(
+            work_one_lease,
+            {"runtime": w.runtime, "backend": JournalLeases(w.runtime), "queue": w.queue, "owner": "ada"},
+        ),
+    }
+    for name, backend in _BACKENDS.items():
+        made |= _backend_calls(name, backend)
+    for name in ("QueueLeases", "BacklogLeases"):
+        made[f"{name}.offer"] = lambda w, name=name: Call(_BACKENDS[name](w).offer, {"queue": w.queue})  # type: ignore[misc]
+    return made
+
+
+def _queue_leases(w: World) -> QueueLeases:
+    return QueueLeases(w.runtime, BacklogQueue(w.cards))
+
+
+_BACKENDS: dict[str, Callable[[World], Any]] = {
+    "JournalLeases": lambda w: JournalLeases(w.runtime),
+    "QueueLeases": _queue_leases,
+    "BacklogLeases": lambda w: BacklogLeases(w.runtime, w.cards),
+}
+
+
+def _backend_calls(name: str, backend: Callable[[World], Any]) -> dict[str, Make]:
+    def with_lease(method: str, **arguments: Any) -> Make:
+        def make(w: World) -> Call:
+            leases = backend(w)
+            if w.lease is None:
+                (w.lease,) = leases.claim(w.queue, "ada")
+            # An outcome that cannot be written down is on record as a failure that says so.
+            return Call(getattr(leases, method), {"lease": w.lease, **arguments}, on_record=frozenset(arguments))
+
+        return make
+
+    return {
+        f"{name}.claim": lambda w: Call(backend(w).claim, {"queue": w.queue, "owner": "ada"}),
+        f"{name}.heartbeat": with_lease("heartbeat"),
+        f"{name}.complete": with_lease("complete", result="tea"),
+        f"{name}.fail": with_lease("fail", error="no tea"),
+        f"{name}.settled": with_lease("settled"),
+    }
+
+
 def _apply(w: World) -> Call:
     w.runtime.dispatch.settle([journal.Settlement(w.claim.claim.ref, journal.Completed("tea"))])
     return Call(w.squid.workflow_agent(w.open).apply_result, {"runnable_key": f"{w.open}:check:1:1"})
@@ -508,6 +562,7 @@ def table() -> dict[str, Make]:
         **dispatch_calls("FoldDispatchStore"),
         **query_calls("FoldQueries"),
         **other_calls(),
+        **lease_calls(),
         **_looking(),
         **_testing(),
     }

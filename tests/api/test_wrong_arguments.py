@@ -13,6 +13,7 @@ import pytest
 import squid_dagster
 from squid_dagster import agents, backlog, inspection, journal, redaction, testing, workflow
 from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
+from squid_dagster.journal.transfer import export_journal, import_journal
 from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from tests.api.calls import World, dispatch_calls, other_calls, query_calls, storage_calls, table
@@ -30,7 +31,6 @@ _VALUES = """
     TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier Presence SquidFactory
     Storage""".split()  # noqa: SIM905
 _ELSEWHERE = {
-    "BacklogLeases": "a lease backend: its calls are those of the backlog",
     "InjectedStorage": "hands everything on to the storage that it wraps",
     "VirtualSquid": "a Squid",
     "Squid.connect": "open_journal and Squid",
@@ -151,6 +151,35 @@ def test_a_wrong_place_is_refused(postgres: PostgresStorage, postgres_url: str) 
         "rebuild_views": lambda w: Call(rebuild_views, {"storage": postgres}, {"fill": "a part of ours"}),
     }
     found = [each for name, make in calls.items() for each in complaints(name, make, lambda: None, lambda _: 0)]
+    assert found == []
+
+
+def test_a_wrong_stream_is_refused(postgres: PostgresStorage, postgres_url: str, schema_names: Iterator[str]) -> None:
+    lines: list[bytes] = []
+    World(postgres)
+    export_journal(postgres, lines.append)
+    opened: list[PostgresStorage] = []
+
+    def empty() -> PostgresStorage:
+        opened.append(PostgresStorage(postgres_url, next(schema_names)))
+        opened[-1].upgrade()
+        return opened[-1]
+
+    calls: dict[str, Make] = {
+        "export_journal": lambda storage: Call(
+            export_journal,
+            {"storage": postgres, "write": lambda _: None},
+            called_back=frozenset({"write", "progress", "begin"}),
+        ),
+        "import_journal": lambda storage: Call(
+            import_journal,
+            {"storage": storage, "lines": lines},
+            called_back=frozenset({"progress", "begin", "also"}),
+        ),
+    }
+    found = [each for name, make in calls.items() for each in complaints(name, make, empty, PostgresStorage.cut)]
+    for storage in opened:
+        storage.close()
     assert found == []
 
 

@@ -184,6 +184,14 @@ def test_a_stream_that_is_not_a_whole_export_is_refused_and_leaves_nothing(
         imported(empty, spoil(lines))
 
 
+def test_a_file_that_was_opened_as_text_is_refused_and_leaves_nothing(
+    empty: PostgresStorage, lines: list[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "journal").write_bytes(b"".join(lines))
+    with (tmp_path / "journal").open(encoding="utf-8") as file, pytest.raises(InvalidExport, match="binary mode"):
+        import_journal(empty, file)  # type: ignore[arg-type]
+
+
 def test_a_journal_that_holds_something_is_left_as_it_is(make: Maker, lines: list[bytes]) -> None:
     target = make()
     put(target, queue_paused())

@@ -367,6 +367,28 @@ def test_an_outcome_that_cannot_be_written_down_is_no_success_and_the_failure_on
     assert backend.claim("default", "w") == []
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda backend, lease: backend.heartbeat(lease),
+        lambda backend, lease: backend.complete(lease, 1),
+        lambda backend, lease: backend.fail(lease, "no"),
+        lambda backend, lease: backend.settled(lease),
+    ],
+    ids=["heartbeat", "complete", "fail", "settled"],
+)
+def test_a_lease_of_another_backend_is_refused_and_nothing_is_written(
+    make_squid: MakeSquid, act: Callable[[LeaseBackend, Lease], object]
+) -> None:
+    squid = make_squid(flow())
+    squid.start("flow")
+    held = only(JournalLeases(squid.runtime).claim("default", "w", lease=LEASE))
+    before = squid.journal.cut()
+    with pytest.raises(InvalidArgument, match="give it to the backend that it came from"):
+        act(BacklogLeases(squid.runtime, squid.backlog), held)
+    assert squid.journal.cut() == before
+
+
 # --- working --------------------------------------------------------------------------------------------------------
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import dagster as dg
 
+from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import JOURNAL, key_of
 from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.findings import Check, Finding
 
 CHECKS_OP = "squid_journal_checks"
@@ -42,7 +44,12 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
     They need the resources `squid`, `spark` and `squid_warehouse`, and can be run one by one. Each kind of damage turns
     one of them red, which names the runs and says what to do. `grace_minutes` is the time that a started run may take
     into index and catalog, which workers and recovery write in batches.
+
+    Raises:
+        InvalidArgument: `grace_minutes` is below 0 or above 30 days.
     """
+    if not 0 <= grace_minutes * 60 <= MAX_LEASE.total_seconds():
+        raise InvalidArgument(f"grace_minutes must be from 0 to {MAX_LEASE.days} days, not {grace_minutes!r}")
     specs = [
         dg.AssetCheckSpec(check.value, asset=key_of(name), description=_DESCRIPTIONS[check])
         for check, name in _ASSETS.items()

@@ -1,10 +1,10 @@
 """The jobs that bring all tables up to date, or check them, in one run on one Spark session, and their schedules."""
 
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 
-from squid_dagster.plugin.builders import builds
+from squid_dagster.plugin.builders import AnyJob, builds
 from squid_dagster.plugin.names import (
     AGENT_PROJECTIONS,
     CHECKS_JOB,
@@ -50,14 +50,14 @@ def build_checks_job(*, checks: dg.AssetChecksDefinition) -> Any:
 @builds
 def build_checks_schedule(
     *,
-    job: Any,
+    job: AnyJob,
     cron_schedule: str = "30 3 * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
     """Build the schedule `squid_checks_schedule`, once a day. It is to be switched on: it reads the whole journal."""
     return dg.ScheduleDefinition(
         name=CHECKS_SCHEDULE,
-        job=job,
+        job=cast("Any", job),
         cron_schedule=cron_schedule,
         default_status=default_status,
         description=_CHECKS,
@@ -67,14 +67,14 @@ def build_checks_schedule(
 @builds
 def build_projections_schedule(
     *,
-    job: Any,
+    job: AnyJob,
     cron_schedule: str = "*/15 * * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
     """Build the schedule `squid_projections_schedule`. It is to be switched on: Spark takes memory."""
     return dg.ScheduleDefinition(
         name=PROJECTIONS_SCHEDULE,
-        job=job,
+        job=cast("Any", job),
         cron_schedule=cron_schedule,
         default_status=default_status,
         description=_WHAT,
