@@ -1,4 +1,7 @@
-"""Errors of the database on order: triggers that raise any SQLSTATE from any write, for ever or so many times."""
+"""Errors of the database on order: any SQLSTATE from any write, or from any read, for ever or so many times.
+
+Writes fail by triggers. Reads fail by policies of row-level security, which hold for a role of their own.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,11 +27,35 @@ BEGIN
     RETURN NULL;
 END $$;
 """
+_INSTALL_READS = """
+-- so cheap that it is asked before any other condition
+CREATE FUNCTION raise_fault_on_read() RETURNS boolean LANGUAGE plpgsql COST 0.000001 AS $$
+DECLARE planted record;
+BEGIN
+    SELECT * INTO planted FROM {schema}.fault;
+    -- nothing is counted in a read-only transaction
+    IF FOUND AND (planted.times = 2 ^ 62 OR nextval('{schema}.faults_raised') <= planted.times) THEN
+        RAISE EXCEPTION 'a planted fault' USING ERRCODE = planted.code;
+    END IF;
+    RETURN true;
+END $$;
+CREATE ROLE {role} LOGIN;
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role};
+GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
+-- A policy is asked about each row that a scan meets: with an index, that may be none.
+ALTER ROLE {role} SET enable_indexscan = off;
+ALTER ROLE {role} SET enable_indexonlyscan = off;
+ALTER ROLE {role} SET enable_bitmapscan = off;
+"""
+_POLICY = """ALTER TABLE {table} ENABLE ROW LEVEL SECURITY;
+    CREATE POLICY planted ON {table} USING ({function}()) WITH CHECK (true)"""
 _TRIGGER = "CREATE TRIGGER planted BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
 _TABLES = (
     *("journal_entries", "journal_threads", "journal_commits", "journal_checkpoints"),
     *("runs", "attempts", "presence", "backlog"),
 )
+_NOT_READ = ("fault", "squid_schema", "squid_functions")  # the schema's version has words of its own
 
 
 class Faults:
@@ -60,6 +87,20 @@ class Faults:
         """Tell how many writes were tried since the fault was planted."""
         row = self._counting.execute("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM faults_raised")
         return int((row.fetchone() or (0,))[0])
+
+    def reader(self, storage: PostgresStorage) -> PostgresStorage:
+        """Return the same journal for a role whose reads raise the faults, as well as its writes."""
+        role = f"reads_{storage.schema}"
+        names = {"schema": sql.Identifier(storage.schema), "role": sql.Identifier(role)}
+        self._connection.execute(sql.SQL(_INSTALL_READS).format(**names))
+        function = sql.Identifier(storage.schema, "raise_fault_on_read")
+        tables = self._connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+        for (table,) in tables.fetchall():
+            if table not in _NOT_READ:
+                name = sql.Identifier(storage.schema, table)
+                self._connection.execute(sql.SQL(_POLICY).format(table=name, function=function))
+        url = storage.engine.url.set(username=role).render_as_string(hide_password=False)
+        return PostgresStorage(url, storage.schema)
 
     def close(self) -> None:
         """Give the connection back; the triggers stay, and do nothing."""
