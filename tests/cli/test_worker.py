@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from squid_dagster.api import Squid
+from tests.cli.deaf import deaf
 from tests.cli.flows import gated, hello
 from tests.cli.needy import needy
 from tests.cli.typed import FLOWS, Typed
 from tests.journal.contract import raw
 from tests.proxy import Proxy
+from tests.runtime.actors import PATIENCE, until
 
 REPORT_KEYS = [
     "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "abandoned", "commits",
@@ -153,6 +155,30 @@ def test_on_sigterm_a_step_finishes_and_the_report_is_printed(typed: Typed, tmp_
     assert (list(report), report["claimed"], report["completed"]) == (REPORT_KEYS, 1, 1)
     assert squid.inspect_run(run_id).status == "completed"
     assert squid.inspect_run(later).attempts[0].deliveries == 0
+
+
+def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exit_code_1(
+    typed: Typed, tmp_path: Path
+) -> None:
+    # given a worker of five slots
+    squid, runs = Squid(typed.storage, [deaf]), list[str]()
+    command = ("worker", "-m", "tests.cli.deaf", "--concurrency", 5, "--lease", 9, "--grace", 0, "--json")
+    with typed.process(*command) as child:
+        # when all of them are twice held by steps that go on after their runs were cancelled
+        for count in (5, 10):
+            runs += [each.run_id for each in squid.start_many("deaf", [{"directory": str(tmp_path)}] * 5)]
+            until(lambda count=count: len(list(tmp_path.iterdir())) == count, "all steps under way")  # type: ignore[misc]
+            for run_id in runs[-5:]:
+                squid.cancel(run_id)
+        # then it ends, although their threads do not, and says why
+        out, err = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 1
+    report = json.loads(out)
+    assert (list(report), report["abandoned"]) == (REPORT_KEYS, 10)
+    assert "10 cancelled steps do not end (deaf.step" in report["gave_up"]
+    assert err.splitlines()[-1] == f"it stopped by itself: {report['gave_up']}"
+    assert {squid.inspect_run(run_id).status for run_id in runs} == {"cancelled"}
+    assert squid.runtime.presence.workers(timedelta(minutes=1)) == []
 
 
 # --- recovery -------------------------------------------------------------------------------------------------------
