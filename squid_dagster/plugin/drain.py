@@ -101,7 +101,7 @@ class Drain:
             if now - summed_at >= limits.summary_seconds:
                 summed_at = now
                 self._summarize()
-        return "the worker ended"
+        return self._worker.report.gave_up or "the worker ended"
 
     def _has_older_code(self) -> bool:
         try:

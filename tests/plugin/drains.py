@@ -1,7 +1,7 @@
 """Drain runs for tests: the location that they run in, one run in this process, and one as a process of its own.
 
 As a module it runs the dispatch job in its main thread, on a Dagster instance in a directory, the URL of the journal
-being in the environment: `python -m tests.plugin.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS`.
+being in the environment: `python -m tests.plugin.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS [LINGER_SECONDS]`.
 """
 
 import os
@@ -15,6 +15,7 @@ from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job
 from tests.plugin import flows
 from tests.plugin.conftest import URL_VARIABLE
+from tests.runtime import killers
 
 WORKFLOWS = (flows.quick, flows.talking, flows.failing, flows.holding)
 SCHEMA_VARIABLE = "SQUID_PLUGIN_TEST_SCHEMA"
@@ -65,13 +66,13 @@ def in_processes() -> dg.JobDefinition:
     return location(resource, executor_def=dg.multiprocess_executor).resolve_job_def("squid_dispatch")
 
 
-def main(directory: str, run_id: str, schema: str, lease_seconds: str) -> None:
+def main(directory: str, run_id: str, schema: str, lease_seconds: str, linger_seconds: str = "60") -> None:
     """Run the dispatch job in the main thread, as a run worker does."""
     resource = SquidResource(
         url=dg.EnvVar(URL_VARIABLE), schema_name=schema, lease_seconds=float(lease_seconds), heartbeat_seconds=0.3
     )
-    job = location(resource).resolve_job_def("squid_dispatch")
-    config = configured(linger_seconds=60, grace_seconds=0.2)
+    job = location(resource, (*WORKFLOWS, killers.crowd)).resolve_job_def("squid_dispatch")
+    config = configured(linger_seconds=float(linger_seconds), grace_seconds=0.2)
     with dg.DagsterInstance.local_temp(directory) as instance:
         job.execute_in_process(instance=instance, run_id=run_id, run_config=config, raise_on_error=False)
 
