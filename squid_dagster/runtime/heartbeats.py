@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Collection
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Claim, DispatchStore
@@ -35,6 +36,7 @@ class Heartbeats:
         self._dispatch, self._lease, self._outage = dispatch, lease, outage or Outage("heartbeats")
         self._every = (lease / 3 if every is None else every).total_seconds()
         self._held: dict[str, tuple[Claim, Cancellation, float]] = {}
+        self._outcomes: set[str] = set()  # claims whose steps have ended
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -51,11 +53,21 @@ class Heartbeats:
                 self._thread.start()
         return found
 
+    def note_outcome(self, claim: Claim) -> None:
+        """Note that a step has ended: whether its outcome counts is logged where that is written.
+
+        A heartbeat that meets the settled claim, before `remove`, has nothing to warn of.
+        """
+        with self._lock:
+            if claim.ref.claim_id in self._held:
+                self._outcomes.add(claim.ref.claim_id)
+
     def remove(self, claims: list[Claim]) -> None:
         """Let go of claims that are settled or given back."""
         with self._lock:
             for claim in claims:
                 self._held.pop(claim.ref.claim_id, None)
+                self._outcomes.discard(claim.ref.claim_id)
 
     def close(self) -> None:
         """End the loop; leases then run out by themselves."""
@@ -89,13 +101,19 @@ class Heartbeats:
                 key = claim.ref.claim_id
                 if answer.error is None and key in self._held:
                     self._held[key] = (claim, cancellation, sent + self._lease.total_seconds())
-        self._drop([claim for (claim, _, _), answer in zip(held, answers, strict=True) if answer.error is not None])
+        refused = [claim for (claim, _, _), answer in zip(held, answers, strict=True) if answer.error is not None]
+        with self._lock:
+            settled = {claim.ref.claim_id for claim in refused} & self._outcomes
+        self._drop(refused, unsaid=settled)
         return True
 
-    def _drop(self, claims: list[Claim]) -> None:
+    def _drop(self, claims: list[Claim], unsaid: Collection[str] = ()) -> None:
         with self._lock:
             for claim in claims:
                 held = self._held.pop(claim.ref.claim_id, None)
-                if held is not None:
-                    held[1].set()
+                self._outcomes.discard(claim.ref.claim_id)
+                if held is None:
+                    continue
+                held[1].set()
+                if claim.ref.claim_id not in unsaid:
                     logger.warning("the claim on %s is lost: its result will be dropped", claim.ref.runnable_key)

@@ -321,6 +321,7 @@ class Worker:
         if not self._running.end(job):
             logger.warning("%s, which was abandoned, has ended after %.0f s", job.claim.ref.runnable_key, seconds)
             return
+        self._heartbeats.note_outcome(job.claim)
         with self._slots:
             self._executed += 1
             if self._free() == max(1, self._concurrency // 2):

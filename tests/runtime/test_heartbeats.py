@@ -1,5 +1,6 @@
 """One loop keeps all claims of a process alive, in one append for all of them, for as long as their steps run."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -9,15 +10,18 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import Answer, ClaimRef, PostgresDispatchStore, PostgresStorage
+from squid_dagster.journal import Answer, ClaimRef, Completed, PostgresDispatchStore, PostgresStorage, Settlement
+from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, StorageUnavailable
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.workflow import StepContext, Workflow
+from tests.facts import T0
 from tests.runtime.actors import PATIENCE, at_work, facts_of, queue_facts, status_of, until
 
 SHORT = timedelta(seconds=0.6)
+LEASE = timedelta(minutes=1)
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -181,3 +185,27 @@ def test_a_claim_whose_lease_ran_out_may_do_nothing_though_nobody_has_taken_over
     assert agent.claim_next("other") is not None
     with pytest.raises(StaleClaim):
         calls[late]()
+
+
+def test_a_heartbeat_that_meets_a_settled_claim_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    # given two claims, of which one is settled, and one was taken over by another worker
+    workflow = Workflow("one")
+    workflow.step(name="step")(lambda: None)
+    clock = VirtualClock(T0)
+    squid = Squid(MemoryStorage(clock=clock), workflow)
+    squid.start_many("one", [None] * 2)
+    dispatch = squid.runtime.dispatch
+    settled, lost = dispatch.claim("default", "ada", limit=2, lease=LEASE)
+    heartbeats = Heartbeats(dispatch, LEASE, every=LEASE / 2)
+    cancelled = heartbeats.add([settled, lost])
+    dispatch.settle([Settlement(settled.ref, Completed(None))])
+    heartbeats.note_outcome(settled)
+    clock.advance(2 * LEASE)
+    dispatch.claim("default", "bob", limit=1, lease=LEASE)
+    # when a heartbeat comes before the settled one was let go of
+    with caplog.at_level(logging.WARNING):
+        assert heartbeats.beat()
+    heartbeats.close()
+    # then only the other one is told of
+    assert caplog.messages == [f"the claim on {lost.ref.runnable_key} is lost: its result will be dropped"]
+    assert all(cancelled)
