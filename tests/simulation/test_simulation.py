@@ -1,8 +1,10 @@
 """The simulation: random workflows under every kind of fault, bugs that it must catch, and schedules that repeat."""
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated
@@ -15,6 +17,7 @@ from squid_dagster.testing.simulation import SimulationFailed
 from squid_dagster.testing.simulation.__main__ import main
 from squid_dagster.testing.simulation.campaign import quiet, repeat
 from squid_dagster.testing.simulation.faults import Kind
+from squid_dagster.testing.simulation.machine import Machine, SimulatedThread
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
 from squid_dagster.workflow import Resource, Retry, StepContext, Workflow
@@ -76,6 +79,20 @@ def test_a_failing_schedule_shrinks_to_the_faults_that_it_takes_and_can_be_repea
         assert repeat(found.seed, failure.kept) is not None
         assert repeat(found.seed, failure.kept[1:]) is None
     assert repeat(found.seed, failure.kept) is None
+
+
+def test_a_machine_that_was_closed_leaves_nothing_in_memory() -> None:
+    def played() -> weakref.ref[SimulatedThread]:
+        machine = Machine()
+        process = machine.launch("waits", lambda: machine.wait(1000))
+        machine.run(1)
+        gc.collect()  # sees the live greenlet in the tuple of what is due
+        machine.close()
+        return weakref.ref(process.threads[0])
+
+    thread = played()
+    gc.collect()
+    assert thread() is None
 
 
 def test_all_kinds_of_faults_befall() -> None:
