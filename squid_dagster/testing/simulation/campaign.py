@@ -161,6 +161,7 @@ def quiet() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         if ours:
+            gc.collect()  # what was played, while all else is set aside; the next freeze would keep it for good
             gc.unfreeze()
 
 
