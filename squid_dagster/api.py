@@ -287,27 +287,29 @@ class Squid:
 
     # --- controlling ------------------------------------------------------------------------------------------------
 
-    def approve(self, run_id: str, *, actor: Actor, **options: Any) -> Receipt:
-        """Approve what the run waits for.
+    def approve(self, run_id: str, *, actor: Actor, step: str | None = None, **options: Any) -> Receipt:
+        """Approve what the run waits for; with `step`, only if that is the step that it waits at.
+
+        Name the step that was looked at: another person may have decided on it, and the run waits at the next one.
 
         Raises:
             NotFound: no such run.
-            InvalidTransition: the run does not wait for an approval.
+            InvalidTransition: the run does not wait for an approval, or at another step.
             IncompatibleDefinition: the run's definition is not registered here.
             ConflictingCommand: the idempotency key was used with another content.
         """
-        return self._resolve(run_id, SignalType.APPROVE_RUN, actor=actor, **options)
+        return self._resolve(run_id, SignalType.APPROVE_RUN, step, actor=actor, **options)
 
-    def reject(self, run_id: str, *, actor: Actor, **options: Any) -> Receipt:
-        """Reject what the run waits for. Raises as `approve`."""
-        return self._resolve(run_id, SignalType.REJECT_RUN, actor=actor, **options)
+    def reject(self, run_id: str, *, actor: Actor, step: str | None = None, **options: Any) -> Receipt:
+        """Reject what the run waits for; `step` and raises as `approve`."""
+        return self._resolve(run_id, SignalType.REJECT_RUN, step, actor=actor, **options)
 
-    def resume(self, run_id: str, **options: Any) -> Receipt:
-        """Let a paused run go on. Raises as `approve`."""
-        return self._resolve(run_id, SignalType.RESUME_RUN, **options)
+    def resume(self, run_id: str, *, step: str | None = None, **options: Any) -> Receipt:
+        """Let a paused run go on; `step` and raises as `approve`."""
+        return self._resolve(run_id, SignalType.RESUME_RUN, step, **options)
 
-    def _resolve(self, run_id: str, command: SignalType, **options: Any) -> Receipt:
-        return self._receipt(controls.resolve(self.runtime, run_id, command, signal_options(**options)))
+    def _resolve(self, run_id: str, command: SignalType, step: str | None, **options: Any) -> Receipt:
+        return self._receipt(controls.resolve(self.runtime, run_id, command, signal_options(**options), step=step))
 
     def cancel(self, run_id: str, *, cascade: bool = False, **options: Any) -> Receipt:
         """End a run as cancelled, with `cascade` its open children too. Results that come later are refused.

@@ -59,25 +59,31 @@ def _control(command: _Command) -> _Command:
     return cast("_Command", click.argument("run_id", required=False)(placed))
 
 
+_step = click.option("--step", metavar="NAME", help="Only if it waits at this step: the one that was looked at.")
+
+
 @click.command()
 @_control
-def approve(asked: _Asked) -> None:
+@_step
+def approve(asked: _Asked, step: str | None) -> None:
     """Approve what RUN_ID waits for, or what every run of --where waits for. Needs -m."""
-    _do(asked, "approve", lambda squid, run_id, said: squid.approve(run_id, **said))
+    _do(asked, "approve", lambda squid, run_id, said: squid.approve(run_id, step=step, **said))
 
 
 @click.command()
 @_control
-def reject(asked: _Asked) -> None:
+@_step
+def reject(asked: _Asked, step: str | None) -> None:
     """Reject what RUN_ID waits for, or what every run of --where waits for. Needs -m."""
-    _do(asked, "reject", lambda squid, run_id, said: squid.reject(run_id, **said))
+    _do(asked, "reject", lambda squid, run_id, said: squid.reject(run_id, step=step, **said))
 
 
 @click.command()
 @_control
-def resume(asked: _Asked) -> None:
+@_step
+def resume(asked: _Asked, step: str | None) -> None:
     """Let RUN_ID go on, or every run of --where, that was paused. Needs -m."""
-    _do(asked, "resume", lambda squid, run_id, said: squid.resume(run_id, **said))
+    _do(asked, "resume", lambda squid, run_id, said: squid.resume(run_id, step=step, **said))
 
 
 @click.command()

@@ -84,10 +84,10 @@ def _start_cron(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Re
 
 
 def _resolve(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:
-    given = _fields(signal, {"run_id": str}, {"actor": object, "comment": str})
+    given = _fields(signal, {"run_id": str}, {"step": str, "actor": object, "comment": str})
     for name in ("actor", "comment"):
         options[name] = options[name] if options[name] is not None else given[name]
-    return resolve(runtime, given["run_id"], SignalType(signal.type), options)
+    return resolve(runtime, given["run_id"], SignalType(signal.type), options, step=given["step"])
 
 
 def _cancel(runtime: Runtime, signal: Signal, options: dict[str, Any]) -> Receipt:

@@ -30,8 +30,10 @@ _ACTIONS = {
 Effect = Callable[[RunUnit, datetime], list[Fact]]
 
 
-def resolve(runtime: Runtime, run_id: str, command: SignalType, options: Mapping[str, Any]) -> Receipt:
-    """Approve, reject or resume a run that waits for it.
+def resolve(
+    runtime: Runtime, run_id: str, command: SignalType, options: Mapping[str, Any], *, step: str | None = None
+) -> Receipt:
+    """Approve, reject or resume a run that waits for it; with `step`, only at that step.
 
     Raises:
         NotFound, InvalidTransition, IncompatibleDefinition, ConflictingCommand, InvalidArgument.
@@ -39,11 +41,15 @@ def resolve(runtime: Runtime, run_id: str, command: SignalType, options: Mapping
     if command is not SignalType.RESUME_RUN and not options.get("actor"):
         raise InvalidArgument(f"{command} needs an actor: say who decides, such as actor='ada'")
     action = _ACTIONS[command]
-    signal = Signal(type=command, payload={"run_id": run_id, **_said(options)}, **options)
+    at_step: JsonObject = {} if step is None else {"step": step}
+    signal = Signal(type=command, payload={"run_id": run_id, **at_step, **_said(options)}, **options)
 
     def effect(unit: RunUnit, now: datetime) -> list[Fact]:
         if unit.run.terminal:
             raise InvalidTransition(f"run {run_id!r} is {unit.run.status}: there is nothing that could be {action}")
+        state = unit.run.manual_state
+        if step is not None and state is not None and state.step != step:
+            raise InvalidTransition(f"run {run_id!r} waits at {state.step!r}, not at {step!r}: look at it again")
         definition = runtime.definition_of(run_id, unit.run)
         result: JsonObject = {} if action == "resumed" else _review(action, signal, now)
         metadata: JsonObject = {"at": now.isoformat(), **_said(options)}

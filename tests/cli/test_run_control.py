@@ -94,6 +94,14 @@ def test_a_run_is_approved_once_by_its_key(typed: Typed) -> None:
     assert (approved.signal_type, approved.actor, approved.comment) == ("approve_run", "ada", "fine")
 
 
+def test_a_decision_may_name_the_step_that_it_is_about(typed: Typed) -> None:
+    (run_id,) = paused_orders(typed, 1)
+    state = Squid(typed.storage).inspect_run(run_id).manual_state
+    assert state is not None
+    typed("run", "approve", run_id, *FLOWS, "--step", "another").refused(1, repr(state.step), "'another'")
+    assert typed("run", "approve", run_id, *FLOWS, "--step", state.step).out == f"approve: run {run_id} is running\n"
+
+
 def test_a_run_is_rejected_cancelled_and_replayed(typed: Typed) -> None:
     one, two = paused_orders(typed, 2)
     assert typed("run", "reject", one, *FLOWS).out == f"reject: run {one} is failed\n"

@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.protocol.errors import InvalidFact
+from squid_dagster.protocol.errors import InvalidFact, InvalidTransition
+from squid_dagster.runtime.signals import Signal, SignalType
 from squid_dagster.workflow import Deadline, StepContext, Workflow
 from tests.runtime.stage import MakeSquid, applied_steps, claims, complete_run, drain, facts, finish, run_facts, seconds
 
@@ -123,6 +124,33 @@ def test_an_approval_gives_who_decided_what_and_when_to_later_steps(make_squid: 
             "comment": "seen",
             "metadata": {"ticket": 7},
         }
+
+
+def test_a_decision_that_names_its_step_never_falls_on_the_next_one(make_squid: MakeSquid) -> None:
+    wf = Workflow("orders", entry="review")
+    wf.approval("review")
+    wf.approval("payment")
+    wf.pause("delivery")
+    wf.route("review", to="payment")
+    wf.route("review", on="error", to="fail")
+    wf.route("payment", to="delivery")
+    wf.route("payment", on="error", to="fail")
+    wf.route("delivery", to="complete")
+    squid = make_squid(wf)
+    run_id = squid.start("orders").run_id
+    squid.approve(run_id, actor="ada", step="review")
+    for late in (squid.approve, squid.reject):  # of another person, who saw it waiting at the review
+        with pytest.raises(InvalidTransition, match="waits at 'payment', not at 'review'"):
+            late(run_id, actor="grace", step="review")
+    late_command = {"run_id": run_id, "step": "review"}
+    with pytest.raises(InvalidTransition, match="not at 'review'"):
+        squid.apply_signal(Signal(type=SignalType.APPROVE_RUN, payload=late_command, actor="grace"))
+    squid.approve(run_id, actor="ada", step="payment", idempotency_key="once")
+    assert squid.approve(run_id, actor="ada", step="payment", idempotency_key="once").repeated
+    with pytest.raises(InvalidTransition, match="waits at 'delivery', not at 'payment'"):
+        squid.resume(run_id, step="payment")
+    squid.resume(run_id, step="delivery")
+    assert squid.inspect_run(run_id).status == "completed"
 
 
 def test_an_approval_in_a_loop_is_asked_again(make_squid: MakeSquid, clock: VirtualClock) -> None:

@@ -169,11 +169,11 @@ class Stage:
             workflow, step = row.workflow or "", row.manual_step or ""
             with suppress(InvalidTransition):  # another operator was faster
                 if row.manual_kind == "pause":
-                    squid.resume(row.run_id)
+                    squid.resume(row.run_id, step=step)
                 elif self.scenario.approves(workflow, step):
-                    squid.approve(row.run_id, actor="ada")
+                    squid.approve(row.run_id, actor="ada", step=step)
                 else:
-                    squid.reject(row.run_id, actor="ada")
+                    squid.reject(row.run_id, actor="ada", step=step)
 
     def _put_back(self, squid: Squid) -> None:
         for attempt in squid.runtime.queries.dead_letters(None, _PAGE):
