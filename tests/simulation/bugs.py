@@ -37,6 +37,18 @@ BUGS = (
         "expected_rev=revision",
         "",
     ),
+    Bug(
+        "a claim ignores the run's end",
+        "journal.fold_dispatch:FoldDispatchStore._claim_facts",
+        "if run.stopped:",
+        "if False:",
+    ),
+    Bug(
+        "an end on the run's own thread is no fence",
+        "journal.fold_dispatch:FoldDispatchStore._run",
+        "part.fenced or run.terminal",
+        "part.fenced",
+    ),
     Bug("an ended run takes results", "journal.settling:find", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
@@ -124,6 +136,18 @@ BUGS = (
         "runtime.identity:derived_run_id",
         "_framed(parts)",
         "_framed(parts) + uuid.uuid4().bytes",
+    ),
+    Bug(
+        "a cancel leaves the runs below behind",
+        "runtime.controls:cancel",
+        "if cascade and runtime.storage.atomic_across_threads else [run_id]",
+        "if False else [run_id]",
+    ),
+    Bug(
+        "a cron starts the latest window alone",
+        "runtime.crons:_start_due",
+        "windows_due(cron, cursor, at, _MOST)]",
+        "windows_due(cron, cursor, at, _MOST)[-1:]]",
     ),
     Bug(
         "a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""

@@ -57,6 +57,16 @@ def ends_of(storage: Storage, run_ids: Iterable[str], definitions: Iterable[Defi
     return {run_id: end_of(RunUnit.fold(storage.read_run(run_id)).run, by_name) for run_id in run_ids}
 
 
+def open_family(storage: Storage, run_id: str) -> set[str]:
+    """Return the open runs below a run that their parents know of."""
+    found = [run_id]
+    units = {}
+    for each in found:
+        units[each] = RunUnit.fold(storage.read_run(each))
+        found += [child for child in units[each].run.children if child not in found]
+    return {each for each in found[1:] if units[each].run.start is not None and not units[each].run.terminal}
+
+
 def next_due(storage: Storage, run_ids: Iterable[str]) -> datetime | None:
     """Return when the next attempt of these runs is due; None if one is held, or none will be due."""
     attempts = [a for run_id in run_ids for a in RunUnit.fold(storage.read_run(run_id)).dispatch.open_attempts()]

@@ -15,6 +15,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.queries import RunFilter
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.worker import Worker
+from squid_dagster.testing.simulation.ends import open_family
 from squid_dagster.testing.simulation.machine import Process
 from squid_dagster.testing.simulation.scenario import Scenario, Start
 from squid_dagster.testing.simulation.storage import ProcessStorage, World
@@ -24,6 +25,7 @@ LEASE = timedelta(seconds=6)
 TRANSIENT = (StorageUnavailable, ViewsMissing)
 _AGAIN = 0.4  # seconds until a client repeats what failed
 _PAGE = 100
+_OUTAGE = 200.0  # seconds without a scheduler: some windows of a cron for every minute
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Stage:
     run_ids: dict[str, str] = field(default_factory=dict)  # of starts, by key
     cancelled: set[str] = field(default_factory=set)  # run ids whose cancel was acknowledged
     asked: set[str] = field(default_factory=set)  # run ids whose cancel was asked for
+    families: dict[str, set[str]] = field(default_factory=dict)  # open runs below, when a cancel was first asked for
     pending: set[str] = field(default_factory=set)  # commands that are still to be given
     problems: list[str] = field(default_factory=list)
     over: bool = False
@@ -137,10 +140,14 @@ class Stage:
                 squid.recover()
 
     def tick(self, squid: Squid, name: str, *, until: float) -> None:
-        """Start runs by the clock, for a while."""
-        while not self.over and self.world.machine.now < until:
+        """Start runs by the clock, for a while; at times it is away for some windows, and catches up on them."""
+        while not self.over and (self.world.machine.now < until or "outage" in self.pending):
             with suppress(*TRANSIENT):
                 squid.start_due_crons()
+                if "outage" in self.pending:
+                    self.sleep(_OUTAGE)
+                    squid.start_due_crons()
+                    self.pending.discard("outage")
             self.sleep(11)
 
     def operate(self, squid: Squid, name: str) -> None:
@@ -187,6 +194,7 @@ class Stage:
                 continue
             if f"cancel {start.key}" in self.pending:
                 self.asked.add(run_id)
+                self.families.setdefault(run_id, open_family(self.world.journal, run_id))
                 with suppress(InvalidTransition):  # it has ended by itself
                     squid.cancel(run_id, cascade=True, idempotency_key=f"cancel {start.key}")
                     self.cancelled.add(run_id)
@@ -222,6 +230,8 @@ class Stage:
         if random.random() < 0.3:
             self.launch("recovery-b", self.recover)
         if scenario.crons:
+            if random.random() < 0.3:
+                self.pending.add("outage")
             self.launch("scheduler", partial(self.tick, until=70.0))
         self.pending |= {f"cancel {start.key}" for start in scenario.starts if start.cancelled}
         self.pending |= {f"replay {start.key}" for start in scenario.starts if start.replayed}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from squid_dagster.journal.storage import Storage
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.protocol.unit import RunUnit
@@ -13,6 +14,16 @@ from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.storage import SharedJournal, World
 
 _DECODED_AGAIN = 5  # of so many schedules, one looks for facts that were changed in memory
+_FENCED_BY_REVISION = frozenset(
+    {
+        "attempt_claimed",
+        "attempt_heartbeat",
+        "attempt_released",
+        "attempt_completed",
+        "attempt_failed",
+        "attempt_dead_lettered",
+    }
+)
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -42,7 +53,24 @@ def _is_overtaken(found: Violation, journal: Storage) -> bool:
         return False
     if found.rule is Rule.NO_ANOMALY:
         return found.text.endswith("terminal_run")
-    return found.rule is Rule.NOTHING_AFTER_THE_END
+    return found.rule is Rule.NOTHING_AFTER_THE_END and not _knew_the_end(found, journal)
+
+
+def _knew_the_end(found: Violation, journal: Storage) -> bool:
+    """Tell whether a writer on the queue's thread must have seen that the run had ended.
+
+    It reads the queue's thread, then the run's, and writes only if the queue's has not moved: an end that stands before
+    the last entry of the queue's thread that it has read was there to be seen.
+    """
+    queue = journal.read(found.thread)
+    number = found.seq - 1
+    written = queue[number]
+    if written.fact.type not in _FENCED_BY_REVISION:
+        return False
+    while number and queue[number - 1].fact.occurred_at == written.fact.occurred_at:  # facts of one commit, or more
+        number -= 1
+    ends = [e.position for e in journal.read_run(found.run_id or "") if e.fact.type == "run_terminal"]
+    return number > 0 and bool(ends) and queue[number - 1].position > ends[0]
 
 
 def _recovered(stage: Stage) -> Iterator[str]:
@@ -74,6 +102,8 @@ def _ends(stage: Stage, expected: Mapping[str, End], run_ids: Mapping[str, str])
             for problem in undoing_problems(stage.world.journal.read_run(run_id), definition):
                 yield f"run {run_id!r} of {definition.name!r} failed, but {problem}"
     yield from _orphans(stage, actual)
+    if stage.world.journal.atomic_across_threads:
+        yield from _left_behind(stage)
 
 
 def _differing(stage: Stage, expected: Mapping[str, End], actual: Mapping[str, End]) -> Iterator[str]:
@@ -112,3 +142,22 @@ def _orphans(stage: Stage, actual: Mapping[str, End]) -> Iterator[str]:
             if above in stage.cancelled and end.status not in ENDED:
                 yield f"run {run_id!r} is {end.status} although {above!r} was cancelled with all runs below it"
             above = actual[above].parent
+
+
+def _left_behind(stage: Stage) -> Iterator[str]:
+    """Yield runs that were open below a run when it was cancelled with all of them, and that its commit did not end.
+
+    Only where a commit can span threads; elsewhere one run is cancelled after another.
+    """
+    journal = stage.world.journal
+    for run_id in stage.cancelled & stage.families.keys():
+        above = _end_entry(journal, run_id)
+        for below in sorted(stage.families[run_id]) if above is not None else ():
+            end = _end_entry(journal, below)
+            together = end is not None and end.fact.occurred_at == above.fact.occurred_at
+            if not together and (end is None or end.position > above.position):
+                yield f"run {below!r} was not cancelled together with {run_id!r} above it"
+
+
+def _end_entry(journal: Storage, run_id: str) -> Entry | None:
+    return next((entry for entry in journal.read_run(run_id) if entry.fact.type == "run_terminal"), None)
