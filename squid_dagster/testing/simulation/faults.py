@@ -6,7 +6,7 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple
 
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable, ViewsMissing
 
 
 class Kind(StrEnum):
@@ -51,7 +51,10 @@ class Fault(NamedTuple):
 ERRORS: dict[str, Callable[[], SquidError]] = {
     "unavailable": lambda: StorageUnavailable("the database cannot be reached: a simulated fault"),
     "views_missing": lambda: ViewsMissing("the live views are missing: a simulated fault"),
+    "refused": lambda: StorageRefused("the database refuses it: a simulated fault"),
 }
+# Threads that settle: what the database refuses of an outcome is recorded as a failure of the step, as it should be.
+_SETTLING = ("squid-committer", "squid-step")
 
 _AT_A_COMMIT = (
     *[Kind.CRASH_BEFORE, Kind.CRASH_AFTER] * 2,
@@ -113,6 +116,8 @@ class FaultPlan:
         if kind in (Kind.STALL_BEFORE, Kind.STALL_AFTER, Kind.SUSPEND):
             return self._note(Fault(place, kind, about, random.uniform(0.1, 1.0) * self.chances.stall_seconds))
         detail = random.choice(list(ERRORS)) if kind is Kind.ERROR else ""
+        if detail == "refused" and any(name in place.thread for name in _SETTLING):
+            detail = "unavailable"
         return self._note(Fault(place, kind, about, detail=detail))
 
     def at_wakeup(self, place: Place) -> Fault | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.queries import RunFilter
-from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.errors import InvalidTransition, StorageRefused, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.testing.simulation.ends import open_family
 from squid_dagster.testing.simulation.machine import Process
@@ -22,7 +22,7 @@ from squid_dagster.testing.simulation.storage import ProcessStorage, World
 from squid_dagster.testing.simulation.wakeups import Wakeups
 
 LEASE = timedelta(seconds=6)
-TRANSIENT = (StorageUnavailable, ViewsMissing)
+TRANSIENT = (StorageUnavailable, StorageRefused, ViewsMissing)
 _AGAIN = 0.4  # seconds until a client repeats what failed
 _PAGE = 100
 _OUTAGE = 200.0  # seconds without a scheduler: some windows of a cron for every minute
