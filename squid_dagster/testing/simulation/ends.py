@@ -118,8 +118,11 @@ def _finish_run(squid: Squid, scenario: Scenario, run_id: str) -> None:
 def undoing_problems(entries: Iterable[Entry], definition: Definition) -> Iterator[str]:
     """Yield what is wrong with how a failed run was undone: each step that succeeded, once, always the newest first.
 
-    Takes the facts of the run by position.
+    Where steps can be undone, it does not end while one is under way, which might succeed yet. Takes the facts of the
+    run by position.
     """
+    compensates = any(step.compensation is not None for step in definition.steps.values())
+    under_way: dict[str, str] = {}  # visits by runnable key
     steps: dict[str, str] = {}  # by runnable key
     left: list[str] = []  # visits that succeeded and are to be undone, oldest first
     undone: set[str] = set()
@@ -128,13 +131,20 @@ def undoing_problems(entries: Iterable[Entry], definition: Definition) -> Iterat
         if fact.type == "runnables_planned":
             for runnable in fact.runnables:
                 steps[runnable.runnable_key] = runnable.step
+                under_way[runnable.runnable_key] = runnable.idempotency_key
                 visit = runnable.idempotency_key.partition(":")[2]
                 if runnable.step.startswith(COMPENSATE) and visit not in undone:
                     undone.add(visit)
                     if not left or COMPENSATE + left[-1] != visit:
                         yield f"{visit} was undone when {left[-1] if left else 'nothing'} was next"
                     left = [each for each in left if COMPENSATE + each != visit]
-        elif fact.type == "runnable_applied" and (fact.transition or {}).get("on") != "error":
+        elif fact.type == "run_terminal" and compensates:
+            yield from (f"{visit} was still under way" for visit in sorted(set(under_way.values())))
+            break
+        if fact.type == "runnable_applied":
+            done = under_way.get(fact.runnable_key)
+            under_way = {key: visit for key, visit in under_way.items() if visit != done}
+        if fact.type == "runnable_applied" and (fact.transition or {}).get("on") != "error":
             step = definition.steps.get(steps.get(fact.runnable_key, ""))
             if step is not None and step.compensation is not None:
                 left.append(fact.runnable_key.partition(":")[2].rpartition(":")[0])

@@ -18,7 +18,7 @@ from squid_dagster.runtime.worker import Worker
 from squid_dagster.testing.simulation.ends import open_family
 from squid_dagster.testing.simulation.machine import Process
 from squid_dagster.testing.simulation.scenario import Scenario, Start
-from squid_dagster.testing.simulation.storage import ProcessStorage, World
+from squid_dagster.testing.simulation.storage import ProcessStorage, SharedJournal, World
 from squid_dagster.testing.simulation.wakeups import Wakeups
 
 LEASE = timedelta(seconds=6)
@@ -133,11 +133,16 @@ class Stage:
             self.problems.append(f"start {start.key!r} gave run {receipt.run_id!r} after {known!r}")
 
     def recover(self, squid: Squid, name: str) -> None:
-        """Recover again and again."""
+        """Recover again and again; what a recovery could see, and failed at nothing, is then put right."""
+        journal = self.world.journal
         while not self.over:
             self.sleep(5)
             with suppress(*TRANSIENT):
-                squid.recover()
+                before = journal.unrepaired() if isinstance(journal, SharedJournal) else set()
+                report = squid.recover()
+                if before and not report.failed and isinstance(journal, SharedJournal):
+                    left = before & journal.unrepaired()
+                    self.problems += [f"{name} has left run {run_id!r} as it was" for run_id in sorted(left)]
 
     def tick(self, squid: Squid, name: str, *, until: float) -> None:
         """Start runs by the clock, for a while; at times it is away for some windows, and catches up on them."""

@@ -27,6 +27,8 @@ class SharedJournal(MemoryStorage):
         self.clock = clock
         self.open_runs: set[str] = set()
         self.started: dict[str, str] = {}  # workflows by run id
+        self.parents: dict[str, str] = {}  # by the run ids of children that are linked, started or not
+        self.cancelled_with_all: set[str] = set()  # runs that were cancelled with all runs below them
         self._decoded: dict[int, Entry] = {}
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
@@ -43,6 +45,26 @@ class SharedJournal(MemoryStorage):
             self.open_runs.add(fact.run_id)
         elif fact.type == "run_terminal":
             self.open_runs.discard(fact.run_id)
+        elif fact.type == "child_run_started":
+            self.parents.setdefault(fact.child_run_id, fact.run_id)
+        elif fact.type == "run_signal_received" and fact.signal_type == "cancel_run" and fact.payload.get("cascade"):
+            self.cancelled_with_all.add(fact.run_id)
+
+    def unrepaired(self) -> set[str]:
+        """Return the runs that a recovery has to put right: children that were not started, or not cancelled."""
+        missing = {child for child, parent in self.parents.items() if self._is_missing(child, parent)}
+        return missing | {run_id for run_id in self.open_runs if self._is_orphan(run_id)}
+
+    def _is_missing(self, child: str, parent: str) -> bool:
+        return child not in self.started and parent in self.open_runs
+
+    def _is_orphan(self, run_id: str) -> bool:
+        above = self.parents.get(run_id)
+        while above is not None:
+            if above in self.cancelled_with_all and above not in self.open_runs:
+                return True
+            above = self.parents.get(above)
+        return False
 
     def _entries(self, rows: Sequence[Any]) -> list[Entry]:
         decoded, found = self._decoded, []
