@@ -16,9 +16,9 @@ from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.launchpad import (
     CancelConfig,
     CommandConfig,
+    DecisionConfig,
     ReplayConfig,
     RetryConfig,
-    RunCommandConfig,
     start_config,
 )
 from squid_dagster.plugin.payloads import with_values
@@ -73,22 +73,22 @@ def build_command_jobs(
             names.APPROVE_JOB,
             "squid_approve_run",
             "Approve what a run waits for.",
-            RunCommandConfig,
-            lambda squid, config, options: squid.approve(config.run_id, **options),
+            DecisionConfig,
+            lambda squid, config, options: squid.approve(config.run_id, step=config.step, **options),
         ),
         made.job(
             names.REJECT_JOB,
             "squid_reject_run",
             "Reject what a run waits for.",
-            RunCommandConfig,
-            lambda squid, config, options: squid.reject(config.run_id, **options),
+            DecisionConfig,
+            lambda squid, config, options: squid.reject(config.run_id, step=config.step, **options),
         ),
         made.job(
             names.RESUME_JOB,
             "squid_resume_run",
             "Let a paused run go on.",
-            RunCommandConfig,
-            lambda squid, config, options: squid.resume(config.run_id, **options),
+            DecisionConfig,
+            lambda squid, config, options: squid.resume(config.run_id, step=config.step, **options),
         ),
         made.job(
             names.CANCEL_JOB,

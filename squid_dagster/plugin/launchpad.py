@@ -37,6 +37,14 @@ class RunCommandConfig(CommandConfig):
     run_id: str = Field(description="The run, by the id that `squid_start` and the listings show.")
 
 
+class DecisionConfig(RunCommandConfig):
+    """What `squid_approve`, `squid_reject` and `squid_resume` take."""
+
+    step: str | None = Field(
+        default=None, description="Only if the run waits at this step: the one that was looked at."
+    )
+
+
 class CancelConfig(RunCommandConfig):
     """What `squid_cancel` takes."""
 

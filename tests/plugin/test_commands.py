@@ -163,6 +163,19 @@ def test_a_decision_leads_the_run_on_and_names_its_source(squid: Squid, job: str
     assert "dagster\\_launchpad" in metadata(result)["snapshot"]
 
 
+@pytest.mark.parametrize("job", ["squid_approve", "squid_reject"])
+def test_a_decision_about_another_step_than_the_run_waits_at_writes_nothing(squid: Squid, job: str) -> None:
+    run_id = squid.start("claims", PAYLOAD).run_id
+    finish(squid)
+    state = squid.inspect_run(run_id).manual_state
+    assert state is not None
+    before = count_facts(squid)
+    said = failure(launch(JOBS[job], squid, {"run_id": run_id, "step": "another"}))
+    assert f"waits at {state.step!r}, not at 'another'" in said
+    assert count_facts(squid) == before
+    launch(JOBS[job], squid, {"run_id": run_id, "step": state.step}, raise_on_error=True)
+
+
 def test_resume_cancel_replay_and_retry_do_what_they_say(squid: Squid, clock: VirtualClock) -> None:
     halted = squid.start("halted").run_id
     launch(JOBS["squid_resume"], squid, {"run_id": halted}, raise_on_error=True)

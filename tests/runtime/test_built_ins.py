@@ -142,9 +142,9 @@ def test_a_decision_that_names_its_step_never_falls_on_the_next_one(make_squid: 
     for late in (squid.approve, squid.reject):  # of another person, who saw it waiting at the review
         with pytest.raises(InvalidTransition, match="waits at 'payment', not at 'review'"):
             late(run_id, actor="grace", step="review")
-    late_command = {"run_id": run_id, "step": "review"}
+    late_command = Signal(type=SignalType.APPROVE_RUN, payload={"run_id": run_id, "step": "review"}, actor="grace")
     with pytest.raises(InvalidTransition, match="not at 'review'"):
-        squid.apply_signal(Signal(type=SignalType.APPROVE_RUN, payload=late_command, actor="grace"))
+        squid.apply_signal(late_command)
     squid.approve(run_id, actor="ada", step="payment", idempotency_key="once")
     assert squid.approve(run_id, actor="ada", step="payment", idempotency_key="once").repeated
     with pytest.raises(InvalidTransition, match="waits at 'delivery', not at 'payment'"):

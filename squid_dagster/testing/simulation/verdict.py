@@ -152,7 +152,9 @@ def _left_behind(stage: Stage) -> Iterator[str]:
     journal = stage.world.journal
     for run_id in stage.cancelled & stage.families.keys():
         above = _end_entry(journal, run_id)
-        for below in sorted(stage.families[run_id]) if above is not None else ():
+        if above is None:
+            continue
+        for below in sorted(stage.families[run_id]):
             end = _end_entry(journal, below)
             together = end is not None and end.fact.occurred_at == above.fact.occurred_at
             if not together and (end is None or end.position > above.position):
