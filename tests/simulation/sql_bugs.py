@@ -63,6 +63,7 @@ SQL_BUGS = (
         "claim_attempts",
         "a.deliveries >= a.max_deliveries AS dead",
         "a.deliveries + 1 >= a.max_deliveries AS dead",
+        scenario=16,
     ),
     SqlBug(
         "a dead letter one delivery too late",
