@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from squid_dagster import Squid, SquidError
 from squid_dagster.journal import open_journal
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
+from squid_dagster.runtime.signals import Receipt
 from tests.chaos import effects
 from tests.chaos.workflows import HURTFUL, SHARES, WORKFLOWS
 
@@ -67,18 +69,21 @@ def _open_runs(squid: Squid) -> int:
 
 
 def operate(squid: Squid) -> None:
-    """Approve and reject what waits for a person, cancel what never ends by itself, until killed."""
+    """Do an operator's round again and again, until killed."""
     while True:
-        try:
-            for run in squid.list_runs(status="paused", limit=100).runs:
-                _decide(squid, run.run_id)
-            for run in squid.list_runs(workflow="endless", open_only=True, limit=100).runs:
-                _ignore_late(partial(squid.cancel, run.run_id, actor="operator"))
-            for attempt in squid.dead_letters():
-                _handle_dead_letter(squid, attempt)
-        except StorageUnavailable:
-            pass
+        with suppress(StorageUnavailable):
+            operate_once(squid)
         time.sleep(_PAUSE_SECONDS)
+
+
+def operate_once(squid: Squid) -> None:
+    """Approve and reject what waits for a person, cancel what never ends by itself, put dead letters back."""
+    for run in squid.list_runs(status="paused", limit=100).runs:
+        _decide(squid, run.run_id)
+    for run in squid.list_runs(workflow="endless", open_only=True, limit=100).runs:
+        _ignore_late(partial(squid.cancel, run.run_id, actor="operator"))
+    for attempt in squid.dead_letters():
+        _handle_dead_letter(squid, attempt)
 
 
 def _decide(squid: Squid, run_id: str) -> None:
@@ -97,10 +102,11 @@ def _handle_dead_letter(squid: Squid, attempt: Attempt) -> None:
     _ignore_late(partial(retry, actor="operator", idempotency_key=key))
 
 
-def _ignore_late(command: Callable[[], object]) -> None:
-    """Give a command that may come too late, because an earlier one got through without an answer."""
+def _ignore_late(command: Callable[[], Receipt]) -> None:
+    """Give a command and record its receipt. It may come too late: an earlier one got through without an answer."""
     try:
-        command()
+        receipt = command()
+        effects.record("commanded", run=receipt.run_id, signal=receipt.signal_type, key=receipt.idempotency_key)
     except (InvalidTransition, TerminalRun):
         pass
     except StorageUnavailable:

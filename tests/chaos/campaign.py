@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +20,10 @@ from examples.stack import Stack, StackError
 from squid_dagster.journal import PostgresStorage
 from tests.chaos import effects
 from tests.chaos.actors import LEASE
-from tests.chaos.checker import Verdict, judge
+from tests.chaos.checker import Verdict, judge, judge_storage
 from tests.chaos.cluster import Cluster
 from tests.chaos.crew import Crew
+from tests.chaos.evidence import gather
 from tests.chaos.faults import WEIGHTS, Fault
 from tests.chaos.older import check_out
 from tests.chaos.workflows import TABLE
@@ -106,12 +108,23 @@ class Campaign:
                 elif self._plan.older:
                     self._tell("without older code: git does not have it here")
                 self._work(cluster, crew)
-                with closing(PostgresStorage(cluster.url)) as storage:
-                    verdict = judge(storage, self._effects, cluster.logs(), self._plan.runs)
+                verdict = self._check(cluster)
             finally:
                 crew.abandon()
         kills = sum(crew.kills.values())
         return Outcome(verdict, kills, self.db_faults, [*crew.died, *self._failed])
+
+    def _check(self, cluster: Cluster) -> Verdict:
+        """Read everything that is left, past the proxy, and judge it; keep the journal if something is wrong."""
+        with closing(PostgresStorage(cluster.primary.url)) as storage:
+            evidence = gather(storage, self._effects, cluster.logs(), self._plan.runs)
+            self._tell(f"{len(evidence.entries)} entries are read")
+            verdict = judge(evidence)
+            verdict.wrong += judge_storage(storage, evidence.entries)
+        if list(verdict):
+            evidence.write(self._home / "journal.jsonl")
+        self._tell("everything is checked")
+        return verdict
 
     def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
         """Let older code work, upgrade the schema meanwhile, and bring newer code in, one process after another."""
@@ -196,6 +209,10 @@ class Campaign:
     def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
         chance = random.Random(f"dagster {self._plan.seed}")
         while not self._over.wait(chance.uniform(8, 20)):
+            self._failed += [f"Dagster's {name} ended by itself" for name in stack.ended()]
+            if chance.random() < 0.3:
+                self._suspend_dagster(stack, crew, chance)
+                continue
             parts = chance.choice([("daemon",), ("code",), ("code", "daemon")])
             stack.kill(*parts)
             crew.kills["Dagster"] += 1
@@ -207,6 +224,16 @@ class Campaign:
             self._tell(told)
             with suppress(StackError):
                 stack.start("code", "daemon")
+
+    def _suspend_dagster(self, stack: Stack, crew: Crew, chance: random.Random) -> None:
+        """Suspend a part of Dagster, the code server with its run workers, for longer than a lease."""
+        part = chance.choice(("daemon", "code"))
+        group, seconds = stack.pid(part), chance.uniform(1.0, 2.5) * LEASE.total_seconds()
+        os.killpg(group, signal.SIGSTOP)
+        crew.kills["SIGSTOP of Dagster"] += 1
+        self._tell(f"SIGSTOP Dagster's {part} for {seconds:.1f} s")
+        self._over.wait(seconds)
+        os.killpg(group, signal.SIGCONT)
 
     def _tell(self, done: str) -> None:
         self._say(f"{time.monotonic() - self._began:7.1f} s  {done}")

@@ -70,7 +70,8 @@ class Cluster:
 
     def logs(self) -> str:
         """Return everything that all servers have logged."""
-        return "".join(server.log.read_text(errors="replace") for server in self._servers if server.log.exists())
+        paths = {server.log for server in self._servers if server.log.exists()}
+        return "".join(path.read_text(errors="replace") for path in sorted(paths))
 
     def close(self) -> None:
         """End all servers, and give the disks back."""

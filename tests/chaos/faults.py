@@ -1,5 +1,6 @@
 """Faults of the database and of the way to it. Each is over when its function returns, and returns what it did."""
 
+import os
 import random
 import signal
 import time
@@ -40,8 +41,6 @@ def kill_postmaster(cluster: Cluster, chance: random.Random) -> str:
 
 def kill_backend(cluster: Cluster, chance: random.Random) -> str:
     """Kill one session's process by SIGKILL: Postgres ends all sessions and recovers."""
-    import os
-
     pids = cluster.primary.backends()
     if pids:
         with suppress(ProcessLookupError):
@@ -53,8 +52,6 @@ def kill_backend(cluster: Cluster, chance: random.Random) -> str:
 
 def suspend_postgres(cluster: Cluster, chance: random.Random) -> str:
     """Suspend some sessions' processes for longer than a lease."""
-    import os
-
     pids = cluster.primary.backends()
     hit = chance.sample(pids, min(len(pids), 3))
     for pid in hit:
@@ -115,6 +112,17 @@ def swallow_commits(cluster: Cluster, chance: random.Random) -> str:
         happened += cluster.proxy.swallow_after(b"COMMIT", delivered=chance.random() < 0.5).wait(1.0)
         cluster.proxy.resume()
     return f"{happened} commits swallowed"
+
+
+def cut_commits(cluster: Cluster, chance: random.Random) -> str:
+    """Cut connections in the middle of commits, or anywhere: the server gets the request or not, both ends are told."""
+    happened = 0
+    for _ in range(chance.randint(2, 6)):
+        trigger = b"COMMIT" if chance.random() < 0.7 else chance.randint(1, 20_000)
+        happened += cluster.proxy.swallow_after(trigger, delivered=chance.random() < 0.5).wait(1.0)
+        cluster.proxy.cut()
+        cluster.proxy.resume()
+    return f"{happened} commits cut"
 
 
 def fill_disk(cluster: Cluster, chance: random.Random) -> str:
@@ -182,6 +190,7 @@ WEIGHTS: dict[Fault, int] = {
     cut_connections: 4,
     swallow_connections: 2,
     swallow_commits: 4,
+    cut_commits: 4,
     fill_disk: 2,
     exhaust_connections: 2,
     set_hostile_defaults: 3,

@@ -12,7 +12,9 @@ import sqlalchemy
 from pydantic import BaseModel
 
 from squid_dagster import Defer, Fail, Retry, StepContext, Workflow, path
-from tests.chaos.effects import VARIABLE, record
+from tests.chaos.effects import FIRST_SAFE_DESCRIPTOR, VARIABLE, prepare, record
+
+prepare()
 
 CRASH_CODE = 86
 ROUNDS = 4
@@ -336,7 +338,7 @@ def close_descriptors(ctx: StepContext, n: int) -> int:
     acted(ctx)
     record("closed", run=ctx.run_id)
     if _first_time(f"closing-{n}"):
-        os.closerange(3, 256)
+        os.closerange(3, FIRST_SAFE_DESCRIPTOR)
     return n
 
 
@@ -378,3 +380,51 @@ def expected_status(workflow: str, n: int) -> str:
             return "failed" if n % 2 else "completed"
         case _:
             return "completed"
+
+
+SILENT_STEPS = ("alone", "rest", "a_day")  # isolated or built in: they record nothing
+OPEN_RESULTS = ("rest", "spawn")  # their results do not follow from the payload
+
+
+def expected_results(workflow: str, n: int) -> list[tuple[str, object]]:
+    """Return the steps that must succeed in a run, each with its result, as often as they do."""
+    booking: list[tuple[str, object]] = [("book_flight", f"flight-{n}"), ("book_hotel", f"hotel for flight-{n}")]
+    undoing: list[tuple[str, object]] = [("compensate:book_hotel", None), ("compensate:book_flight", None)]
+    match workflow:
+        case "chain":
+            return [("first", n + 1), ("second", n + 2), ("third", n + 3)]
+        case "fan":
+            parts = [n + place for place in range(SIBLINGS)]
+            return [*((f"sibling_{place}", part) for place, part in enumerate(parts)), ("total", sum(parts))]
+        case "loop":
+            return [*(("turn", count + 1) for count in range(ROUNDS)), ("leave", ROUNDS)]
+        case "routed" if n % 3 == 0:
+            return [("error_way", "error")]
+        case "routed":
+            return (
+                [("look", True), ("rest", None), ("odd_way", "odd")]
+                if n % 2
+                else [("look", False), ("even_way", "even")]
+            )
+        case "reviewed":
+            return [("ask", n)] if n % 2 else [("ask", n), ("go_on", "approved")]
+        case "saga":
+            return [*booking, *undoing] if n % 2 else [*booking, ("pay", "paid")]
+        case "booked":
+            return [("enter", n), ("after_entry", n)]
+        case "forking":
+            return [("fork", "parent")]
+        case "failing" | "endless" | "poison":
+            return []
+        case _:
+            return [(_ONLY_STEP[workflow], n)]
+
+
+_ONLY_STEP = {
+    "retried": "stumble",
+    "parent": "spawn",
+    "isolated": "alone",
+    "slow": "dawdle",
+    "crashing": "crash_once",
+    "closing": "close_descriptors",
+}
