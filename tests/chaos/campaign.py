@@ -19,7 +19,7 @@ import psycopg
 from examples.stack import Stack, StackError
 from squid_dagster.journal import PostgresStorage
 from tests.chaos import effects
-from tests.chaos.actors import LEASE
+from tests.chaos.actors import LEASE, plan
 from tests.chaos.checker import Verdict, judge, judge_storage
 from tests.chaos.cluster import Cluster
 from tests.chaos.crew import Crew
@@ -117,7 +117,7 @@ class Campaign:
     def _check(self, cluster: Cluster) -> Verdict:
         """Read everything that is left, past the proxy, and judge it; keep the journal if something is wrong."""
         with closing(PostgresStorage(cluster.primary.url)) as storage:
-            evidence = gather(storage, self._effects, cluster.logs(), self._plan.runs)
+            evidence = gather(storage, self._effects, cluster.logs(), dict(plan(self._plan.runs)))
             self._tell(f"{len(evidence.entries)} entries are read")
             verdict = judge(evidence)
             verdict.wrong += judge_storage(storage, evidence.entries)

@@ -24,7 +24,6 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.testing import violations
 from squid_dagster.testing.breaches import Rule
-from tests.chaos.actors import plan
 from tests.chaos.evidence import Evidence, Run
 from tests.chaos.workflows import CHILDREN, OPEN_RESULTS, SILENT_STEPS, expected_results, expected_status
 
@@ -84,12 +83,13 @@ def _judge_starts(verdict: Verdict, evidence: Evidence) -> None:
         acknowledged[line["n"]].add(line["run"])
     for n, run_ids in acknowledged.items():
         verdict.lost += [f"run {run} (number {n}), acknowledged" for run in run_ids if run not in evidence.runs]
-    missing = sorted(set(range(evidence.planned)) - set(acknowledged))
+    missing = sorted(set(evidence.planned) - set(acknowledged))
     if missing:
         verdict.stuck.append(f"{len(missing)} runs were never acknowledged, the first is number {missing[0]}")
     children = {link.child_run_id for run in evidence.runs.values() for link in _all(run, ChildRunStarted)}
-    there = Counter((run.number, run.workflow) for run in evidence.runs.values() if run.run_id not in children)
-    expected = Counter(plan(evidence.planned))
+    free = [run for run in evidence.runs.values() if run.run_id not in children]
+    there = Counter((run.number, run.workflow or "nothing") for run in free)
+    expected = Counter(evidence.planned.items())
     verdict.doubled += [f"run of {name} with number {n}, started once too often" for n, name in there - expected]
     verdict.lost += [f"run of {name} with number {n}, never started" for n, name in expected - there]
 

@@ -1,7 +1,7 @@
 """What a campaign leaves behind: the journal, what steps and actors did outside of it, rows, and the servers' logs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ class Run:
 class Evidence:
     """Everything that the checker judges by, read once."""
 
-    planned: int  # how many runs were to be started
+    planned: Mapping[int, str]  # the runs that were to be started: their workflows by number
     entries: list[Entry]  # the whole journal, by position
     lines: list[Line]  # of the file of effects, in their order
     rows: list[Row]
@@ -82,7 +82,7 @@ class Evidence:
                 file.write(json.dumps([entry.position, entry.thread, entry.seq, data], default=str) + "\n")
 
 
-def gather(storage: PostgresStorage, effects_path: Path, server_logs: str, planned: int) -> Evidence:
+def gather(storage: PostgresStorage, effects_path: Path, server_logs: str, planned: Mapping[int, str]) -> Evidence:
     """Read everything once, the journal in batches up to a cut."""
     return Evidence(
         planned=planned,
