@@ -8,10 +8,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count, islice
 from pathlib import Path
 
 import psycopg
@@ -74,6 +75,23 @@ class Outcome:
         )
 
 
+def chances(source: str, seed: int) -> Iterator[random.Random]:
+    """Yield a source of chance for each draw: how much one of them uses up changes nothing for the next."""
+    return (random.Random(f"{source} {seed} {number}") for number in count())
+
+
+def faults_of(plan: Plan) -> Iterator[tuple[Fault, random.Random]]:
+    """Yield the faults of the database in the order that the seed decides, each with its own source of chance."""
+    weights = dict(plan.faults or WEIGHTS)
+    order = random.Random(plan.seed).sample(list(weights), len(weights))
+    draws = chances("database", plan.seed)
+    if plan.each_once:
+        yield from zip(order, draws, strict=False)
+        return
+    for chance in draws:
+        yield chance.choices(list(weights), list(weights.values()))[0], chance
+
+
 def _upgrade(cluster: Cluster, tree: Path) -> None:
     """Create or upgrade the schema by the code of a tree."""
     environment = {**os.environ, "SQUID_DATABASE_URL": cluster.url, "SQUID_SCHEMA": "", "PYTHONPATH": str(tree)}
@@ -128,11 +146,11 @@ class Campaign:
 
     def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
         """Let older code work, upgrade the schema meanwhile, and bring newer code in, one process after another."""
-        chance = random.Random(f"older {self._plan.seed}")
+        draws = chances("older", self._plan.seed)
         crew.use(older)
         crew.start()
         for phase in range(len(crew.members) + 2):
-            for _ in range(3):
+            for chance in islice(draws, 3):
                 time.sleep(chance.uniform(0.5, 1.0))
                 crew.look()
                 self._tell(f"{crew.kill(chance)} (older and newer code)")
@@ -180,11 +198,9 @@ class Campaign:
         return not self._over.wait(chance.uniform(*self._plan.rest))
 
     def _hit_database(self, cluster: Cluster) -> None:
-        chance = random.Random(f"database {self._plan.seed}")
-        weights = dict(self._plan.faults or WEIGHTS)
-        left = sorted(weights, key=lambda fault: chance.random()) if self._plan.each_once else None
-        while self._rest(chance) and left != []:
-            fault = left.pop() if left is not None else chance.choices(list(weights), list(weights.values()))[0]
+        for fault, chance in faults_of(self._plan):
+            if not self._rest(chance):
+                break
             try:
                 done = fault(cluster, chance)
             except psycopg.Error as error:  # one of our own sessions was hit
@@ -198,8 +214,9 @@ class Campaign:
         self._over.set()
 
     def _hit_processes(self, crew: Crew) -> None:
-        chance = random.Random(f"processes {self._plan.seed}")
-        while self._rest(chance):
+        for chance in chances("processes", self._plan.seed):
+            if not self._rest(chance):
+                break
             crew.look()
             if chance.random() < 0.7:
                 self._tell(crew.kill(chance))
@@ -207,8 +224,9 @@ class Campaign:
                 self._tell(crew.suspend(chance, chance.uniform(0.5, 2.5) * LEASE.total_seconds()))
 
     def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
-        chance = random.Random(f"dagster {self._plan.seed}")
-        while not self._over.wait(chance.uniform(8, 20)):
+        for chance in chances("dagster", self._plan.seed):
+            if self._over.wait(chance.uniform(8, 20)):
+                break
             self._failed += [f"Dagster's {name} ended by itself" for name in stack.ended()]
             if chance.random() < 0.3:
                 self._suspend_dagster(stack, crew, chance)
