@@ -19,11 +19,13 @@ import psycopg
 
 from examples.stack import Stack, StackError
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.protocol.facts import AttemptClaimed
 from tests.chaos import effects
 from tests.chaos.actors import LEASE, plan
 from tests.chaos.checker import Verdict, judge, judge_storage
 from tests.chaos.cluster import Cluster
 from tests.chaos.crew import Crew
+from tests.chaos.drains import failed_drains
 from tests.chaos.evidence import gather
 from tests.chaos.faults import WEIGHTS, Fault
 from tests.chaos.older import check_out
@@ -110,6 +112,7 @@ class Campaign:
         self._began = time.monotonic()
         self.db_faults: Counter[str] = Counter()
         self._failed: list[str] = []  # on our own side
+        self._drains: dict[str, str] = {}  # drain runs that failed, and why
 
     def run(self) -> Outcome:
         """Do all of it."""
@@ -129,14 +132,21 @@ class Campaign:
                 verdict = self._check(cluster)
             finally:
                 crew.abandon()
+        drains = [f"drain run {run_id} failed: {error}" for run_id, error in self._drains.items()]
         kills = sum(crew.kills.values())
-        return Outcome(verdict, kills, self.db_faults, [*crew.died, *self._failed])
+        return Outcome(verdict, kills, self.db_faults, [*crew.died, *self._failed, *drains])
 
     def _check(self, cluster: Cluster) -> Verdict:
         """Read everything that is left, past the proxy, and judge it; keep the journal if something is wrong."""
         with closing(PostgresStorage(cluster.primary.url)) as storage:
             evidence = gather(storage, self._effects, cluster.logs(), dict(plan(self._plan.runs)))
-            self._tell(f"{len(evidence.entries)} entries are read")
+            claims = Counter(
+                entry.fact.owner_id for entry in evidence.entries if isinstance(entry.fact, AttemptClaimed)
+            )
+            drains = [n for owner, n in claims.items() if owner.startswith("dagster:")]
+            self._tell(f"{len(evidence.entries)} entries are read; {len(drains)} drain runs made {sum(drains)} claims")
+            if self._plan.dagster and not drains:
+                self._failed.append("the harness: no drain run of Dagster claimed anything")
             verdict = judge(evidence)
             verdict.wrong += judge_storage(storage, evidence.entries)
         if list(verdict):
@@ -181,6 +191,7 @@ class Campaign:
             for source in sources:
                 source.join()
             if stack is not None:
+                self._note_dagster(stack)
                 stack.close()
         crew.close()
 
@@ -225,9 +236,9 @@ class Campaign:
 
     def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
         for chance in chances("dagster", self._plan.seed):
-            if self._over.wait(chance.uniform(8, 20)):
+            if self._over.wait(chance.uniform(10, 30)):
                 break
-            self._failed += [f"Dagster's {name} ended by itself" for name in stack.ended()]
+            self._note_dagster(stack)
             if chance.random() < 0.3:
                 self._suspend_dagster(stack, crew, chance)
                 continue
@@ -242,6 +253,12 @@ class Campaign:
             self._tell(told)
             with suppress(StackError):
                 stack.start("code", "daemon")
+
+    def _note_dagster(self, stack: Stack) -> None:
+        """Take note of what has ended by itself: parts of Dagster, and drain runs."""
+        self._failed += [f"Dagster's {name} ended by itself" for name in stack.ended()]
+        for run_id, error in failed_drains(stack.home).items():
+            self._drains.setdefault(run_id, error)
 
     def _suspend_dagster(self, stack: Stack, crew: Crew, chance: random.Random) -> None:
         """Suspend a part of Dagster, the code server with its run workers, for longer than a lease."""

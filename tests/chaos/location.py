@@ -12,5 +12,6 @@ defs = squid_definitions(
     queues=QUEUES,
     resource=SquidResource(url=dg.EnvVar("SQUID_DATABASE_URL"), lease_seconds=LEASE.total_seconds()),
     drain=DrainConfig(concurrency=4, linger_seconds=20),
+    attempts_per_run=1,  # plain workers count like runs, killed ones too for a while: they would leave nothing
     launch_grace_seconds=10,
 )
