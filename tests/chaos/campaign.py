@@ -236,7 +236,7 @@ class Campaign:
 
     def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
         for chance in chances("dagster", self._plan.seed):
-            if self._over.wait(chance.uniform(10, 30)):
+            if self._over.wait(chance.uniform(20, 60)):
                 break
             self._note_dagster(stack)
             if chance.random() < 0.3:

@@ -5,13 +5,15 @@ from pathlib import Path
 import dagster as dg
 from dagster import DagsterEventType, DagsterInstance, RunsFilter
 
+from squid_dagster.plugin.names import DISPATCH_JOB
+
 
 def failed_drains(home: Path) -> dict[str, str]:
-    """Return the errors of runs that failed in their own op, by run id; a run that was killed has not failed."""
+    """Return the errors of drain runs that failed in their op, by run id; a run that was killed has not failed."""
     if not (home / "storage").exists():
         return {}
     with DagsterInstance.from_config(str(home)) as instance:
-        runs = instance.get_runs(RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+        runs = instance.get_runs(RunsFilter(job_name=DISPATCH_JOB, statuses=[dg.DagsterRunStatus.FAILURE]))
         found = {}
         for run in runs:
             for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE):
