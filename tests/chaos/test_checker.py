@@ -11,11 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.plugin.names import DISPATCH_JOB
 from squid_dagster.protocol import Entry, Fact
 from squid_dagster.protocol.entries import StoredFact
 from squid_dagster.protocol.facts import (
@@ -32,6 +34,7 @@ from tests.chaos.actors import operate_once
 from tests.chaos.campaign import Outcome
 from tests.chaos.checker import Verdict, judge, judge_storage
 from tests.chaos.crew import Crew, Member
+from tests.chaos.drains import failed_drains
 from tests.chaos.evidence import Evidence, Row, Run, gather
 from tests.chaos.workflows import TABLE, WORKFLOWS
 from tests.facts import T0, OnThread, entries, fence, with_fields
@@ -450,6 +453,25 @@ def test_a_worker_whose_step_ended_it_did_not_end_by_itself(crew: Crew, tmp_path
     process.wait()
     crew.look()
     assert crew.died == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_drain_run_that_fails_is_found(tmp_path: Path, fails: bool) -> None:
+    @dg.op
+    def drain() -> None:
+        if fails:
+            raise RuntimeError("the database is away")
+
+    @dg.job(name=DISPATCH_JOB)
+    def job() -> None:
+        drain()
+
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
+    errors = failed_drains(tmp_path)
+    assert list(errors) == ([result.run_id] if fails else [])
+    assert all("the database is away" in error for error in errors.values())
 
 
 # --- the last line --------------------------------------------------------------------------------------------------
