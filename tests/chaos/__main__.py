@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from datetime import timedelta
+from itertools import groupby, islice
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign, Plan
@@ -36,8 +37,12 @@ def main() -> int:
     outcome = Campaign(plan, home, lambda line: print(line, flush=True)).run()
     for name, count in sorted(outcome.db_faults.items()):
         print(f"    {count:4} x {name}")
-    for text in [*list(outcome.verdict)[:40], *outcome.died[:20]]:
-        print(f"    {text}")
+    findings = [*outcome.verdict, *(f"died: {text}" for text in outcome.died)]
+    for _, texts in groupby(findings, key=lambda text: text.partition(":")[0]):
+        for text in islice(texts, 15):
+            print(f"    {text}")
+    if findings:
+        (home / "findings.txt").write_text("\n".join(findings) + "\n")
     if outcome.well and not given.keep:
         shutil.rmtree(home, ignore_errors=True)
     else:

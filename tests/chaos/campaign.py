@@ -216,9 +216,7 @@ class Campaign:
                 done = fault(cluster, chance)
             except psycopg.Error as error:  # one of our own sessions was hit
                 done = f"{fault.__name__} ({type(error).__name__})"
-                cluster.proxy.resume()
-                cluster.disk.free()
-                cluster.primary.start()
+                cluster.heal()
             if done:
                 self.db_faults[fault.__name__] += 1
                 self._tell(done)

@@ -4,6 +4,8 @@ import shutil
 import time
 from pathlib import Path
 
+import psycopg
+
 from tests.chaos.disk import Disk
 from tests.chaos.server import Server
 from tests.proxy import Proxy
@@ -34,27 +36,45 @@ class Cluster:
         return self.proxy.url(self.primary.url)
 
     def fail_over(self) -> None:
-        """Make a synchronous standby, kill the primary by SIGKILL, and promote the standby in its place."""
+        """Make a synchronous standby, kill the primary by SIGKILL, and promote the standby in its place.
+
+        Whatever fails before the kill leaves the primary as it was; after it, there is no way back to the old one.
+        """
         name = "b" if self.disk is self._disks["a"] else "a"
         standby = self._server(name)
-        standby.copy(self.primary)
-        self._servers.append(standby)
-        standby.start()
-        with self.primary.connect() as connection:
-            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-            connection.execute("SELECT pg_reload_conf()")
-            self._until(connection, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
-        old = self.primary
+        try:
+            standby.copy(self.primary)
+            self._servers.append(standby)
+            standby.start()
+            with self.primary.connect() as connection:
+                connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                connection.execute("SELECT pg_reload_conf()")
+                self._until(connection, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
+        except psycopg.Error:
+            standby.stop_immediately()
+            shutil.rmtree(standby.data)
+            raise
+        old, self.primary, self.disk = self.primary, standby, self._disks[name]
         old.crash()
         self.proxy.cut()
-        with standby.connect() as connection:
-            connection.execute("SELECT pg_promote(true, 60)")
-            self._until(connection, "SELECT 1 WHERE NOT pg_is_in_recovery()")
-            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            connection.execute("SELECT pg_reload_conf()")
-        self.primary, self.disk = standby, self._disks[name]
+        standby.promote()
+        self._reset()
         self.proxy.retarget(standby.socket_path)
         shutil.rmtree(old.data)
+
+    def heal(self) -> None:
+        """Undo whatever a fault may have left behind that did not come to its end."""
+        self.proxy.resume()
+        self.disk.free()
+        self.primary.start()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Give the primary the settings that it has without faults."""
+        with self.primary.connect() as connection:
+            connection.execute("ALTER ROLE postgres RESET ALL")
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
 
     @staticmethod
     def _until(connection: object, query: str) -> None:

@@ -158,7 +158,6 @@ def set_hostile_defaults(cluster: Cluster, chance: random.Random) -> str:
     """Give new sessions the defaults of an unkind DBA for a while."""
     chosen = chance.sample(_DBA_SETTINGS, 2)
     with cluster.primary.connect() as connection:
-        connection.execute("SET default_transaction_read_only = off")
         for name, value in chosen:
             connection.execute(f"ALTER ROLE postgres SET {name} = '{value}'")
         connection.execute(

@@ -34,6 +34,19 @@ _SETTINGS = {
     "wal_receiver_status_interval": "1s",
     "restart_after_crash": "on",
 }
+# For our own sessions, against what `set_hostile_defaults` does; `synchronous_commit`, as a standby may be gone.
+_OWN_OPTIONS = " ".join(
+    f"-c {setting}"
+    for setting in (
+        "statement_timeout=0",
+        "lock_timeout=0",
+        "idle_in_transaction_session_timeout=0",
+        "idle_session_timeout=0",
+        r"default_transaction_isolation=read\ committed",
+        "default_transaction_read_only=off",
+        "synchronous_commit=local",
+    )
+)
 
 
 class Server:
@@ -77,6 +90,10 @@ class Server:
     def copy(self, primary: "Server") -> None:
         """Make this cluster a standby of another, which runs."""
         self._run("pg_basebackup", "-d", primary.conninfo, "-D", str(self.data), "-R", "-X", "stream", "-c", "fast")
+
+    def promote(self) -> None:
+        """Make a primary of this standby; by a signal, for a session on it could conflict with its recovery."""
+        self._run("pg_ctl", "promote", "-D", str(self.data), "-w", "-t", str(int(_PATIENCE_SECONDS)))
 
     def _run(self, program: str, *arguments: str) -> None:
         done = self._account.run(
@@ -137,8 +154,8 @@ class Server:
         self.wait_ended()
 
     def connect(self) -> psycopg.Connection[tuple[object, ...]]:
-        """Open a connection past the proxy, in autocommit mode; raises `psycopg.Error`."""
-        return psycopg.connect(self.conninfo, autocommit=True)
+        """Open a connection past the proxy, in autocommit mode, whatever the defaults are; raises `psycopg.Error`."""
+        return psycopg.connect(self.conninfo, autocommit=True, options=_OWN_OPTIONS)
 
     def backends(self) -> list[int]:
         """Return the process ids of client sessions, our own excluded."""

@@ -26,6 +26,7 @@ from squid_dagster.protocol.facts import (
     ChildRunStarted,
     RunnableApplied,
     RunSignalReceived,
+    RunStarted,
     RunTerminal,
 )
 from squid_dagster.testing import execute_until_blocked, make_squid
@@ -156,6 +157,14 @@ def start_a_run_twice(evidence: Evidence) -> Evidence:
 
 def _renamed(fact: Any, old: str, new: str) -> Any:
     return type(fact).model_validate_json(fact.model_dump_json().replace(old, new))
+
+
+def acknowledge_a_start_as_two_runs(evidence: Evidence) -> Evidence:
+    return _lines(evidence, lambda e: [e, {**e, "run": "another"}] if e["kind"] == "started" and not e["n"] else [e])
+
+
+def acknowledge_another_workflow(evidence: Evidence) -> Evidence:
+    return _with(evidence, _first(_of(evidence, "chain"), RunStarted), workflow="slow")
 
 
 def lose_a_command(evidence: Evidence) -> Evidence:
@@ -351,7 +360,8 @@ def deadlock(evidence: Evidence) -> Evidence:
     [
         (lose_a_run, "lost", "acknowledged"),
         (never_start_a_run, "stuck", "never acknowledged"),
-        (never_start_a_run, "lost", "never started"),
+        (acknowledge_a_start_as_two_runs, "doubled", "acknowledged as"),
+        (acknowledge_another_workflow, "lost", "run of chain with number 0"),
         (start_a_run_twice, "doubled", "started once too often"),
         (lose_a_command, "lost", "command approve_run"),
         (leave_a_run_open, "stuck", "has not ended"),
