@@ -23,7 +23,10 @@ from tests.chaos.workflows import HURTFUL, SHARES, WORKFLOWS
 
 GENTLE = "SQUID_CHAOS_GENTLE"  # start nothing that hurts its process
 LEASE = timedelta(seconds=3)
-QUEUES = ("default", "B", "a")
+QUEUES = ("default", "B", "a")  # of plain workers
+DRAINED_QUEUE = "drained"  # by Dagster alone: beside plain workers, its sensor would find that there are enough
+DRAINED = "SQUID_CHAOS_DRAINED"  # whether there is a Dagster
+_DRAINED_SHARE = 20  # one run of so many
 _BATCH = 20
 _PAUSE_SECONDS = 0.1
 
@@ -56,9 +59,15 @@ def _persist(squid: Squid, n: int, name: str) -> str:
     while True:
         try:
             key = f"{name}-{n}"
-            return squid.start(name, {"n": n}, idempotency_key=key, queue=QUEUES[n % 3], actor="starter").run_id
+            return squid.start(name, {"n": n}, idempotency_key=key, queue=_queue(n), actor="starter").run_id
         except StorageUnavailable:
             time.sleep(_PAUSE_SECONDS)
+
+
+def _queue(n: int) -> str:
+    if os.environ.get(DRAINED) and n % _DRAINED_SHARE == _DRAINED_SHARE - 1:
+        return DRAINED_QUEUE
+    return QUEUES[n % len(QUEUES)]
 
 
 def _open_runs(squid: Squid) -> int:

@@ -122,7 +122,10 @@ class Campaign:
             _upgrade(cluster, older or REPOSITORY)
             with cluster.primary.connect() as connection:
                 connection.execute(f"CREATE TABLE {TABLE} (key text, run_id text, n integer)")
-            crew = Crew(self._home, cluster.url, self._effects, workers=self._plan.workers, runs=self._plan.runs)
+            asked = self._plan
+            crew = Crew(
+                self._home, cluster.url, self._effects, workers=asked.workers, runs=asked.runs, drained=asked.dagster
+            )
             try:
                 if older is not None:
                     self._upgrade_under(cluster, crew, older)
@@ -249,8 +252,18 @@ class Campaign:
                     stack.wipe()
                 told += ", and its storage is deleted"
             self._tell(told)
+            self._start_dagster(stack)
+        self._start_dagster(stack)
+
+    @staticmethod
+    def _start_dagster(stack: Stack) -> None:
+        """Start what is not there; a start that fails is repeated from nothing, on a machine that is busy."""
+        for _ in range(3):
             with suppress(StackError):
                 stack.start("code", "daemon")
+                return
+            stack.kill("code", "daemon")
+        stack.start("code", "daemon")
 
     def _note_dagster(self, stack: Stack) -> None:
         """Take note of what has ended by itself: parts of Dagster, and drain runs."""

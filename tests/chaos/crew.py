@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import effects
-from tests.chaos.actors import GENTLE, LEASE, QUEUES
+from tests.chaos.actors import DRAINED, GENTLE, LEASE, QUEUES
 from tests.processes import REPOSITORY
 
 SHIFT = "SQUID_CHAOS_CLOCK_HOURS"
@@ -39,8 +39,10 @@ def _place(tree: Path) -> dict[str, str]:
 class Crew:
     """All processes, and how they have ended."""
 
-    def __init__(self, home: Path, url: str, effects_path: Path, *, workers: int, runs: int) -> None:
-        """Describe the crew; nothing is started."""
+    def __init__(
+        self, home: Path, url: str, effects_path: Path, *, workers: int, runs: int, drained: bool = False
+    ) -> None:
+        """Describe the crew; nothing is started. With `drained`, some of the runs are left to Dagster."""
         self._home, self._effects = home, effects_path
         self._lock = threading.Lock()
         self.kills: Counter[str] = Counter()
@@ -52,6 +54,7 @@ class Crew:
             "SQUID_DATABASE_URL": url,
             "SQUID_SCHEMA": "",
             effects.VARIABLE: str(effects_path),
+            DRAINED: "yes" if drained else "",
         }
         queues = [part for queue in QUEUES for part in ("--queue", queue)]
         serve = [sys.executable, "-m", "tests.chaos.worker", "worker", "-m", "tests.chaos.workflows", *queues]

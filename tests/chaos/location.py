@@ -4,14 +4,13 @@ import dagster as dg
 
 from squid_dagster.plugin import DrainConfig, SquidResource
 from squid_dagster.plugin.definitions import squid_definitions
-from tests.chaos.actors import LEASE, QUEUES
+from tests.chaos.actors import DRAINED_QUEUE, LEASE, QUEUES
 from tests.chaos.workflows import WORKFLOWS
 
 defs = squid_definitions(
     workflows=WORKFLOWS,
-    queues=QUEUES,
+    queues=(*QUEUES, DRAINED_QUEUE),
     resource=SquidResource(url=dg.EnvVar("SQUID_DATABASE_URL"), lease_seconds=LEASE.total_seconds()),
     drain=DrainConfig(concurrency=4, linger_seconds=20),
-    attempts_per_run=1,  # plain workers count like runs, killed ones too for a while: they would leave nothing
     launch_grace_seconds=10,
 )
