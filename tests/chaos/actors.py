@@ -26,7 +26,7 @@ LEASE = timedelta(seconds=3)
 QUEUES = ("default", "B", "a")  # of plain workers
 DRAINED_QUEUE = "drained"  # by Dagster alone: beside plain workers, its sensor would find that there are enough
 DRAINED = "SQUID_CHAOS_DRAINED"  # whether there is a Dagster
-_DRAINED_SHARE = 20  # one run of so many
+_DRAINED_SHARE = 50  # one run of so many
 _BATCH = 20
 _PAUSE_SECONDS = 0.1
 
