@@ -40,8 +40,8 @@ def kill_postmaster(cluster: Cluster, chance: random.Random) -> str:
 
 
 def kill_backend(cluster: Cluster, chance: random.Random) -> str:
-    """Kill one session's process by SIGKILL: Postgres ends all sessions and recovers."""
-    pids = cluster.primary.backends()
+    """Kill a session's process, or a helper of the server, by SIGKILL: Postgres ends all sessions and recovers."""
+    pids = cluster.primary.processes()[:-1]
     if pids:
         with suppress(ProcessLookupError):
             os.kill(chance.choice(pids), signal.SIGKILL)
@@ -51,8 +51,8 @@ def kill_backend(cluster: Cluster, chance: random.Random) -> str:
 
 
 def suspend_postgres(cluster: Cluster, chance: random.Random) -> str:
-    """Suspend some sessions' processes for longer than a lease."""
-    pids = cluster.primary.backends()
+    """Suspend some processes of Postgres, at times for longer than a lease: of sessions, helpers, the postmaster."""
+    pids = cluster.primary.processes()
     hit = chance.sample(pids, min(len(pids), 3))
     for pid in hit:
         with suppress(ProcessLookupError):
@@ -61,7 +61,7 @@ def suspend_postgres(cluster: Cluster, chance: random.Random) -> str:
     for pid in hit:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    return f"SIGSTOP of {len(hit)} backends"
+    return f"SIGSTOP of {len(hit)} processes of Postgres"
 
 
 def _to_backends(cluster: Cluster, chance: random.Random, function: str, seconds: float) -> int:

@@ -157,10 +157,11 @@ class Server:
         """Open a connection past the proxy, in autocommit mode, whatever the defaults are; raises `psycopg.Error`."""
         return psycopg.connect(self.conninfo, autocommit=True, options=_OWN_OPTIONS)
 
-    def backends(self) -> list[int]:
-        """Return the process ids of client sessions, our own excluded."""
+    def processes(self) -> list[int]:
+        """Return the process ids of all sessions but our own, of the server's helpers, and of the postmaster."""
         with self.connect() as connection:
             rows = connection.execute(
-                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() ORDER BY backend_type, pid"
             ).fetchall()
-        return [int(str(row[0])) for row in rows]
+        postmaster = [] if self._process is None else [self._process.pid]
+        return [*(int(str(row[0])) for row in rows), *postmaster]
