@@ -1,9 +1,11 @@
 """Dispatch, in every version on every storage: what a claim gives, in which order, and what gives none."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from itertools import count
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import AttemptStatus, Fact, definition_key
 from squid_dagster.protocol.attempts import claim_order
 from squid_dagster.protocol.dispatch import DispatchProjection
@@ -33,10 +35,16 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.journal.contract import WITHOUT_SHRINKING, at_once, facts_of, put
+from tests.journal.contract import WITHOUT_SHRINKING, at_once, facts_of, put, raw, wait_for_a_lock
 from tests.journal.desk import Desk, broke, claim, done, keys, one, refused, seconds, statuses, work
 
 _numbers = count(1)
+
+
+def _postgres(desk: Desk) -> PostgresStorage:
+    """The storage under a desk on Postgres."""
+    assert isinstance(desk.storage, PostgresStorage)
+    return desk.storage
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------
@@ -95,6 +103,12 @@ def test_a_limit_is_kept_and_the_next_claim_goes_on_from_there(desk: Desk) -> No
     assert keys(claim(desk)) == ["run-2"]
     assert keys(claim(desk, limit=1000)) == ["run-3", "run-4"]
     assert claim(desk, limit=1000) == []
+
+
+def test_a_small_claim_takes_what_was_due_first(desk: Desk) -> None:
+    desk.put(work("late", visible_at=t(20)), work("early", visible_at=t(10)), work("later", visible_at=t(30)))
+    desk.wait(60)
+    assert [keys(claim(desk)) for _ in range(3)] == [["early"], ["late"], ["later"]]
 
 
 def test_an_attempt_of_the_future_is_claimable_at_its_very_instant(desk: Desk) -> None:
@@ -176,6 +190,20 @@ def test_many_who_claim_at_once_share_the_work_without_overlap(desk: Desk) -> No
     assert all(statuses(desk, f"run-{n}") == {key(f"run-{n}"): "claimed"} for n in range(40))
 
 
+def test_a_claim_takes_the_next_attempt_when_another_transaction_holds_the_first(postgres_desk: Desk) -> None:
+    # given two attempts, of which somebody holds the first
+    postgres_desk.put(work("held"), work("free"))
+    with raw(_postgres(postgres_desk), autocommit=False) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("SELECT FROM attempts WHERE run_id = 'held' FOR UPDATE")
+        # when a worker claims, then it waits for nobody
+        claiming = pool.submit(claim, postgres_desk, 9)
+        try:
+            assert keys(claiming.result(10)) == ["free"]
+        finally:
+            other.rollback()
+    assert keys(claim(postgres_desk, limit=9)) == ["held"]
+
+
 # --- what gives no claims -------------------------------------------------------------------------------------------
 
 
@@ -195,6 +223,26 @@ def test_a_paused_queue_gives_no_claims_until_it_is_resumed(desk: Desk) -> None:
     # and when it is resumed, claims go on
     desk.put(queue_resumed())
     assert keys(claim(desk, limit=9)) == ["run-2"]
+
+
+def test_a_pause_that_a_claim_has_to_wait_for_is_seen_by_it(postgres_desk: Desk) -> None:
+    # given a pause that is written and comes to its last step
+    storage, commit_id = _postgres(postgres_desk), uuid4()
+    postgres_desk.put(work("run-1"))
+    with raw(storage, autocommit=False) as other, ThreadPoolExecutor(2) as pool:
+        other.execute(
+            "INSERT INTO journal_commits (id, receipt, committed_at) VALUES (%s, '{}', clock_timestamp())", (commit_id,)
+        )
+        pausing = pool.submit(storage.commit, [Append(queue_paused().thread, [queue_paused()])], commit_id)
+        wait_for_a_lock(storage)
+        # when a worker claims meanwhile, and waits for the thread
+        claiming = pool.submit(claim, postgres_desk)
+        wait_for_a_lock(storage, 2)
+        other.rollback()
+        pausing.result(30)
+        # then it gets nothing
+        assert claiming.result(30) == []
+    assert statuses(postgres_desk, "run-1") == {key("run-1"): "available"}
 
 
 def test_a_worker_claims_only_what_it_has_registered(desk: Desk) -> None:

@@ -1,5 +1,7 @@
 """Dispatch, in every version on every storage: what was delivered too often is parked."""
 
+from collections import Counter
+
 from squid_dagster.protocol.errors import StaleClaim
 from squid_dagster.protocol.facts import DEFAULT_MAX_DELIVERIES
 from tests.facts import QUEUE, claimed, key, scheduled, t
@@ -52,6 +54,16 @@ def test_more_than_a_thousand_spent_attempts_do_not_hide_a_live_one(desk: Desk) 
     assert keys(claim(desk, limit=2)) == ["alive", "alive-too"]
     parked = [f for f in facts_of(all_entries(desk.storage)) if f.type == "attempt_dead_lettered"]
     assert len({f.run_id for f in parked}) == len(parked) == 1100
+
+
+def test_a_claim_parks_no_more_than_a_thousand_and_its_limit_in_one_commit(postgres_desk: Desk) -> None:
+    spent = [work(f"spent-{n}", max_deliveries=1) for n in range(1100)]
+    postgres_desk.put(*spent, *(claimed(fact.run_id, at=0, lease=10) for fact in spent))
+    postgres_desk.wait(60)
+    assert claim(postgres_desk, limit=20) == []
+    entries = all_entries(postgres_desk.storage)
+    commits = Counter(entry.position >> 20 for entry in entries if entry.fact.type == "attempt_dead_lettered")
+    assert sorted(commits.values()) == [80, 1020]
 
 
 def test_more_than_a_thousand_expired_claims_do_not_hide_a_spent_one_from_recovery(desk: Desk) -> None:

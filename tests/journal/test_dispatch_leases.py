@@ -1,15 +1,17 @@
 """Dispatch, in every version on every storage: tokens, fences and leases keep all but the holder out."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Failed, Retry, Settlement
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import to_json
 from squid_dagster.protocol.errors import ExpiredClaim, NotFound, StaleClaim
 from tests.facts import QUEUE, RUN, key, scheduled, t
-from tests.journal.contract import all_entries, facts_of, raw
+from tests.journal.contract import all_entries, facts_of, put, raw, wait_for_a_lock
 from tests.journal.desk import (
     Desk,
     broke,
@@ -87,6 +89,18 @@ def test_two_runs_that_use_the_same_idempotency_key_are_counted_apart(desk: Desk
     desk.put(work("run-1", idempotency_key="same"), work("run-2", idempotency_key="same"))
     assert [c.attempt.fencing_token for c in claim(desk, limit=2)] == [1, 1]
     assert statuses(desk, "run-2") == {key("run-2"): "claimed"}
+    # also when one of them was claimed before
+    desk.put(work("run-3", idempotency_key="same"))
+    assert one(desk).attempt.fencing_token == 1
+    assert statuses(desk, "run-3") == {key("run-3"): "claimed"}
+
+
+def test_a_dead_letter_takes_no_fencing_token_from_an_attempt_of_its_visit(desk: Desk) -> None:
+    desk.put(scheduled(attempt=1, max_deliveries=1), scheduled(attempt=2, visible_at=t(60)))
+    assert one(desk).attempt.fencing_token == 1
+    desk.wait(60)
+    assert [(c.attempt.attempt_number, c.attempt.fencing_token) for c in claim(desk, limit=9)] == [(2, 2)]
+    assert statuses(desk) == {key(): "dead_lettered", key(attempt=2): "claimed"}
 
 
 # --- fences and leases ----------------------------------------------------------------------------------------------
@@ -150,6 +164,22 @@ def test_a_lease_runs_out_exactly_at_its_end(desk: Desk) -> None:
     assert second.ref.claim_id != first.ref.claim_id
     assert (second.attempt.deliveries, second.attempt.fencing_token) == (2, 2)
     assert desk.store.expired(QUEUE) == []
+
+
+def test_a_lease_begins_when_a_claim_has_nothing_to_wait_for_any_more(postgres: PostgresStorage) -> None:
+    # given a claim that waits for the queue's thread
+    put(postgres, work("run-1"))
+    store = PostgresDispatchStore(postgres)
+    with raw(postgres, autocommit=False) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("SELECT FROM journal_threads WHERE id = %s FOR UPDATE", (work("run-1").thread,))
+        claiming = pool.submit(store.claim, QUEUE, "worker-1", lease=seconds(60))
+        wait_for_a_lock(postgres)
+        # when it gets there at last
+        waited_until = postgres.now()
+        other.rollback()
+        (found,) = claiming.result(30)
+    # then its lease is as long as any
+    assert found.lease_until >= waited_until + seconds(60)
 
 
 def test_a_zombie_can_do_nothing_after_takeover(desk: Desk) -> None:

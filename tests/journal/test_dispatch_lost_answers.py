@@ -3,9 +3,9 @@
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
-from tests.facts import QUEUE, key
+from tests.facts import QUEUE, claimed, key
 from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
-from tests.journal.desk import Desk, Planner, done, keys, one, refused, start, statuses, work
+from tests.journal.desk import Desk, Planner, done, keys, one, refused, seconds, start, statuses, work
 
 
 def test_a_claim_whose_answer_was_lost_is_given_again_in_claim_order(
@@ -25,6 +25,27 @@ def test_a_claim_whose_answer_was_lost_is_given_again_in_claim_order(
     assert [c.attempt.deliveries for c in claims] == [1] * 4
     assert all(a.unwrap().status == "completed" for a in store.settle([done(c) for c in claims]))
     assert keys(store.claim(QUEUE, "worker-1", limit=9)) == ["run-1", "run-0"]
+
+
+def test_an_answer_that_was_lost_holds_each_claim_once_and_none_of_others(
+    wire: Wire, behind_wire: PostgresStorage, postgres_desk: Desk
+) -> None:
+    # given a claim of another worker, one that ran out, and dead letters between those that can be claimed
+    spent = [work(f"spent-{n}", max_deliveries=1) for n in range(9)]
+    postgres_desk.put(*spent, work("first", priority=2), work("last", priority=-1), work("other", priority=1))
+    postgres_desk.put(*(claimed(fact.run_id, at=0, lease=10) for fact in spent), claimed("first", at=0, lease=10))
+    assert keys([one(postgres_desk, seconds(9999))]) == ["other"]
+    postgres_desk.wait(60)
+    store = PostgresDispatchStore(behind_wire)
+    behind_wire.now()
+    store.visible(QUEUE)
+    wire.lose_answer_to("claim_attempts")
+    # when the answer to a claim is lost
+    claims = store.claim(QUEUE, "worker-2", limit=2)
+    # then all that was claimed is given again, and nothing else
+    assert wire.lost == 1
+    assert keys(claims) == ["first", "last"]
+    assert all(answer.unwrap().status == "completed" for answer in store.settle([done(c) for c in claims]))
 
 
 def test_an_outcome_whose_answer_was_lost_is_recorded_once_and_every_member_hears_the_truth(

@@ -59,6 +59,33 @@ def test_a_claim_ends_before_the_first_suspect_and_reports_it(desk: Desk) -> Non
     assert rule.passed_over is NONE
 
 
+@pytest.mark.parametrize("priority", [0, 5], ids=["of the same priority", "of a higher priority"])
+@pytest.mark.parametrize("most", [5, 2], ids=["lost", "last"])
+def test_a_suspect_is_not_taken_along_with_an_attempt_before_it(desk: Desk, priority: int, most: int) -> None:
+    desk.put(work("new", priority=priority))
+    lose(desk, "lost", most=most)
+    desk.wait(60)
+    rule = Suspects(LAST, alone=True)
+    assert keys(claim(desk, limit=9, suspects=rule)) == ["new"]
+    assert rule.passed_over is (LOST if most == 5 else LAST)
+    assert alone_facts(desk) == []
+
+
+def test_a_suspect_takes_nothing_of_a_lower_priority_along(desk: Desk) -> None:
+    lose(desk, "lost")
+    desk.put(work("lazy", priority=-1))
+    desk.wait(60)
+    assert keys(claim(desk, limit=9, suspects=Suspects(LAST))) == ["lost"]
+    assert keys(claim(desk, limit=9, suspects=Suspects(LAST))) == ["lazy"]
+
+
+def test_a_first_delivery_is_no_suspect_although_it_is_the_last_one(desk: Desk) -> None:
+    desk.put(work("once", max_deliveries=1), work("once-too", max_deliveries=1))
+    rule = Suspects(NONE)
+    assert keys(claim(desk, limit=9, suspects=rule)) == ["once", "once-too"]
+    assert rule.passed_over is NONE
+
+
 @pytest.mark.parametrize(("worst", "most"), [(NONE, 5), (NONE, 2), (LOST, 2)])
 def test_suspects_that_may_not_be_taken_are_passed_over(desk: Desk, worst: Suspicion, most: int) -> None:
     # given more of them than a claim could take, and one behind them

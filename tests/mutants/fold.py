@@ -1,25 +1,6 @@
-"""Break one rule of the fold at a time: the tests of every host of the fold must notice. `python -m tests.mutants`.
+"""Mutants of the fold: one rule of `protocol/` broken at a time. Every suite must catch every one of them."""
 
-A mutant is a copy of the package with one piece of source text replaced. It is caught when every suite fails on it in
-a test of its own; a suite that passes, cannot be collected, fails in its set-up or tests another copy catches nothing.
-"""
-
-import argparse
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parents[1]
-AT_ONCE = 2
-SUITE_TIMEOUT_SECONDS = 600
-CAUGHT, GREEN = 1, 0
+from tests.mutants.mutant import Mutant
 
 SUITES: dict[str, tuple[str, ...]] = {
     "memory": (
@@ -36,50 +17,11 @@ SUITES: dict[str, tuple[str, ...]] = {
     "views": ("tests/journal/test_view_rules.py",),
     "spark": ("tests/spark/test_fold_rules.py",),
 }
-NEEDS_POSTGRES = frozenset({"views"})
 
-# Loaded into every suite: sees to it that the copy is what is tested, and that a test failed rather than its set-up.
-WITNESS = """
-from pathlib import Path
+ATTEMPTS, DISPATCH, RUN = "protocol/attempts.py", "protocol/dispatch.py", "protocol/run.py"
+INDEX, UNIT = "protocol/index.py", "protocol/unit.py"
 
-import pytest
-
-HERE = Path(__file__).resolve().parent
-failed = []
-
-
-def pytest_configure(config):
-    try:
-        import squid_dagster.protocol as package
-    except Exception as error:
-        pytest.exit(f"the mutant cannot be imported: {error!r}", returncode=70)
-    if HERE not in Path(package.__file__).resolve().parents:
-        pytest.exit(f"tests ran on {package.__file__}, not on the copy in {HERE}", returncode=71)
-
-
-def pytest_runtest_logreport(report):
-    if report.when == "call" and report.failed:
-        failed.append(report.nodeid)
-
-
-def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == 1 and not failed:
-        session.exitstatus = 72
-"""
-
-
-class Mutant(NamedTuple):
-    """One broken rule: `text` stands exactly once in the module and is replaced."""
-
-    name: str
-    module: str
-    text: str
-    replacement: str
-
-
-ATTEMPTS, DISPATCH, RUN, INDEX, UNIT = "attempts.py", "dispatch.py", "run.py", "index.py", "unit.py"
-
-MUTANTS = (
+FOLD_MUTANTS = (
     Mutant("a lease lasts one instant longer", ATTEMPTS, "self.lease_until <= at", "self.lease_until < at"),
     Mutant(
         "the fence is the claim id alone",
@@ -295,106 +237,3 @@ MUTANTS = (
         "unit.indexed = _listed(unit, entry, verdict)",
     ),
 )
-
-
-def misplaced(mutants: Sequence[Mutant]) -> list[str]:
-    """Say which mutants no longer fit the source: their text must stand in it exactly once."""
-    found = []
-    for mutant in mutants:
-        count = (ROOT / "squid_dagster/protocol" / mutant.module).read_text().count(mutant.text)
-        if count != 1:
-            found.append(f"{mutant.name!r}: its text stands {count} times in {mutant.module}: {mutant.text!r}")
-    return found
-
-
-@contextmanager
-def copied(mutant: Mutant | None) -> Iterator[Path]:
-    """Give a directory with a copy of package and tests, mutated if so asked; the work tree is never touched."""
-    with tempfile.TemporaryDirectory(prefix="squid-mutant-") as name:
-        here, leave_out = Path(name), shutil.ignore_patterns("__pycache__")
-        for folder in ("squid_dagster", "tests"):
-            shutil.copytree(ROOT / folder, here / folder, ignore=leave_out)
-        shutil.copy(ROOT / "pyproject.toml", here)
-        (here / "mutant_witness.py").write_text(WITNESS)
-        if mutant is not None:
-            module = here / "squid_dagster/protocol" / mutant.module
-            module.write_text(module.read_text().replace(mutant.text, mutant.replacement))
-        yield here
-
-
-def files(suite: str, mutant: Mutant | None) -> list[str]:
-    """Give a suite's files, those about the mutated module first: they fail early."""
-    about = f"test_{Path(mutant.module).stem}" if mutant is not None else ""
-    return sorted(SUITES[suite], key=lambda file: not Path(file).stem.startswith(about))
-
-
-def exit_code(here: Path, suite: str, mutant: Mutant | None, environment: dict[str, str]) -> int:
-    """Run a suite on the copy until its first failure."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "mutant_witness"]
-    done = subprocess.run(
-        [*command, *files(suite, mutant)],
-        cwd=here,
-        env={**environment, "PYTHONPATH": str(here), "SQUID_MUTANTS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SUITE_TIMEOUT_SECONDS,
-        check=False,
-    )
-    if done.returncode not in (CAUGHT, GREEN):
-        print(done.stdout[-2000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
-    return done.returncode
-
-
-def judge(mutant: Mutant, suites: Sequence[str], environment: dict[str, str]) -> bool:
-    """Tell whether every suite catches the mutant, and print how each ended."""
-    with copied(mutant) as here:
-        codes = {suite: exit_code(here, suite, mutant, environment) for suite in suites}
-    caught = all(code == CAUGHT for code in codes.values())
-    how = {CAUGHT: "red", GREEN: "GREEN"}
-    ended = " ".join(f"{suite}={how.get(code, f'BROKEN({code})')}" for suite, code in codes.items())
-    print(f"{'caught' if caught else 'MISSED'}  {ended}  {mutant.module}: {mutant.name}", flush=True)
-    return caught
-
-
-@contextmanager
-def with_postgres(suites: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Give the environment of the suites, with one server for all of them where they need one."""
-    environment = dict(os.environ)
-    if not NEEDS_POSTGRES.intersection(suites) or "SQUID_TEST_DATABASE_URL" in environment:
-        yield environment
-        return
-    from squid_dagster.journal.embedded import EmbeddedPostgres
-
-    with tempfile.TemporaryDirectory(prefix="squid-mutants-") as name:
-        Path(name).chmod(0o755)
-        server = EmbeddedPostgres(Path(name) / "postgres")
-        try:
-            yield {**environment, "SQUID_TEST_DATABASE_URL": server.ensure_running()}
-        finally:
-            server.stop()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge all mutants; 0 when every one of them was caught."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suite", choices=SUITES, action="append", help="run this suite only (may be repeated)")
-    parser.add_argument("--only", default="", help="judge only mutants whose name contains this")
-    options = parser.parse_args(arguments)
-    suites = options.suite or list(SUITES)
-    mutants = [mutant for mutant in MUTANTS if options.only in mutant.name]
-    if wrong := misplaced(mutants):
-        print("\n".join(wrong))
-        return 1
-    with with_postgres(suites) as environment, ThreadPoolExecutor(AT_ONCE) as pool:
-        with copied(None) as here:
-            healthy = list(pool.map(lambda suite: exit_code(here, suite, None, environment), suites))
-        if set(healthy) != {GREEN}:
-            print(f"without any mutant: {dict(zip(suites, healthy, strict=True))}, all of them must be 0")
-            return 1
-        caught = sum(pool.map(lambda mutant: judge(mutant, suites, environment), mutants))
-    print(f"mutants={len(mutants)} caught={caught}")
-    return 0 if mutants and caught == len(mutants) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Mutants of the functions that append facts: locks, revisions, positions, digests, receipts, and the rows of views."""
+
+# ruff: noqa: E501 - one mutant, one line
+
+from tests.mutants.mutant import Mutant, function
+from tests.mutants.sql.files import (
+    APPEND_ONLY,
+    COMMITS,
+    CUTS,
+    FIDELITY,
+    LOCK_ORDER,
+    NEW_RUNS,
+    PLANNING,
+    STANDBY,
+    SUSPENDED,
+    THREADS,
+    UPGRADE,
+    VERIFY,
+    VIEW_RULES,
+)
+
+APPEND, LOCK, LOCK_NEW = function("append_entries"), function("lock_units"), function("lock_new")
+TAKE, CUT, PUBLISH = function("take_positions"), function("cut"), function("publish_cut")
+DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
+STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
+
+_APPEND_ENTRIES = (
+    # --- expected revisions and new threads
+    Mutant("any revision will do", APPEND, "WHERE p_expected[i] <> v_revs[i]", "WHERE false", (COMMITS,)),
+    Mutant("a revision that is yet to come will do", APPEND, "p_expected[i] <> v_revs[i]", "p_expected[i] < v_revs[i]", (COMMITS,)),
+    Mutant("a revision that has passed will do", APPEND, "p_expected[i] <> v_revs[i]", "p_expected[i] > v_revs[i]", (COMMITS,)),
+    Mutant("an empty thread is at any revision", APPEND, "p_expected[i] <> v_revs[i]", "p_expected[i] <> v_revs[i] AND NOT v_new[i]", (COMMITS,)),
+    Mutant("a conflict names the first thread", APPEND, "DETAIL = json_build_array(p_threads[v_bad]", "DETAIL = json_build_array(p_threads[1]", (COMMITS,)),
+    Mutant("a conflict names the wrong revision", APPEND, "p_expected[v_bad], v_revs[v_bad])", "p_expected[v_bad], p_expected[v_bad])", (COMMITS,)),
+    Mutant("a thread that appeared meanwhile is taken for new", APPEND, "IF v_made < cardinality(array_positions(v_new, true)) THEN", "IF false THEN", (COMMITS,)),
+    Mutant("a thread that appeared meanwhile is an error", APPEND, "'a thread appeared meanwhile' USING ERRCODE = 'SQ002'", "'a thread appeared meanwhile' USING ERRCODE = '23505'", (COMMITS,)),
+    Mutant("an append does not lock its threads", APPEND, "WHERE id = n.id FOR UPDATE) t", "WHERE id = n.id) t", (LOCK_ORDER, COMMITS)),
+    Mutant("new threads are locked in the wrong order", APPEND, "WHERE v_new[i] ORDER BY i\n", "WHERE v_new[i] ORDER BY i DESC\n", (LOCK_ORDER,)),
+    Mutant("a new thread begins at one", APPEND, "SELECT p_threads[i], p_counts[i] FROM", "SELECT p_threads[i], 1 FROM", (COMMITS,)),
+    Mutant("a thread moves on by one", APPEND, "SET rev = v_revs[i] + p_counts[i]", "SET rev = v_revs[i] + 1", (THREADS, COMMITS)),
+    # --- facts
+    Mutant("facts are numbered from one", APPEND, "v_base + e.ord, p_threads[e.t], v_revs[e.t] + e.k,", "v_base + e.ord, p_threads[e.t], e.k,", (THREADS,)),
+    Mutant("facts stand in the order of their threads", APPEND, "SELECT v_base + e.ord, p_threads[e.t]", "SELECT v_base + row_number() OVER (ORDER BY e.t, e.k), p_threads[e.t]", (THREADS,)),
+    Mutant("a commit takes one position", APPEND, "take_positions((SELECT sum(n) FROM unnest(p_counts) n))", "take_positions(1)", (CUTS,)),
+    Mutant("a digest is of another number", APPEND, "entry_digest(p_threads[e.t], v_revs[e.t] + e.k,", "entry_digest(p_threads[e.t], e.k,", (THREADS,)),
+    # --- receipts
+    Mutant("a commit is written again", APPEND, "        IF FOUND THEN\n            RETURN v_receipt;\n        END IF;\n", "", (COMMITS,)),
+    Mutant("a commit has no receipt", APPEND, "VALUES (p_commit, v_receipt, clock_timestamp());", "VALUES (gen_random_uuid(), v_receipt, clock_timestamp());", (COMMITS,)),
+    Mutant("a receipt names the revisions before", APPEND, "json_object_agg(p_threads[i], v_revs[i] + p_counts[i])", "json_object_agg(p_threads[i], v_revs[i])", (COMMITS,)),
+    # --- rows of the views
+    Mutant("the end of a run leaves its attempts", APPEND, "DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);", "NULL;", (VIEW_RULES, PLANNING)),
+    Mutant("a run has no position", APPEND, "CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END", "r.position", (VIEW_RULES, THREADS)),
+    Mutant("a run moves to its last fact", APPEND, "DO UPDATE SET (\n               status, workflow,", "DO UPDATE SET position = EXCLUDED.position, (\n               status, workflow,", (VIEW_RULES,)),
+    Mutant("a run keeps its status", APPEND, "EXCLUDED.status, EXCLUDED.workflow", "runs.status, EXCLUDED.workflow", (VIEW_RULES,)),
+    Mutant("a run that ended is not fenced", APPEND, "EXCLUDED.fenced,", "runs.fenced,", (VIEW_RULES,)),
+    Mutant("a quarantined run goes on", APPEND, "EXCLUDED.quarantined,", "runs.quarantined,", (VIEW_RULES,)),
+    Mutant("an end without its fence goes unnoticed", APPEND, "EXCLUDED.unfenced,", "runs.unfenced,", (VIEW_RULES,)),
+    Mutant("a run does not know its children", APPEND, "EXCLUDED.has_children,", "runs.has_children,", (VIEW_RULES,)),
+    Mutant("a run keeps its number of visits", APPEND, "EXCLUDED.applied_visits,", "runs.applied_visits,", (VIEW_RULES,)),
+    Mutant("an attempt has no position", APPEND, "CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END", "a.position", (VIEW_RULES, THREADS)),
+    Mutant("an attempt keeps its status", APPEND, "EXCLUDED.last_at, EXCLUDED.status,", "EXCLUDED.last_at, attempts.status,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its lease", APPEND, "EXCLUDED.lease_until,", "attempts.lease_until,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its claim", APPEND, "EXCLUDED.claim_id,", "attempts.claim_id,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its token", APPEND, "EXCLUDED.claim_token_hash,", "attempts.claim_token_hash,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its deliveries", APPEND, "EXCLUDED.deliveries,", "attempts.deliveries,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its fencing token", APPEND, "EXCLUDED.fencing_token,", "attempts.fencing_token,", (VIEW_RULES,)),
+    Mutant("an attempt stays due", APPEND, "EXCLUDED.due_at,", "attempts.due_at,", (VIEW_RULES,)),
+    Mutant("an attempt keeps its outcome", APPEND, "EXCLUDED.outcome_digest,", "attempts.outcome_digest,", (VIEW_RULES,)),
+    Mutant("an attempt is never applied", APPEND, "EXCLUDED.applied_digest)", "attempts.applied_digest)", (VIEW_RULES, PLANNING)),
+    Mutant("children are not recorded", APPEND, "IF p_children IS NOT NULL THEN", "IF false THEN", (VIEW_RULES, COMMITS)),
+    Mutant("a resumed queue stays paused", APPEND, "SET paused = EXCLUDED.paused", "SET paused = queues.paused", (VIEW_RULES,)),
+    Mutant("a queue is never paused", APPEND, "IF p_queues IS NOT NULL THEN", "IF false THEN", (VIEW_RULES,)),
+    Mutant("anomalies are not recorded", APPEND, "IF p_anomalies IS NOT NULL THEN", "IF false THEN", (VIEW_RULES,)),
+    Mutant("an anomaly names another fact", APPEND, "v_revs[array_position(p_threads, a.thread)] + a.seq", "a.seq", (VIEW_RULES,)),
+    Mutant("an anomaly has another position", APPEND, "a.ordinal, v_base - a.position,", "a.ordinal, v_base,", (VIEW_RULES,)),
+)  # fmt: skip
+
+_LOCK_UNITS = (
+    Mutant("a quiet writer holds its locks for ever", LOCK, "PERFORM set_config('idle_in_transaction_session_timeout', p_hold_ms::text, true);", "", (SUSPENDED,)),
+    Mutant("an append does not pass the gate", LOCK, "PERFORM pg_advisory_xact_lock_shared({gate});", "", (LOCK_ORDER,)),
+    Mutant("first writers of a run do not wait for each other", LOCK, "FROM unnest(p_runs) id\n         WHERE NOT EXISTS", "FROM unnest(p_runs) id\n         WHERE false AND NOT EXISTS", (LOCK_ORDER,)),
+    Mutant("buckets are locked in the wrong order", LOCK, "r.run_id = id) ORDER BY bucket", "r.run_id = id) ORDER BY bucket DESC", (LOCK_ORDER,)),
+    Mutant("runs are not locked", LOCK, "ORDER BY run_id FOR UPDATE", "ORDER BY run_id", (LOCK_ORDER,)),
+    Mutant("runs are locked in the wrong order", LOCK, "ORDER BY run_id FOR UPDATE", "ORDER BY run_id DESC FOR UPDATE", (LOCK_ORDER,)),
+    Mutant("single attempts are not locked", LOCK, "               FOR UPDATE OF a\n", "", (LOCK_ORDER,)),
+    Mutant("all attempts of a run are not locked", LOCK, "WHERE run_id = ANY (p_whole) FOR UPDATE", "WHERE run_id = ANY (p_whole)", (LOCK_ORDER,)),
+    Mutant("attempts of other runs are loaded", LOCK, "ON a.run_id = k.run_id AND a.runnable_key = k.runnable_key", "ON a.runnable_key = k.runnable_key", (VIEW_RULES, "tests/journal/test_view_histories.py")),
+    Mutant("single attempts are not loaded", LOCK, "IF cardinality(p_keys) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
+    Mutant("the attempts of a run that ends are not loaded", LOCK, "IF cardinality(p_whole) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
+    Mutant("children are not loaded", LOCK, "IF cardinality(p_children) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
+    Mutant("children of other runs are loaded", LOCK, "(run_id, child_run_id) IN (SELECT * FROM unnest(p_child_runs, p_children))", "child_run_id = ANY (p_children)", (VIEW_RULES, "tests/journal/test_view_histories.py")),
+)  # fmt: skip
+
+_LOCK_NEW = (
+    Mutant("a start in one message does not pass the gate", LOCK_NEW, "PERFORM pg_advisory_xact_lock_shared({gate});", "", (LOCK_ORDER,)),
+    Mutant("new runs are not locked", LOCK_NEW, "PERFORM pg_advisory_xact_lock({buckets}, bucket)\n       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY bucket) b;", "", (LOCK_ORDER,)),
+    Mutant("new runs are locked in the wrong order", LOCK_NEW, "id ORDER BY bucket) b", "id ORDER BY bucket DESC) b", (LOCK_ORDER,)),
+    Mutant("a run that is there is new", LOCK_NEW, "OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN", "THEN", (NEW_RUNS,)),
+    Mutant("a time that is yet to come will do", LOCK_NEW, "p_now > clock_timestamp() OR ", "", (NEW_RUNS,)),
+    Mutant("a time that has passed will do", LOCK_NEW, "OR p_now < clock_timestamp() - interval '100 milliseconds'", "", (NEW_RUNS,)),
+    Mutant("a run that is there is an error", LOCK_NEW, "USING ERRCODE = 'SQ003'", "USING ERRCODE = 'SQ004'", (NEW_RUNS,)),
+)  # fmt: skip
+
+_POSITIONS = (
+    Mutant("a commit holds any number of facts", TAKE, "IF p_count >= 1 << 20 THEN", "IF false THEN", (CUTS,)),
+    Mutant("a commit holds one fact too many", TAKE, "IF p_count >= 1 << 20 THEN", "IF p_count > 1 << 20 THEN", (CUTS,)),
+    Mutant("a commit of too many facts is another error", TAKE, "ERRCODE = 'SQ004'", "ERRCODE = 'SQ002'", (CUTS,)),
+    Mutant("a commit does not announce itself", TAKE, "v_locked := pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int)::text;", "", (CUTS,)),
+    Mutant("a commit announces the number after its own", TAKE, "(v_last & 4294967295)", "((v_last + 2) & 4294967295)", (CUTS,)),
+    Mutant("commits have room for less than they may hold", TAKE, "nextval('{schema}.journal_numbers') << 20", "nextval('{schema}.journal_numbers') << 1", (CUTS, THREADS)),
+    Mutant("the first commit announces itself too late", TAKE, "CASE WHEN is_called THEN last_value ELSE 0 END", "last_value", (CUTS,)),
+    Mutant("numbers of locks do not begin again", TAKE, "(v_last & 4294967295)::bit(32)::int", "v_last::int", (CUTS,)),
+    Mutant("a cut ignores what has announced itself", CUT, "coalesce(v_behind, 0)", "0", (CUTS,)),
+    Mutant("a cut is one commit too high", CUT, "+ 1) << 20", "+ 2) << 20", (CUTS,)),
+    Mutant("a cut is one commit too low", CUT, "+ 1) << 20", ") << 20", (CUTS,)),
+    Mutant("a cut goes by the latest announcement", CUT, "SELECT max(l.behind) INTO v_behind", "SELECT min(l.behind) INTO v_behind", (CUTS,)),
+    Mutant("an announcement ahead of a cut moves it", CUT, "WHERE l.behind < 2147483648", "WHERE true", (CUTS,)),
+    Mutant("numbers of locks in a cut do not begin again", CUT, "(v_last - objid::bigint) & 4294967295", "v_last - objid::bigint", (CUTS,)),
+    Mutant("a cut waits for writers of other schemas", CUT, " AND classid::bigint = ({positions}::bigint & 4294967295)", "", (CUTS,)),
+    Mutant("a cut waits for writers of other databases", CUT, "\n               AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())", "", (CUTS,)),
+    Mutant("a cut before the first fact is nothing", CUT, "RETURN coalesce(v_cut, 0);", "RETURN v_cut;", (CUTS,)),
+    Mutant("a standby cuts by itself", CUT, "IF pg_is_in_recovery() THEN", "IF false THEN", (STANDBY,)),
+    Mutant("a cut is not published", PUBLISH, "UPDATE {schema}.journal_published SET position = v_cut WHERE position < v_cut;", "NULL;", (CUTS,)),
+    # That a published cut never falls stands in both conditions: the first one saves the statement.
+    Mutant("a published cut falls", PUBLISH, "position < v_cut", "position <> v_cut", (CUTS,), times=2),
+    Mutant("a cut that has not moved is published again", PUBLISH, "position < v_cut", "position <= v_cut", (CUTS,), times=2),
+)  # fmt: skip
+
+_GUARDS = (
+    Mutant("the digest does not cover the number", DIGEST, "int8send(seq) || ", "", (VERIFY,)),
+    Mutant("the digest does not cover the time", DIGEST, "|| timestamptz_send(occurred_at)", "", (VERIFY,)),
+    Mutant("the digest does not cover the thread", DIGEST, "thread, type, coalesce", "'', type, coalesce", (VERIFY,)),
+    Mutant("the digest does not cover the type", DIGEST, "thread, type, coalesce", "thread, '', coalesce", (VERIFY,)),
+    Mutant("the digest does not cover the run", DIGEST, "coalesce(run_id, '')", "''", (VERIFY,)),
+    Mutant("the digest does not cover the payload", DIGEST, "coalesce(run_id, ''), data)", "coalesce(run_id, ''))", (FIDELITY,)),
+    Mutant("the digest joins columns without a mark", DIGEST, "chr(31)", "''", (VERIFY,)),
+    Mutant("a fact can be changed", CHANGE, "RAISE EXCEPTION 'the journal", "RAISE WARNING 'the journal", (APPEND_ONLY,)),
+    Mutant("a refused change is another error", CHANGE, "'restrict_violation'", "'raise_exception'", (APPEND_ONLY,)),
+    Mutant("a refused change says no remedy", CHANGE, ", HINT = 'append a fact that corrects the earlier one'", "", (APPEND_ONLY,)),
+    Mutant("what began before an upgrade goes on", STALE, "RAISE EXCEPTION 'the schema was upgraded meanwhile: begin again, with newer code if this comes again'\n        USING ERRCODE = 'SQ002';", "RETURN 0;", (UPGRADE,)),
+    Mutant("what began before an upgrade does not begin again", STALE, "ERRCODE = 'SQ002'", "ERRCODE = 'SQ003'", (UPGRADE,)),
+    Mutant("an append that began before an upgrade goes on", ANNOUNCE, "PERFORM {schema}.refuse_stale();", "", (UPGRADE,)),
+)  # fmt: skip
+
+APPEND_MUTANTS = (*_APPEND_ENTRIES, *_LOCK_UNITS, *_LOCK_NEW, *_POSITIONS, *_GUARDS)
