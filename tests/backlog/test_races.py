@@ -1,7 +1,7 @@
 """Many at once on Postgres: rivals get the next card, no two links close a cycle, one creation counts."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, LiteralString
@@ -10,10 +10,11 @@ import psycopg
 import pytest
 
 from squid_dagster.backlog import Backlog, Card
+from squid_dagster.journal.postgres.schema import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidTransition
 from tests.backlog.contract import Board
-from tests.journal.contract import at_once, raw, wait_for_a_lock
+from tests.journal.contract import at_once, eventually, raw, wait_for_a_lock
 
 
 @contextmanager
@@ -24,13 +25,109 @@ def holding(storage: PostgresStorage, statement: LiteralString) -> Iterator[psyc
         yield connection
 
 
+def postgres(board: Board) -> PostgresStorage:
+    """The storage of a board on Postgres."""
+    assert isinstance(board.storage, PostgresStorage)
+    return board.storage
+
+
+def waits(storage: PostgresStorage, call: Future[Any]) -> bool:
+    """Tell whether a call waits for a lock, once it does or has come to its end."""
+    with raw(storage) as connection:
+
+        def is_waiting() -> bool:
+            found = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+            return found is not None and found[0] > 0
+
+        eventually(lambda: call.done() or is_waiting())
+    return not call.done()
+
+
+_COMMANDS: dict[str, Callable[[Backlog], object]] = {
+    "claim": lambda backlog: backlog.claim("w"),
+    "claim by id": lambda backlog: backlog.claim("w", card_id="A"),
+    "complete": lambda backlog: backlog.complete("A"),
+    "reclaim": lambda backlog: backlog.reclaim(),
+    "link": lambda backlog: backlog.link("A", "B"),
+}
+
+
+@pytest.mark.parametrize("purpose", ["gate", "cards"])
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_waits_for_whoever_changes_the_schema_or_the_links(
+    postgres_board: Board, name: str, purpose: str
+) -> None:
+    postgres_board.cards("A", "B")
+    storage = postgres(postgres_board)
+    with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as other:
+        # given somebody alone with the schema, or with all links
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(storage.schema, purpose),))
+        # when a command comes, then it waits until that is over
+        call = pool.submit(_COMMANDS[name], postgres_board.backlog)
+        waited = waits(storage, call)
+        other.rollback()
+        call.result(30)
+    assert waited
+    postgres_board.check()
+
+
+def test_cards_are_locked_in_the_order_of_their_ids_and_those_that_wait_for_them_too(postgres_board: Board) -> None:
+    # given a card that waits for another one, and one beside them
+    postgres_board.cards("B", "A")
+    postgres_board.cards("C", depends_on=["A"])
+    storage, held = postgres(postgres_board), dict[str, list[str]]()
+    for wanted in ("A", "B", "C"):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            raw(storage, autocommit=False) as other,
+            raw(storage, autocommit=False) as writer,
+            raw(storage, autocommit=False) as look,
+        ):
+            # when somebody holds one of them while two are about to change
+            other.execute("SELECT FROM backlog WHERE id = %s FOR UPDATE", (wanted,))
+            ids = ["A"] if wanted == "C" else ["B", "A"]
+            call = pool.submit(writer.execute, "SELECT lock_cards(0, %s, NULL, NULL, false, true)", (ids,))
+            if waits(storage, call):
+                free = look.execute("SELECT id FROM backlog ORDER BY id FOR UPDATE SKIP LOCKED").fetchall()
+                held[wanted] = sorted({"A", "B", "C"} - {wanted} - {card_id for (card_id,) in free})
+            look.rollback()
+            other.rollback()
+            call.result(30)
+    # then the writer waits, and holds those that come before
+    assert held == {"A": [], "B": ["A"], "C": ["A"]}
+
+
+def test_a_writer_that_goes_quiet_is_told_how_long_it_may_hold_cards(postgres_board: Board) -> None:
+    with raw(postgres(postgres_board), autocommit=False) as writer:
+        writer.execute("SELECT lock_cards(1234, '{}', NULL, NULL, false, false)")
+        assert writer.execute("SHOW idle_in_transaction_session_timeout").fetchone() == ("1234ms",)
+
+
+def test_a_claim_begins_when_it_has_nothing_to_wait_for_any_more(postgres_board: Board) -> None:
+    # given a claim by the database's own clock that waits for the thread
+    storage = postgres(postgres_board)
+    postgres_board.cards("A")
+    storage.clock = None
+    thread = "SELECT FROM journal_threads WHERE id = 'squid:backlog:cards' FOR UPDATE"
+    with ThreadPoolExecutor(1) as pool:
+        with holding(storage, thread):
+            call = pool.submit(postgres_board.claim)
+            wait_for_a_lock(storage)
+            waited_until = storage.now()
+        # when it gets there at last, then its time begins
+        claimed_at = call.result(30).claimed_at
+    assert claimed_at is not None
+    assert claimed_at >= waited_until
+
+
 def test_a_rival_gets_the_next_card_and_not_nothing(postgres_board: Board) -> None:
     # given two cards, the better one of which somebody is about to take
     postgres_board.cards("A", "B")
-    with holding(postgres_board.storage, "SELECT FROM backlog WHERE id = 'A' FOR UPDATE"):  # type: ignore[arg-type]
+    held = holding(postgres(postgres_board), "SELECT FROM backlog WHERE id = 'A' FOR UPDATE")
+    with ThreadPoolExecutor(1) as pool, held:
         # when another one claims, then it waits for nobody
-        assert postgres_board.claim().id == "B"
-        assert postgres_board.backlog.claim("w") is None
+        assert pool.submit(postgres_board.claim).result(10).id == "B"
+        assert pool.submit(postgres_board.backlog.claim, "w").result(10) is None
     assert postgres_board.claim().id == "A"
     postgres_board.check()
 

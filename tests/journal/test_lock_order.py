@@ -185,14 +185,36 @@ def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) 
     storage.close()
 
 
+_NEW_THREADS = [f"squid:run:{run}" for run in _NEW]
+
+
 def _append(connection: psycopg.Connection[Any]) -> None:
-    """The general way: two runs that are there and a new one, and facts on the threads of queues and runs."""
-    runs, threads = sorted([*_RUNS, _NEW[0]]), sorted([*_THREADS, f"squid:run:{_NEW[0]}"])
-    keys = [KEY] * len(_RUNS)
+    """The general way: two runs that are there and two new ones, and facts on the threads of queues and runs."""
+    _lock_units(connection, [], list(_RUNS))
+    _append_entries(connection, [*_THREADS, *_NEW_THREADS])
+
+
+def _append_to_all(connection: psycopg.Connection[Any]) -> None:
+    """The general way, with all attempts of the runs."""
+    _lock_units(connection, list(_RUNS), [])
+    _append_entries(connection, [*_THREADS, *_NEW_THREADS])
+
+
+def _append_new(connection: psycopg.Connection[Any]) -> None:
+    """A start in one message: two new runs, and a fact on the thread of a queue that is there."""
+    connection.execute("SELECT lock_new(%s::text[], NULL)", (sorted(_NEW),))
+    _append_entries(connection, [_THREADS[0], *_NEW_THREADS])
+
+
+def _lock_units(connection: psycopg.Connection[Any], whole: list[str], of_one_attempt: list[str]) -> None:
     connection.execute(
         "SELECT lock_units(30000, %s::text[], %s::text[], %s::text[], %s::text[], '{}', '{}')",
-        (runs, [], list(_RUNS), keys),
+        (sorted([*_RUNS, *_NEW]), whole, of_one_attempt, [KEY] * len(of_one_attempt)),
     )
+
+
+def _append_entries(connection: psycopg.Connection[Any], named: list[str]) -> None:
+    threads = sorted(named)
     facts = [
         {"ord": n, "t": n, "k": 1, "type": "x", "run_id": _RUNS[0], "at": "2026-01-01T00:00:00Z", "data": {}}
         for n in range(1, len(threads) + 1)
@@ -205,6 +227,10 @@ def _append(connection: psycopg.Connection[Any]) -> None:
 
 def _start(connection: psycopg.Connection[Any]) -> None:
     connection.execute(*start_arguments(sorted(_NEW), _QUEUES[0]))
+
+
+def _start_one(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(*start_arguments([_NEW[0]], _QUEUES[0]))
 
 
 def _claim(connection: psycopg.Connection[Any]) -> None:
@@ -244,16 +270,21 @@ def _settle(room: Room) -> Write:
     return write
 
 
-@pytest.mark.parametrize("name", ["append", "start", "claim", "end", "settle"])
+@pytest.mark.parametrize("name", ["append", "append to all", "append new", "start", "start one", "claim", "end", "settle"])
 def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, name: str) -> None:
-    write = {"append": _append, "start": _start, "claim": _claim, "end": _end(room), "settle": _settle(room)}[name]
+    writers: dict[str, Write] = {"append": _append, "append to all": _append_to_all, "append new": _append_new}
+    writers |= {"start": _start, "start one": _start_one, "claim": _claim, "end": _end(room), "settle": _settle(room)}
+    write = writers[name]
     gate, buckets = {Lock.gate()}, {Lock.bucket(number) for number in room.buckets}
     runs, attempts = set(map(Lock.run, _RUNS)), set(map(Lock.attempt, _RUNS))
     queues, threads = set(map(Lock.thread, _THREADS[:2])), set(map(Lock.thread, _THREADS))
     new = [Lock.new_thread(f"squid:run:{run}") for run in _NEW]
     wanted = {
-        "append": gate | {Lock.bucket(room.buckets[0])} | runs | attempts | threads | {new[0]},
+        "append": gate | buckets | runs | attempts | threads | set(new),
+        "append to all": gate | buckets | runs | attempts | threads | set(new),
+        "append new": gate | buckets | {min(queues)} | set(new),
         "start": gate | buckets | {min(queues)} | set(new),
+        "start one": gate | {Lock.bucket(room.buckets[0])} | {min(queues), new[0]},
         "claim": gate | {min(queues)},  # it waits for no attempt
         "end": gate | runs | attempts | threads,
         "settle": gate | runs | attempts | threads,

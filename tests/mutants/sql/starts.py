@@ -10,7 +10,7 @@ FILE = function("start_runs")
 START_MUTANTS = (
     Mutant("a start does not pass the gate", FILE, "v_locked := pg_advisory_xact_lock_shared({gate})::text;", "", (LOCK_ORDER,)),
     Mutant("one new run is not locked", FILE, "v_locked := pg_advisory_xact_lock({buckets}, hashtext(p_runs[1]) & 511)::text;", "", (LOCK_ORDER,)),
-    Mutant("one new run is locked in another bucket", FILE, "hashtext(p_runs[1]) & 511", "hashtext(p_runs[1]) & 255", (LOCK_ORDER,)),
+    Mutant("one new run is locked in another bucket", FILE, "hashtext(p_runs[1]) & 511", "(hashtext(p_runs[1]) + 1) & 511", (LOCK_ORDER,)),
     Mutant("many new runs are not locked", FILE, "IF v_count = 1 THEN", "IF true THEN", (LOCK_ORDER,)),
     Mutant("new runs are locked in the wrong order", FILE, "id ORDER BY bucket) b", "id ORDER BY bucket DESC) b", (LOCK_ORDER,)),
     Mutant("new threads are made in the wrong order", FILE, 'ORDER BY id COLLATE "C" ON CONFLICT', 'ORDER BY id COLLATE "C" DESC ON CONFLICT', (LOCK_ORDER,)),
