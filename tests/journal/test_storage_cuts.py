@@ -7,6 +7,7 @@ from itertools import pairwise
 from uuid import uuid4
 
 import pytest
+from psycopg import sql
 
 from squid_dagster.journal import storage as storage_contract
 from squid_dagster.journal.postgres.schema import lock_number
@@ -152,6 +153,19 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
         writer.rollback()
     # and moves on when the writer has gone
     assert postgres.cut() == all_entries(postgres)[-1].position
+
+
+def test_of_several_open_transactions_the_first_holds_the_cut_back(postgres: PostgresStorage) -> None:
+    postgres.append(THREAD, [signal()])
+    first = postgres.cut()
+    with raw(postgres, autocommit=False) as early, raw(postgres, autocommit=False) as late:
+        early.execute("SELECT take_positions(1)")
+        postgres.append(OTHER_THREAD, [signal(OTHER)])
+        late.execute("SELECT take_positions(1)")
+        postgres.append(OTHER_THREAD, [signal(OTHER)])
+        assert postgres.cut() == first
+        early.rollback()
+        assert first < postgres.cut() < all_entries(postgres)[-1].position
 
 
 def test_a_writer_that_announces_itself_between_the_two_looks_of_a_cut_does_not_move_it(
@@ -304,3 +318,25 @@ def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(
         postgres.append(THREAD, [signal()])
         assert postgres.cut() == all_entries(postgres)[-1].position
         assert other.cut() == 0
+
+
+def test_a_cut_of_one_database_does_not_wait_for_writers_of_another(
+    postgres: PostgresStorage, open_storage: Opener
+) -> None:
+    # given a schema of the same name in another database of the server
+    url, name = postgres.engine.url, f"other_of_{postgres.schema}"
+    with raw(postgres) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        other = open_storage(url.set(database=name).render_as_string(hide_password=False))
+        other.upgrade()
+        # when a writer stands still there, before the first number that was taken here
+        with raw(other, autocommit=False) as writer:
+            writer.execute("SELECT take_positions(1)")
+            postgres.append(THREAD, [signal()])
+            # then readers here do not notice
+            assert postgres.cut() == all_entries(postgres)[-1].position
+        other.close()
+    finally:
+        with raw(postgres) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
