@@ -12,7 +12,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.facts import Fact
-from tests.facts import T0, fenced, queue_paused, queued, scheduled, started, t
+from tests.facts import T0, claimed, fenced, queue_paused, queued, scheduled, started, t
 from tests.journal.contract import put, raw
 from tests.journal.test_plans import explain
 from tests.journal.test_queries_plans import touched, ways
@@ -78,6 +78,9 @@ def test_only_what_is_due_and_unclaimed_in_these_lanes_is_shown(storage: Storage
     assert waiting_in_lanes(storage, ["default"], []) == []
     clock.advance(t(600) - T0)
     assert runs(storage) == ["run-1", "run-2", "later"]
+    # a claim that ran out is for the next worker to take over, and waits nowhere
+    put(storage, claimed("run-1", at=0, lease=10))
+    assert runs(storage) == ["run-2", "later"]
 
 
 def test_pages_follow_each_other_by_position(storage: Storage) -> None:

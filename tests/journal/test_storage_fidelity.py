@@ -138,6 +138,28 @@ def test_an_entry_that_was_changed_behind_our_back_is_surfaced_and_not_believed(
     assert untouched.fact == started()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "thread = 'squid:run:another'",
+        "seq = 7",
+        "type = 'run_started'",
+        "run_id = 'another'",
+        "run_id = NULL",
+        "occurred_at = occurred_at + interval '1 microsecond'",
+        "data = '{}'",
+        "thread = thread || left(type, 1), type = substr(type, 2)",
+    ],
+)
+def test_whatever_was_changed_in_an_entry_its_digest_does_not_fit(postgres: PostgresStorage, change: str) -> None:
+    postgres.append(THREAD, [signal(payload={"amount": 5})])
+    with raw(postgres) as connection:
+        connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")
+        connection.execute(f"UPDATE journal_entries SET {change}")
+    (changed,) = all_entries(postgres)
+    assert "digest" in getattr(changed.fact, "reason", "")
+
+
 # --- large things ---------------------------------------------------------------------------------------------------
 
 

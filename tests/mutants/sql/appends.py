@@ -15,7 +15,6 @@ from tests.mutants.sql.files import (
     SUSPENDED,
     THREADS,
     UPGRADE,
-    VERIFY,
     VIEW_RULES,
 )
 
@@ -127,13 +126,13 @@ _POSITIONS = (
 )  # fmt: skip
 
 _GUARDS = (
-    Mutant("the digest does not cover the number", DIGEST, "int8send(seq) || ", "", (VERIFY,)),
-    Mutant("the digest does not cover the time", DIGEST, "|| timestamptz_send(occurred_at)", "", (VERIFY,)),
-    Mutant("the digest does not cover the thread", DIGEST, "thread, type, coalesce", "'', type, coalesce", (VERIFY,)),
-    Mutant("the digest does not cover the type", DIGEST, "thread, type, coalesce", "thread, '', coalesce", (VERIFY,)),
-    Mutant("the digest does not cover the run", DIGEST, "coalesce(run_id, '')", "''", (VERIFY,)),
+    Mutant("the digest does not cover the number", DIGEST, "int8send(seq) || ", "", (FIDELITY,)),
+    Mutant("the digest does not cover the time", DIGEST, "|| timestamptz_send(occurred_at)", "", (FIDELITY,)),
+    Mutant("the digest does not cover the thread", DIGEST, "thread, type, coalesce", "'', type, coalesce", (FIDELITY,)),
+    Mutant("the digest does not cover the type", DIGEST, "thread, type, coalesce", "thread, '', coalesce", (FIDELITY,)),
+    Mutant("the digest does not cover the run", DIGEST, "coalesce(run_id, '')", "''", (FIDELITY,)),
     Mutant("the digest does not cover the payload", DIGEST, "coalesce(run_id, ''), data)", "coalesce(run_id, ''))", (FIDELITY,)),
-    Mutant("the digest joins columns without a mark", DIGEST, "chr(31)", "''", (VERIFY,)),
+    Mutant("the digest joins columns without a mark", DIGEST, "chr(31)", "''", (FIDELITY,)),
     Mutant("a fact can be changed", CHANGE, "RAISE EXCEPTION 'the journal", "RAISE WARNING 'the journal", (APPEND_ONLY,)),
     Mutant("a refused change is another error", CHANGE, "'restrict_violation'", "'raise_exception'", (APPEND_ONLY,)),
     Mutant("a refused change says no remedy", CHANGE, ", HINT = 'append a fact that corrects the earlier one'", "", (APPEND_ONLY,)),
