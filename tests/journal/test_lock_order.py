@@ -97,6 +97,7 @@ class Lock(NamedTuple):
 _QUEUES = ("B", "a")
 _RUNS = ("Run-2", "run-1")  # by bytes in this order, by words in the other one
 _NEW = ("New-2", "new-1")
+_NEW_THREADS = [f"squid:run:{run}" for run in _NEW]
 _THREADS = [f"squid:dispatch:{queue}" for queue in _QUEUES] + [f"squid:run:{run}" for run in _RUNS]
 
 _BLOCK = {
@@ -151,7 +152,7 @@ class Room:
                 writing = pool.submit(write, writer)
                 try:
                     eventually(lambda: writing.done() or self._waits(writer, blocker))
-                    return None if writing.done() else self._held(writer) - {wanted}
+                    return None if writing.done() else self._held(writer, wanted) - {wanted}
                 finally:
                     blocker.rollback()
                     writing.result(30)
@@ -162,7 +163,7 @@ class Room:
             row = look.execute("SELECT pg_blocking_pids(%s)", (writer.info.backend_pid,)).fetchone()
         return row is not None and blocker.info.backend_pid in row[0]
 
-    def _held(self, writer: psycopg.Connection[Any]) -> set[Lock]:
+    def _held(self, writer: psycopg.Connection[Any], wanted: Lock) -> set[Lock]:
         numbers = {number & 0xFFFFFFFF: purpose for purpose, number in self._numbers.items()}
         held = set()
         with raw(self.storage, autocommit=False) as look:
@@ -173,7 +174,19 @@ class Room:
             for kind, free in _FREE.items():
                 rows = {key for (key,) in look.execute(_EXISTING[kind])} - {key for (key,) in look.execute(free)}
                 held |= {Lock(kind, key) for key in rows}
+        if wanted.kind == Lock.new_thread("").kind:
+            held |= {Lock.new_thread(thread) for thread in _NEW_THREADS if self._is_made(thread)}
         return held
+
+    def _is_made(self, thread: str) -> bool:
+        """Tell whether a session has made a thread and not committed: another one that makes it has to wait."""
+        with raw(self.storage, autocommit=False) as look:
+            look.execute("SET LOCAL lock_timeout = '100ms'")
+            try:
+                look.execute(_BLOCK[5], {"key": thread})
+            except psycopg.errors.LockNotAvailable:
+                return True
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +196,6 @@ def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) 
     storage.upgrade()
     yield Room(storage)
     storage.close()
-
-
-_NEW_THREADS = [f"squid:run:{run}" for run in _NEW]
 
 
 def _append(connection: psycopg.Connection[Any]) -> None:

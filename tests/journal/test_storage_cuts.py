@@ -248,6 +248,14 @@ def test_a_commit_that_takes_too_many_positions_is_refused_by_the_database(postg
         postgres.rows("SELECT {schema}.take_positions(1048576)")
 
 
+def test_an_append_of_too_many_facts_is_refused_by_the_database(postgres: PostgresStorage) -> None:
+    with pytest.raises(InvalidArgument, match=r"1048576 facts"):
+        postgres.rows(
+            """SELECT {schema}.append_entries(NULL, ARRAY['squid:run:a', 'squid:run:b'], ARRAY[NULL, NULL]::bigint[],
+                   ARRAY[1, 1048575], '[]', NULL, NULL, NULL, NULL, NULL, NULL)"""
+        )
+
+
 def test_a_cut_is_published_once_it_has_moved_and_never_falls(postgres: PostgresStorage) -> None:
     published = "SELECT xmin::text, position FROM journal_published"
     with raw(postgres) as connection:

@@ -15,6 +15,7 @@ from tests.mutants.sql.files import (
     SUSPENDED,
     THREADS,
     UPGRADE,
+    VIEW_HISTORIES,
     VIEW_RULES,
 )
 
@@ -48,15 +49,15 @@ _APPEND_ENTRIES = (
     Mutant("a receipt names the revisions before", APPEND, "json_object_agg(p_threads[i], v_revs[i] + p_counts[i])", "json_object_agg(p_threads[i], v_revs[i])", (COMMITS,)),
     # --- rows of the views
     Mutant("the end of a run leaves its attempts", APPEND, "DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);", "NULL;", (VIEW_RULES, PLANNING)),
-    Mutant("a run has no position", APPEND, "CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END", "r.position", (VIEW_RULES, THREADS)),
-    Mutant("a run moves to its last fact", APPEND, "DO UPDATE SET (\n               status, workflow,", "DO UPDATE SET position = EXCLUDED.position, (\n               status, workflow,", (VIEW_RULES,)),
+    Mutant("a run has no position", APPEND, "CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END", "r.position", (VIEW_HISTORIES,)),
+    Mutant("a run moves to its last fact", APPEND, "DO UPDATE SET (\n               status, workflow,", "DO UPDATE SET position = EXCLUDED.position, (\n               status, workflow,", (VIEW_HISTORIES,)),
     Mutant("a run keeps its status", APPEND, "EXCLUDED.status, EXCLUDED.workflow", "runs.status, EXCLUDED.workflow", (VIEW_RULES,)),
     Mutant("a run that ended is not fenced", APPEND, "EXCLUDED.fenced,", "runs.fenced,", (VIEW_RULES,)),
     Mutant("a quarantined run goes on", APPEND, "EXCLUDED.quarantined,", "runs.quarantined,", (VIEW_RULES,)),
     Mutant("an end without its fence goes unnoticed", APPEND, "EXCLUDED.unfenced,", "runs.unfenced,", (VIEW_RULES,)),
-    Mutant("a run does not know its children", APPEND, "EXCLUDED.has_children,", "runs.has_children,", (VIEW_RULES,)),
+    Mutant("a run does not know its children", APPEND, "EXCLUDED.has_children,", "runs.has_children,", (VIEW_HISTORIES,)),
     Mutant("a run keeps its number of visits", APPEND, "EXCLUDED.applied_visits,", "runs.applied_visits,", (VIEW_RULES,)),
-    Mutant("an attempt has no position", APPEND, "CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END", "a.position", (VIEW_RULES, THREADS)),
+    Mutant("an attempt has no position", APPEND, "CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END", "a.position", (VIEW_HISTORIES,)),
     Mutant("an attempt keeps its status", APPEND, "EXCLUDED.last_at, EXCLUDED.status,", "EXCLUDED.last_at, attempts.status,", (VIEW_RULES,)),
     Mutant("an attempt keeps its lease", APPEND, "EXCLUDED.lease_until,", "attempts.lease_until,", (VIEW_RULES,)),
     Mutant("an attempt keeps its claim", APPEND, "EXCLUDED.claim_id,", "attempts.claim_id,", (VIEW_RULES,)),
@@ -71,7 +72,7 @@ _APPEND_ENTRIES = (
     Mutant("a queue is never paused", APPEND, "IF p_queues IS NOT NULL THEN", "IF false THEN", (VIEW_RULES,)),
     Mutant("anomalies are not recorded", APPEND, "IF p_anomalies IS NOT NULL THEN", "IF false THEN", (VIEW_RULES,)),
     Mutant("an anomaly names another fact", APPEND, "v_revs[array_position(p_threads, a.thread)] + a.seq", "a.seq", (VIEW_RULES,)),
-    Mutant("an anomaly has another position", APPEND, "a.ordinal, v_base - a.position,", "a.ordinal, v_base,", (VIEW_RULES,)),
+    Mutant("an anomaly has another position", APPEND, "a.ordinal, v_base - a.position,", "a.ordinal, v_base,", (VIEW_HISTORIES,)),
 )  # fmt: skip
 
 _LOCK_UNITS = (
@@ -83,11 +84,11 @@ _LOCK_UNITS = (
     Mutant("runs are locked in the wrong order", LOCK, "ORDER BY run_id FOR UPDATE", "ORDER BY run_id DESC FOR UPDATE", (LOCK_ORDER,)),
     Mutant("single attempts are not locked", LOCK, "               FOR UPDATE OF a\n", "", (LOCK_ORDER,)),
     Mutant("all attempts of a run are not locked", LOCK, "WHERE run_id = ANY (p_whole) FOR UPDATE", "WHERE run_id = ANY (p_whole)", (LOCK_ORDER,)),
-    Mutant("attempts of other runs are loaded", LOCK, "ON a.run_id = k.run_id AND a.runnable_key = k.runnable_key", "ON a.runnable_key = k.runnable_key", (VIEW_RULES, "tests/journal/test_view_histories.py")),
+    Mutant("attempts of other runs are loaded", LOCK, "ON a.run_id = k.run_id AND a.runnable_key = k.runnable_key", "ON a.runnable_key = k.runnable_key", (VIEW_RULES, VIEW_HISTORIES)),
     Mutant("single attempts are not loaded", LOCK, "IF cardinality(p_keys) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
     Mutant("the attempts of a run that ends are not loaded", LOCK, "IF cardinality(p_whole) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
     Mutant("children are not loaded", LOCK, "IF cardinality(p_children) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
-    Mutant("children of other runs are loaded", LOCK, "(run_id, child_run_id) IN (SELECT * FROM unnest(p_child_runs, p_children))", "child_run_id = ANY (p_children)", (VIEW_RULES, "tests/journal/test_view_histories.py")),
+    Mutant("children of other runs are loaded", LOCK, "(run_id, child_run_id) IN (SELECT * FROM unnest(p_child_runs, p_children))", "child_run_id = ANY (p_children)", (VIEW_RULES, VIEW_HISTORIES)),
 )  # fmt: skip
 
 _LOCK_NEW = (

@@ -25,6 +25,7 @@ SUSPENDED = "tests/journal/test_suspended.py"
 THREADS = "tests/journal/test_storage_threads.py"
 UPGRADE = "tests/journal/test_upgrade.py"
 VERIFY = "tests/journal/test_verify.py"
+VIEW_HISTORIES = "tests/journal/test_view_histories.py"
 VIEW_RULES = "tests/journal/test_view_rules.py"
 
 CARD_CLAIMS = "tests/backlog/test_claiming.py"

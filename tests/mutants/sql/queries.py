@@ -32,8 +32,8 @@ _DISPATCH = (
     Mutant("expired leases of any definition are shown", DISPATCH, "\n      AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))\n", "\n", (CLAIMING,)),
     Mutant("expired leases of ended and quarantined runs are shown", DISPATCH, "AND due_at IS NOT NULL AND (deliveries", "AND (deliveries", (CLAIMING,)),
     Mutant("the latest leases are shown first", DISPATCH, "ORDER BY lease_until, position LIMIT", "ORDER BY lease_until DESC, position LIMIT", (CLAIMING, LEASES)),
-    Mutant("a plan is made without the latest facts", TRANSACTION, "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq", "WHERE thread = t.id AND type <> 'runnable_applied' ORDER BY seq", (PLANNING,)),
-    Mutant("a plan is made from facts in the wrong order", TRANSACTION, "type <> 'run_signal_received' ORDER BY seq", "type <> 'run_signal_received' ORDER BY seq DESC", (PLANNING,)),
+    Mutant("a plan is made without the latest facts", TRANSACTION, "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq", "WHERE thread = t.id AND type <> 'runnable_applied' ORDER BY seq", ("tests/journal/test_groups.py", "tests/journal/test_short_way.py", "tests/runtime/test_dependencies.py", "tests/runtime/test_routes.py")),
+    Mutant("a plan is made from facts in the wrong order", TRANSACTION, "type <> 'run_signal_received' ORDER BY seq", "type <> 'run_signal_received' ORDER BY seq DESC", ("tests/journal/test_groups.py", "tests/journal/test_short_way.py", "tests/runtime/test_dependencies.py", "tests/runtime/test_routes.py")),
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", (PLANNING, "tests/runtime/test_commands.py")),
     Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/test_storage_fidelity.py",)),
 )  # fmt: skip
