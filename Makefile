@@ -58,7 +58,7 @@ bench: setup ## Compare with dbos, procrastinate and pgqueuer (in .venv-peers), 
 chaos: setup ## Run 10,000 workflows under kills, outages, a failover, a full disk and an upgrade, then check every promise (CHAOS="--seed 7 --runs 500")
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
-mutants: setup ## Break one rule of the fold at a time; every mutant must be caught
+mutants: setup ## Break one rule at a time, of the fold and in SQL; every mutant must be caught
 	$(BIN)/python -m tests.mutants
 
 # Sets of texts come in the same order every time, so that a seed repeats in another process.

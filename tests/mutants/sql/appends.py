@@ -50,7 +50,7 @@ _APPEND_ENTRIES = (
     # --- rows of the views
     Mutant("the end of a run leaves its attempts", APPEND, "DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);", "NULL;", (VIEW_RULES, PLANNING)),
     Mutant("a run has no position", APPEND, "CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END", "r.position", (VIEW_HISTORIES,)),
-    Mutant("a run moves to its last fact", APPEND, "DO UPDATE SET (\n               status, workflow,", "DO UPDATE SET position = EXCLUDED.position, (\n               status, workflow,", (VIEW_HISTORIES,)),
+    # The position of a run that is there is not updated: the caller sends the one that it has read.
     Mutant("a run keeps its status", APPEND, "EXCLUDED.status, EXCLUDED.workflow", "runs.status, EXCLUDED.workflow", (VIEW_RULES,)),
     Mutant("a run that ended is not fenced", APPEND, "EXCLUDED.fenced,", "runs.fenced,", (VIEW_RULES,)),
     Mutant("a quarantined run goes on", APPEND, "EXCLUDED.quarantined,", "runs.quarantined,", (VIEW_RULES,)),
