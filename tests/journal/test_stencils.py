@@ -1,8 +1,10 @@
 """Starts by stencil: whatever a workflow begins with and its payload holds, what is written is what was planned."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,10 +14,12 @@ from pydantic import BaseModel, JsonValue
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.postgres.stencil import Stencil
+from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.runtime.starting import prepare_start
 from squid_dagster.workflow import Workflow
+from tests.facts import queue_paused, queued
 from tests.journal.contract import (
     AWKWARD,
     WITHOUT_SHRINKING,
@@ -23,7 +27,11 @@ from tests.journal.contract import (
     all_entries,
     assert_views_agree_with_the_journal,
     facts_of,
+    put,
+    raw,
+    wait_for_a_lock,
 )
+from tests.journal.version5 import start_arguments
 
 
 class Anything(BaseModel):
@@ -232,6 +240,52 @@ def test_a_start_by_stencil_whose_answer_was_lost_is_made_once(
     assert len(all_entries(postgres_virtual)) == before + 5
     assert told(squid, receipt.run_id)[0].occurred_at == receipt.received_at
     assert_views_agree_with_the_journal(postgres_virtual)
+
+
+def test_a_start_waits_for_who_makes_the_thread_of_its_queue_and_goes_on_behind(
+    squid: Squid, postgres_virtual: PostgresStorage
+) -> None:
+    # given somebody who makes the thread of a queue, and is not done yet
+    commit_id, first = uuid4(), queue_paused("fresh")
+    squid.start("one_step", {"left": 1})
+    with raw(postgres_virtual, autocommit=False) as other, ThreadPoolExecutor(2) as pool:
+        other.execute(
+            "INSERT INTO journal_commits (id, receipt, committed_at) VALUES (%s, '{}', clock_timestamp())", (commit_id,)
+        )
+        writing = pool.submit(postgres_virtual.commit, [Append(first.thread, [first])], commit_id)
+        wait_for_a_lock(postgres_virtual)
+        # when a run is started on that queue
+        starting = pool.submit(squid.start, "one_step", {"left": 2}, queue="fresh")
+        wait_for_a_lock(postgres_virtual, 2)
+        other.rollback()
+        writing.result(30)
+        run_id = starting.result(30).run_id
+    # then its facts follow
+    types = [entry.fact.type for entry in postgres_virtual.read(first.thread)]
+    assert types == ["queue_paused", "run_queued", "attempt_scheduled"]
+    assert squid.inspect_run(run_id).status == "running"
+    assert verify(postgres_virtual) == []
+
+
+def test_a_run_of_which_its_queue_knows_already_is_not_started_by_stencil(
+    squid: Squid, postgres_virtual: PostgresStorage, ways: list[bool]
+) -> None:
+    squid.start("one_step", {"left": 1})
+    put(postgres_virtual, queued("known"))
+    squid.start("one_step", {"left": 2}, run_id="known")
+    assert ways[-1] is False
+    assert_views_agree_with_the_journal(postgres_virtual)
+    assert verify(postgres_virtual) == []
+
+
+def test_the_receipt_of_a_start_names_every_thread_that_it_moved(postgres: PostgresStorage) -> None:
+    commit_id = uuid4()
+    with raw(postgres) as connection:
+        connection.execute(*start_arguments(["run-0"], "default"))
+        connection.execute(*start_arguments(["run-1", "run-2"], "default", commit_id))
+    threads = ["squid:dispatch:default", "squid:run:run-1", "squid:run:run-2"]
+    assert postgres.find_commit(commit_id) == {thread: postgres.revision(thread) for thread in threads}
+    assert [postgres.revision(thread) for thread in threads] == [3, 2, 2]
 
 
 def test_runs_of_a_kind_that_a_stencil_does_not_know_have_none(squid: Squid) -> None:
