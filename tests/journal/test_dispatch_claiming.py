@@ -37,6 +37,7 @@ from tests.facts import (
 )
 from tests.journal.contract import WITHOUT_SHRINKING, at_once, facts_of, put, raw, wait_for_a_lock
 from tests.journal.desk import Desk, broke, claim, done, keys, one, refused, seconds, statuses, work
+from tests.journal.version5 import claim_one
 
 _numbers = count(1)
 
@@ -202,6 +203,21 @@ def test_a_claim_takes_the_next_attempt_when_another_transaction_holds_the_first
         finally:
             other.rollback()
     assert keys(claim(postgres_desk, limit=9)) == ["held"]
+
+
+def test_what_a_rival_claims_between_the_search_and_the_locks_of_a_claim_is_left_to_it(postgres_desk: Desk) -> None:
+    storage = _postgres(postgres_desk)
+    postgres_desk.put(work("run-1"), work("run-2"))
+    with raw(storage, autocommit=False) as rival, ThreadPoolExecutor(1) as pool:
+        # given a rival that lets others read attempts and not lock them
+        rival.execute("LOCK TABLE attempts IN EXCLUSIVE MODE")
+        # when a worker has found attempts, and the rival claims the first of them
+        claiming = pool.submit(claim, postgres_desk, 9)
+        wait_for_a_lock(storage)
+        assert claim_one(rival, QUEUE, "rival") == "run-1"
+        rival.commit()
+        # then the worker gets the other one
+        assert keys(claiming.result(30)) == ["run-2"]
 
 
 # --- what gives no claims -------------------------------------------------------------------------------------------
