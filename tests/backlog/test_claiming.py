@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from squid_dagster.backlog import Backlog, Card
+from squid_dagster.journal import PostgresStorage
+from squid_dagster.protocol import BACKLOG_THREAD
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidArgument, InvalidTransition, NotFound, StaleClaim
 from tests.backlog.contract import MINUTE, Board
 from tests.facts import t
@@ -96,6 +99,7 @@ def test_claims_of_a_phase_take_only_its_cards(board: Board) -> None:
     board.cards("A", priority=9)
     board.cards("B", "C", phase="M1")
     board.cards("D", phase="M1", priority=2)
+    board.cards("E", phase="M1", priority=5, depends_on=["A"])
     assert [board.claim(phase="M1").id for _ in range(3)] == ["D", "B", "C"]
     assert board.backlog.claim("w", phase="M1") is None
     assert board.backlog.claim("w", phase="M1", card_id="A") is None
@@ -104,10 +108,11 @@ def test_claims_of_a_phase_take_only_its_cards(board: Board) -> None:
 
 
 def test_a_card_is_not_claimed_before_its_time(board: Board) -> None:
-    board.backlog.create("later", "x", priority=9, not_before=t(60))
+    board.backlog.create("later", "x", priority=9, not_before=t(60), phase="M1")
     board.cards("now")
     assert board.claimed_in_order() == ["now"]
     assert board.backlog.claim("w", card_id="later") is None
+    assert board.backlog.claim("w", phase="M1") is None
     board.clock.advance(t(60) - board.clock.now())
     assert board.claim().id == "later"
 
@@ -284,6 +289,15 @@ def test_claims_that_run_out_count_as_attempts(board: Board) -> None:
     assert board.facts("A")[-1].attempts == 1
 
 
+def test_a_claim_that_gets_nothing_records_what_ran_out(board: Board) -> None:
+    board.backlog.create("A", "x", max_attempts=1)
+    board.claim(ttl=MINUTE)
+    board.later(seconds=60)
+    assert board.backlog.claim("w") is None
+    assert board.types("A") == ["created", "claimed", "dead_lettered"]
+    assert board.facts("A")[-1].cause == "spent"
+
+
 @pytest.mark.parametrize("bad", [timedelta(seconds=-1), 5, "soon"])
 def test_a_failure_with_a_bad_time_is_refused(board: Board, bad: Any) -> None:
     board.cards("A")
@@ -313,6 +327,32 @@ def test_reclaim_frees_what_ran_out_and_nothing_else(board: Board) -> None:
     assert board.backlog.reclaim() == []
     assert board.backlog.get("A").claim_owner is None
     assert board.backlog.get("A").attempts == 1
+
+
+def test_what_ran_out_first_is_freed_first(board: Board) -> None:
+    board.cards("A", "B", "C")
+    for minutes in (3, 1, 2):
+        board.claim(ttl=minutes * MINUTE)
+    board.later(hours=1)
+    assert [card.id for card in board.backlog.reclaim()] == ["B", "C", "A"]
+    released = [entry.fact for entry in board.storage.read(BACKLOG_THREAD)][-3:]
+    assert [fact.card_id for fact in released] == ["B", "C", "A"]  # type: ignore[union-attr]
+
+
+def test_a_limit_on_what_is_freed_in_one_commit_is_kept(postgres_board: Board) -> None:
+    storage = postgres_board.storage
+    assert isinstance(storage, PostgresStorage)
+    postgres_board.cards("A", "B", "C")
+    for minutes in (3, 1, 2):
+        postgres_board.claim(ttl=minutes * MINUTE)
+    postgres_board.later(hours=1)
+    freed = []
+    for _ in range(4):
+        values = uuid4(), 1, postgres_board.clock.now()
+        ((cards,),) = storage.rows("SELECT {schema}.release_cards(%s, %s, %s)", *values)
+        freed.append([card["id"] for card in cards or ()])
+    assert freed == [["B"], ["C"], ["A"], []]
+    postgres_board.check()
 
 
 def test_reclaim_by_id_frees_any_card_that_is_not_done(board: Board) -> None:
@@ -360,6 +400,15 @@ def test_a_clock_that_goes_back_breaks_no_rule(board: Board) -> None:
     renewed = board.backlog.renew("A", ttl=MINUTE, token=held.claim_token)
     assert renewed.updated_at == held.updated_at
     assert board.backlog.complete("A", token=held.claim_token).updated_at == held.updated_at
+
+
+def test_a_claim_that_runs_out_is_freed_no_sooner_than_the_card_changed(board: Board) -> None:
+    board.cards("A", "B")
+    board.claim(ttl=MINUTE)
+    board.later(seconds=100)
+    linked = board.backlog.link("A", "B")
+    board.later(seconds=-30)
+    assert [card.updated_at for card in board.backlog.reclaim()] == [linked.updated_at]
 
 
 def test_a_claim_begins_no_sooner_than_the_card_was_freed(board: Board) -> None:

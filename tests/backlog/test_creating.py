@@ -266,6 +266,7 @@ def test_listing_filters_and_follows_the_order_of_claims(board: Board) -> None:
     assert ids(status="blocked", phase="M1") == ["B"]
     assert ids(phase="M2") == ["D"]
     assert ids(ready_only=True) == ["A", "D"]
+    assert ids(ready_only=True, phase="M2") == ["D"]
     assert ids(ready_only=True, status="blocked") == []
     assert ids(limit=2) == ["C", "A"]
     with pytest.raises(InvalidArgument, match="'open' is no status"):
@@ -281,11 +282,14 @@ def test_stats_count_and_tell_ages(board: Board) -> None:
     board.backlog.create("E", "gated", depends_on=["B"])
     board.backlog.complete("A")
     board.backlog.block("B")
+    board.backlog.create("F", "later", not_before=t(999))
+    board.cards("G")
     board.claim(ttl=timedelta(seconds=5), card_id="C")
-    board.later(seconds=6)
+    board.claim(ttl=timedelta(seconds=500), card_id="G")
+    board.later(seconds=5)
     assert board.backlog.stats().to_dict() == {
-        "counts": {"ready": 2, "claimed": 1, "blocked": 1, "done": 1, "dead_lettered": 0},
-        "total": 5,
+        "counts": {"ready": 3, "claimed": 2, "blocked": 1, "done": 1, "dead_lettered": 0},
+        "total": 7,
         "claimable": 1,
         "oldest_ready_age_seconds": 7.0,
         "expired_claims": 1,
@@ -296,4 +300,6 @@ def test_cards_of_the_same_moment_have_an_order(board: Board) -> None:
     for card_id in ("b", "a", "B"):
         board.backlog.create(card_id, card_id)
     assert board.backlog.get("b").created_at == T0
+    assert [card.id for card in board.backlog.list()] == ["B", "a", "b"]
+    assert [card.id for card in board.backlog.list(ready_only=True)] == ["B", "a", "b"]
     assert board.claimed_in_order() == ["B", "a", "b"]

@@ -1,11 +1,14 @@
 """Crashes, lost answers and lost tables: a change is whole or it never was, and facts bring cards back."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 
 from squid_dagster.backlog import Backlog, Card
@@ -280,6 +283,38 @@ def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
     finally:
         far.close()
         wire.close()
+
+
+def test_a_claim_that_is_repeated_gives_its_card_as_long_as_it_is_held(postgres_board: Board) -> None:
+    storage = postgres_board.storage
+    assert isinstance(storage, PostgresStorage)
+    postgres_board.cards("A", "B")
+    commit_id, hashed = uuid4(), token_hash("mine")
+
+    def repeat() -> Any:
+        values = commit_id, hashed, postgres_board.clock.now()
+        text = "SELECT {schema}.claim_card(%s, 'w', 60, %s, NULL, NULL, %s)"
+        ((answer,),) = storage.rows(text, *values)
+        return answer["card"] and answer["card"]["id"]
+
+    assert [repeat(), repeat()] == ["A", "A"]
+    postgres_board.later(seconds=60)
+    assert postgres_board.claim().id == "A"
+    # now it is another's
+    assert repeat() is None
+    postgres_board.check()
+
+
+def test_a_commit_of_cards_that_is_there_is_not_written_again(postgres_board: Board) -> None:
+    storage, commit_id = postgres_board.storage, uuid4()
+    assert isinstance(storage, PostgresStorage)
+    fact = {"type": "card_unblocked", "at": "2026-01-01T00:00:00Z", "data": {"card_id": "A"}}
+    with raw(storage, autocommit=False) as connection:
+        append = "SELECT append_cards(%s, %s::json)", (commit_id, json.dumps([fact]))
+        connection.execute(*append)
+        with pytest.raises(psycopg.Error) as refused:
+            connection.execute(*append)
+    assert refused.value.sqlstate == "SQ002"
 
 
 def test_facts_that_break_a_rule_are_noted_and_not_followed(board: Board) -> None:

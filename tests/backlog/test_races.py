@@ -161,6 +161,17 @@ def test_claimers_of_expired_cards_get_one_each(postgres_board: Board) -> None:
     postgres_board.check()
 
 
+def test_a_card_that_ran_out_and_is_held_is_passed_by(postgres_board: Board) -> None:
+    postgres_board.cards("A", "B")
+    postgres_board.claimed_in_order()
+    postgres_board.later(hours=1)
+    held = holding(postgres(postgres_board), "SELECT FROM backlog WHERE id = 'A' FOR UPDATE")
+    with ThreadPoolExecutor(1) as pool, held:
+        assert [card.id for card in pool.submit(postgres_board.backlog.reclaim).result(10)] == ["B"]
+    assert [card.id for card in postgres_board.backlog.reclaim()] == ["A"]
+    postgres_board.check()
+
+
 def test_claims_by_id_wait_for_each_other_and_one_gets_it(postgres_board: Board) -> None:
     postgres_board.cards("A")
     found = at_once([lambda: postgres_board.backlog.claim("w", card_id="A")] * 6)
