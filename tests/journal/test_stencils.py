@@ -278,6 +278,18 @@ def test_a_run_of_which_its_queue_knows_already_is_not_started_by_stencil(
     assert verify(postgres_virtual) == []
 
 
+def test_a_run_whose_row_is_missing_is_not_started_a_second_time(
+    squid: Squid, postgres_virtual: PostgresStorage
+) -> None:
+    squid.start("one_step", {"left": 1}, run_id="run-1")
+    before = all_entries(postgres_virtual)
+    with raw(postgres_virtual) as connection:
+        connection.execute("DELETE FROM attempts")
+        connection.execute("DELETE FROM runs")
+    assert squid.start("one_step", {"left": 1}, run_id="run-1").repeated
+    assert all_entries(postgres_virtual) == before
+
+
 def test_the_receipt_of_a_start_names_every_thread_that_it_moved(postgres: PostgresStorage) -> None:
     commit_id = uuid4()
     with raw(postgres) as connection:

@@ -256,6 +256,14 @@ def test_an_append_of_too_many_facts_is_refused_by_the_database(postgres: Postgr
         )
 
 
+def test_a_start_of_too_many_facts_is_refused_by_the_database(postgres: PostgresStorage) -> None:
+    with pytest.raises(InvalidArgument, match=r"1048576 facts"):
+        postgres.rows(
+            """SELECT {schema}.start_runs(gen_random_uuid(), 'default', clock_timestamp(), true, ARRAY['a', 'b'],
+                   2, 524286, '[]', '[]', '[]')"""
+        )
+
+
 def test_a_cut_is_published_once_it_has_moved_and_never_falls(postgres: PostgresStorage) -> None:
     published = "SELECT xmin::text, position FROM journal_published"
     with raw(postgres) as connection:

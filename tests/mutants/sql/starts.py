@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import LOCK_ORDER, NEW_RUNS, STENCILS
+from tests.mutants.sql.files import CUTS, LOCK_ORDER, NEW_RUNS, STENCILS
 
 FILE = function("start_runs")
 
@@ -27,7 +27,7 @@ START_MUTANTS = (
     Mutant("a run's thread counts a fact too many", FILE, "SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id ORDER", "SELECT 'squid:run:' || id, p_run_facts + 1 FROM unnest(p_runs) id ORDER", (STENCILS,)),
     Mutant("facts on the queue are numbered from one", FILE, "coalesce(n.k, v_rev - v_count * p_queue_facts + n.ord)", "coalesce(n.k, n.ord)", (STENCILS,)),
     Mutant("facts of runs stand on the queue", FILE, "CASE WHEN n.k IS NULL THEN v_thread ELSE 'squid:run:' || n.run_id END", "v_thread", (STENCILS,)),
-    Mutant("a start takes too few positions", FILE, "take_positions(v_count * (p_queue_facts + p_run_facts))", "take_positions(0) - 1", (STENCILS,)),
+    Mutant("a start holds any number of facts", FILE, "take_positions(v_count * (p_queue_facts + p_run_facts))", "take_positions(1)", (CUTS,)),
     Mutant("a digest is of another number", FILE, "entry_digest(e.thread, e.seq,", "entry_digest(e.thread, e.ord,", (STENCILS,)),
     Mutant("all runs have the position of the first", FILE, "v_base + (r.ordinality - 1) * p_queue_facts - r.position", "v_base - r.position", (STENCILS,)),
     Mutant("attempts of all runs have positions of the first", FILE, "v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position", "v_base - a.position", (STENCILS,)),
@@ -36,5 +36,5 @@ START_MUTANTS = (
     Mutant("a start has no receipt", FILE, "SELECT p_commit, json_object_agg", "SELECT gen_random_uuid(), json_object_agg", (STENCILS,)),
     Mutant("the receipt leaves out the runs", FILE, "\n             UNION ALL\n            SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id) t", ") t", (STENCILS,)),
     Mutant("the receipt names the revision before", FILE, "v_thread AS id, v_rev AS rev", "v_thread AS id, v_rev - 1 AS rev", (STENCILS,)),
-    Mutant("the answer has another time", FILE, "RETURN to_json(v_now);", "RETURN to_json(v_now - interval '1 hour');", (STENCILS, NEW_RUNS)),
+    Mutant("the answer has another time", FILE, "RETURN to_json(v_now);", "RETURN to_json(v_now + interval '1 hour');", (NEW_RUNS,)),
 )  # fmt: skip
