@@ -179,6 +179,20 @@ def test_claims_by_id_wait_for_each_other_and_one_gets_it(postgres_board: Board)
     postgres_board.check()
 
 
+def test_a_claim_by_id_waits_for_a_rival_that_is_about_to_take_the_card(postgres_board: Board) -> None:
+    # given two claims of one card, the first of which waits for the thread
+    postgres_board.cards("A")
+    storage = postgres(postgres_board)
+    with ThreadPoolExecutor(2) as pool:
+        with holding(storage, "SELECT FROM journal_threads WHERE id = 'squid:backlog:cards' FOR UPDATE"):
+            claims = [pool.submit(Backlog(storage).claim, "w", card_id="A") for _ in range(2)]
+            wait_for_a_lock(storage, 2)
+        # when it goes on, then the card is its own
+        found = [claim.result(30) for claim in claims]
+    assert [card.attempts for card in found if card is not None] == [1]
+    postgres_board.check()
+
+
 @pytest.mark.parametrize("_", range(5))
 def test_two_links_that_race_never_close_a_cycle(postgres_board: Board, _: int) -> None:
     # given three cards
