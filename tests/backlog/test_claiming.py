@@ -289,6 +289,14 @@ def test_claims_that_run_out_count_as_attempts(board: Board) -> None:
     assert board.facts("A")[-1].attempts == 1
 
 
+def test_a_card_has_as_many_attempts_as_it_may_have(board: Board) -> None:
+    board.backlog.create("A", "x", max_attempts=2)
+    for status in ("ready", "dead_lettered"):
+        board.claim(ttl=MINUTE)
+        board.later(seconds=60)
+        assert [card.status for card in board.backlog.reclaim()] == [status]
+
+
 def test_a_claim_that_gets_nothing_records_what_ran_out(board: Board) -> None:
     board.backlog.create("A", "x", max_attempts=1)
     board.claim(ttl=MINUTE)
