@@ -82,6 +82,14 @@ def test_a_card_waits_until_all_that_it_depends_on_is_done(board: Board) -> None
     assert board.claim().id == "C"
 
 
+def test_a_card_that_is_done_frees_only_those_that_wait_for_it(board: Board) -> None:
+    board.cards("A", "B")
+    board.cards("C", depends_on=["A"])
+    board.cards("D", depends_on=["B"])
+    board.backlog.complete("A")
+    assert [board.backlog.get(card_id).open_dependencies for card_id in ("C", "D")] == [0, 1]
+
+
 def test_a_card_by_its_id_is_given_or_nothing(board: Board) -> None:
     board.cards("A", "B")
     board.cards("C", depends_on=["B"])

@@ -199,10 +199,11 @@ def test_a_blocked_card_stays_blocked_when_its_id_is_used_for_something_else(boa
 
 
 def test_self_links_unknown_cards_and_cycles_are_refused(board: Board) -> None:
-    # given C -> B -> A
-    board.cards("A", "B", "C")
+    # given D -> C -> B -> A
+    board.cards("A", "B", "C", "D")
     board.backlog.link("B", "A")
     board.backlog.link("C", "B")
+    board.backlog.link("D", "C")
     before = board.revision()
     # when somebody links what cannot be linked, then it is refused, and nothing changes
     with pytest.raises(InvalidArgument, match="itself"):
@@ -215,6 +216,8 @@ def test_self_links_unknown_cards_and_cycles_are_refused(board: Board) -> None:
         board.backlog.link("A", "B")
     with pytest.raises(InvalidTransition, match="A -> C -> B -> A"):
         board.backlog.link("A", "C")
+    with pytest.raises(InvalidTransition, match="A -> D -> C -> B -> A"):
+        board.backlog.link("A", "D")
     assert board.revision() == before
 
 
