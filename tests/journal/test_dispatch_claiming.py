@@ -95,6 +95,8 @@ def test_higher_priority_goes_first_then_due_time_then_position(desk: Desk) -> N
         work("early-too", visible_at=t(10)),
     )
     desk.wait(60)
+    assert [a.run_id for a in desk.store.visible(QUEUE)] == ["urgent", "early", "early-too", "late", "lazy"]
+    assert [a.run_id for a in desk.store.visible(QUEUE, 2)] == ["urgent", "early"]
     assert keys(claim(desk, limit=10)) == ["urgent", "early", "early-too", "late", "lazy"]
 
 
