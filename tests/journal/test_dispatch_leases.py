@@ -166,6 +166,17 @@ def test_a_lease_runs_out_exactly_at_its_end(desk: Desk) -> None:
     assert desk.store.expired(QUEUE) == []
 
 
+def test_expired_claims_are_shown_queue_by_queue_in_the_order_in_which_they_ran_out(desk: Desk) -> None:
+    desk.put(work("run-1"), work("run-2"), work("run-3", queue="slow"))
+    one(desk, seconds(20))
+    one(desk, seconds(10))
+    desk.store.claim("slow", "worker-1", lease=seconds(5))
+    assert desk.store.expired(QUEUE) == desk.store.expired("slow") == []
+    desk.wait(60)
+    assert [a.run_id for a in desk.store.expired(QUEUE)] == ["run-2", "run-1"]
+    assert [a.run_id for a in desk.store.expired("slow")] == ["run-3"]
+
+
 def test_a_lease_begins_when_a_claim_has_nothing_to_wait_for_any_more(postgres: PostgresStorage) -> None:
     # given a claim that waits for the queue's thread
     put(postgres, work("run-1"))
