@@ -1,9 +1,8 @@
 """Connections: one SQLAlchemy pool per storage, psycopg underneath, and errors that say what to do."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -127,18 +126,12 @@ def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
 
 
 class Lender:
-    """Lends watched psycopg connections of an engine, in autocommit mode; after one that broke, the pool starts anew.
+    """Lends watched psycopg connections of an engine's pool, in autocommit mode; if one broke, the pool starts anew."""
 
-    It keeps a few at hand between two loans: what a pool does for each of them takes as long as many a statement.
-    """
-
-    def __init__(self, engine: Engine, keep: int = 0, watch: Watch | None = None) -> None:
-        """Lend from an engine's pool, and `keep` so many back."""
+    def __init__(self, engine: Engine, watch: Watch | None = None) -> None:
+        """Lend from an engine's pool."""
         self.engine = engine
         self._watch = watch or make_watch(engine)
-        self._keep = keep
-        self._kept: list[_Lent] = []
-        self._parents: list[_Lent] = []  # in a process that was forked: forgotten, they would go back to the pool
 
     def lend(self, explain: Explainer | None = None) -> "Loan":
         """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
@@ -146,22 +139,17 @@ class Lender:
 
     def close(self) -> None:
         """Give all connections back to the database. What is lent comes back later, and is closed then."""
-        while self._kept:
-            self.give_back(self._kept.pop())
         self.engine.dispose()
 
     def take(self) -> "_Lent":
         """Give a connection. Raises `StorageUnavailable`."""
-        kept = self._take_kept()
-        if kept is not None:
-            return kept
         pool = self.engine.pool
         fairy, connection = self._take_pooled()
         while not is_intact(connection):
             fairy.detach()
             close_lost(connection, fairy)
             fairy, connection = self._take_pooled()
-        lent = _Lent(os.getpid(), pool, fairy, connection, connection.autocommit, connection.isolation_level)
+        lent = _Lent(pool, fairy, connection, connection.autocommit, connection.isolation_level)
         self._watch.guard(connection)
         try:
             connection.autocommit = True
@@ -185,29 +173,6 @@ class Lender:
         register_socket(connection)
         return fairy, connection
 
-    def _take_kept(self) -> "_Lent | None":
-        while self._kept:
-            with suppress(IndexError):  # somebody else was faster
-                lent = self._kept.pop()
-                if lent.pid == os.getpid() and not is_intact(lent.connection):
-                    self.give_back(lent)
-                    continue
-                if lent.pid == os.getpid() and lent.pool is self.engine.pool:
-                    return lent
-                if lent.pid == os.getpid():
-                    self.give_back(lent)
-                else:
-                    self._parents.append(lent)
-        return None
-
-    def put(self, lent: "_Lent") -> None:
-        """Take a connection back."""
-        at_rest = not lent.connection.closed and lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
-        if at_rest and len(self._kept) < self._keep and lent.pool is self.engine.pool:
-            self._kept.append(lent)
-        else:
-            self.give_back(lent)
-
     def give_back(self, lent: "_Lent") -> None:
         """Give a connection back to its pool."""
         if not is_intact(lent.connection) and not close_lost(lent.connection, lent.fairy):
@@ -221,7 +186,6 @@ class Lender:
 class _Lent(NamedTuple):
     """A connection that is out of its pool, and how it was found there."""
 
-    pid: int
     pool: Pool
     fairy: Any
     connection: PgConnection
@@ -269,7 +233,7 @@ class Loan:
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                 # This server is not the primary any more, or was made read-only: other sessions may find another one.
                 lent.connection.close()
-            self._lender.put(lent)
+            self._lender.give_back(lent)
 
     def _known(self, error: psycopg.Error) -> BaseException | None:
         """Return the contract's own error, or what a signal raised meanwhile, if it is one of these."""
@@ -278,7 +242,7 @@ class Loan:
 
 
 def borrow(engine: Engine) -> Loan:
-    """Lend a connection of an engine, and keep none back."""
+    """Lend a connection of an engine."""
     return Lender(engine).lend()
 
 

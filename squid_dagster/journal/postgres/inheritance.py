@@ -19,6 +19,7 @@ import psycopg
 from squid_dagster.journal.descriptors import check_descriptors, inode_of, is_dead_socket
 
 _sockets: "weakref.WeakKeyDictionary[psycopg.Connection[Any], int]" = weakref.WeakKeyDictionary()  # their inodes
+_NO_INODE = -1
 _strays: list[object] = []  # connections whose numbers lead elsewhere: collected as garbage, they would close those
 
 
@@ -61,7 +62,7 @@ def _disarm() -> None:
             with suppress(psycopg.Error, OSError):
                 if is_intact(connection):
                     os.dup2(mine.fileno(), connection.pgconn.socket, inheritable=False)
-    _sockets.clear()
+            _sockets[connection] = _NO_INODE  # a pool must not lend it any more
 
 
 os.register_at_fork(after_in_child=_disarm)

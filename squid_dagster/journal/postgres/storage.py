@@ -51,7 +51,6 @@ from squid_dagster.protocol.threads import BACKLOG_THREAD
 T = TypeVar("T")
 
 _HEARD_OF_LATE = 60.0  # seconds after which the database is asked again what time it is
-_KEPT = 2  # connections at hand
 
 
 # journal_entries_thread
@@ -99,8 +98,7 @@ class PostgresStorage:
         """
         self.engine = make_engine(engine, bounds=bounds) if isinstance(engine, str) else engine
         watch = make_watch(self.engine, bounds)
-        # An engine that was handed over has rules of its own for connections at rest.
-        self._lender = Lender(self.engine, keep=_KEPT if isinstance(engine, str) else 0, watch=watch)
+        self._lender = Lender(self.engine, watch)
         self._explain = partial(_explained, schema)
         self.step_engine = make_step_engine(self.engine, watch)
         self.schema_engine = make_schema_engine(self.engine, watch)
