@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from bench import append, claim, dagster, fold, read, settle
+from bench import append, claim, dagster, fold, read, settle, snapshot
 from bench.peers.process import BenchError
 from bench.peers.run import ROUNDS, compare
 from bench.peers.systems import OURS, SYSTEMS
@@ -24,7 +24,7 @@ ALONE: dict[str, Callable[[], list[Measure]]] = {
     "settle": settle.measure,
     "dagster": dagster.measure,
 }
-ALL = ["peers", *ALONE, "spark"]
+ALL = ["peers", *ALONE, "snapshot", "spark"]
 
 
 def _spark(facts: int | None) -> list[Measure]:
@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join([*ALL, 'tune'])}; default: {ALL}")
     parser.add_argument("--quick", action="store_true", help="peers: one small round, judges nothing, writes no file")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"peers: how many rounds ({ROUNDS})")
+    parser.add_argument("--minutes", type=float, default=snapshot.MINUTES, help="snapshot: of work in each database")
     parser.add_argument("--facts", type=int, default=None, help="spark: facts in the end; bounds are for 5,000,000")
     parser.add_argument("--beside", nargs="*", default=None, help="peers, tune: only these peers")
     options = parser.parse_args()
@@ -59,6 +60,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     measures = [measure for name in names if name in ALONE for measure in ALONE[name]()]
+    measures += snapshot.measure(options.minutes) if "snapshot" in names else []
     try:
         measures += _spark(options.facts) if "spark" in names else []
     except BenchError as error:

@@ -75,7 +75,12 @@ def trickle(order: Order) -> None:
 
 
 def _connect(order: Order, handle: Callable[[], None]) -> Squid:
-    return Squid.connect(order.url, [_one_step(handle), _three_steps(handle)], schema=SCHEMA)
+    return Squid.connect(order.url, workflows(handle), schema=SCHEMA)
+
+
+def workflows(handle: Callable[[], None]) -> list[Workflow]:
+    """Return the workflows of all orders, whose last steps call `handle`."""
+    return [_one_step(handle), _three_steps(handle)]
 
 
 def _one_step(handle: Callable[[], None]) -> Workflow:

@@ -1,0 +1,206 @@
+"""Draining beside a session that holds an old snapshot: what claims and settlements leave behind cannot be cleaned up.
+
+Two databases on one server, each with a worker process of its own, are worked at in turn, a slice each. In one of them
+a bystander holds a transaction with a snapshot from the first slice to the last; no other database is affected by it.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+from typing import Any
+
+import psycopg
+from sqlalchemy import make_url
+
+from bench.drain import QUEUE, WORKFLOWS, workflows
+from bench.journals import new_journal
+from bench.report import Measure, progress
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.postgres.connection import connect
+
+MINUTES = 10.0  # of work in each database
+SLICES, WARM_UP_RUNS = 40, 300
+AHEAD, CHUNK = 1_500, 100  # runs that wait at most; how many of each kind are started at a time
+CONCURRENCY = 10
+LAST_QUARTER_AT_LEAST = 0.8
+
+_ONE, _THREE = WORKFLOWS[1], WORKFLOWS[3]
+_HOLD = "SELECT count(*) FROM bench.runs"
+_DEAD = """SELECT relname, n_dead_tup, pg_total_relation_size(relid) / 1048576 FROM pg_stat_user_tables
+    WHERE schemaname = 'bench' AND n_dead_tup > 1000 ORDER BY n_dead_tup DESC"""
+_adding = Lock()
+_RUNS, _CLAIMS, _CLAIMED, _CLAIM_SECONDS, _SETTLED, _SETTLE_SECONDS, _COUNTS = range(7)
+
+
+@dataclass
+class Side:
+    """One database, its worker, and how fast that was in each slice."""
+
+    name: str
+    squid: Squid
+    counts: Any
+    started: int = 0
+    runs_per_second: list[float] = field(default_factory=list)
+
+    def drain(self, seconds: float) -> None:
+        """Supply the worker for so long, and wait until it has done everything."""
+        before, began = self.started, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            self._supply(AHEAD)
+        self._wait()
+        self.runs_per_second.append((self.started - before) / (time.perf_counter() - began))
+
+    def warm_up(self) -> None:
+        """Have some runs done before anything is measured."""
+        while self.started < WARM_UP_RUNS:
+            self._supply(WARM_UP_RUNS)
+        self._wait()
+
+    def _supply(self, ahead: int) -> None:
+        if self.started - self.counts[_RUNS] >= ahead:
+            time.sleep(0.005)
+            return
+        self.squid.start_many(_ONE, [{"n": n} for n in range(2 * CHUNK)])
+        self.squid.start_many(_THREE, [{"n": n} for n in range(CHUNK)])
+        self.started += 3 * CHUNK
+
+    def _wait(self) -> None:
+        while self.counts[_RUNS] < self.started:
+            time.sleep(0.005)
+
+    def quarter(self, number: int) -> float:
+        """Return the mean of a quarter of all slices."""
+        size = len(self.runs_per_second) // 4
+        return sum(self.runs_per_second[number * size : (number + 1) * size]) / size
+
+    def told(self) -> str:
+        """Return how long a claim and a settlement took."""
+        found = list(self.counts)
+        return (
+            f"{self.name}: {1e3 * found[_CLAIM_SECONDS] / max(1, found[_CLAIMS]):.2f} ms per claim of "
+            f"{found[_CLAIMED] / max(1, found[_CLAIMS]):.1f}, "
+            f"{1e6 * found[_SETTLE_SECONDS] / max(1, found[_SETTLED]):.0f} us per settled step"
+        )
+
+
+def measure(minutes: float = MINUTES) -> list[Measure]:
+    """Work in both databases in turn; compare the quarters."""
+    slices = max(4, min(SLICES, int(minutes * 15)) // 4 * 4)
+    with new_journal() as storage, ExitStack() as stack:
+        url = storage.engine.url.render_as_string(hide_password=False)
+        plain = stack.enter_context(_side("plain", url))
+        held = stack.enter_context(_side("held", _other_database(storage)))
+        plain.warm_up()
+        held.warm_up()
+        stack.enter_context(_bystander(held))
+        for number in range(slices):
+            progress("slices", number, slices)
+            for side in (plain, held) if number % 2 else (held, plain):
+                side.drain(60 * minutes / slices)
+        print(f"\n{plain.told()}\n{held.told()}\n{_dead(plain)}\n{_dead(held)}")
+    return [_judged(plain, held, number) for number in range(4)]
+
+
+def _judged(plain: Side, held: Side, number: int) -> Measure:
+    before, beside = plain.quarter(number), held.quarter(number)
+    bound = LAST_QUARTER_AT_LEAST if number == 3 else None
+    detail = f"{beside:,.0f} runs a second beside {before:,.0f}"
+    name = f"old snapshot, quarter {number + 1} of the drain"
+    return Measure(name, "times as fast", beside / before, at_least=bound, detail=detail)
+
+
+@contextmanager
+def _side(name: str, url: str) -> Iterator[Side]:
+    storage = PostgresStorage(url, "bench")
+    storage.upgrade()
+    context = multiprocessing.get_context("spawn")
+    counts = context.RawArray("d", _COUNTS)  # written by the worker alone
+    stop = context.Event()
+    worker = context.Process(target=_work, args=(url, counts, stop))
+    worker.start()
+    with Squid(storage, workflows(lambda: None)) as squid:
+        try:
+            yield Side(name, squid, counts)
+        finally:
+            stop.set()
+            worker.join(60)
+            storage.close()
+
+
+def _other_database(storage: PostgresStorage) -> str:
+    with connect(storage.engine) as connection:
+        connection.autocommit = True
+        connection.execute("CREATE DATABASE held")
+    return make_url(storage.engine.url).set(database="held").render_as_string(hide_password=False)
+
+
+@contextmanager
+def _bystander(side: Side) -> Iterator[None]:
+    with _open(side) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute(_HOLD)
+        yield
+        connection.execute("ROLLBACK")
+
+
+def _open(side: Side) -> "psycopg.Connection[Any]":
+    storage = side.squid.journal
+    assert isinstance(storage, PostgresStorage)
+    made = connect(storage.engine)
+    made.autocommit = True
+    made.execute("SET idle_in_transaction_session_timeout = 0")
+    return made
+
+
+def _dead(side: Side) -> str:
+    with _open(side) as connection:
+        found = connection.execute(_DEAD).fetchall()
+    return f"{side.name}: dead rows " + ", ".join(f"{name} {dead:,} ({size:,} MB)" for name, dead, size in found)
+
+
+def _work(url: str, counts: Any, stop: Any) -> None:
+    """Work in a process of its own until told to stop."""
+
+    def handle() -> None:
+        _add(counts, {_RUNS: 1})
+
+    with Squid(PostgresStorage(url, "bench"), workflows(handle)) as squid:
+        _time(squid.runtime.dispatch, counts)
+        worker = squid.new_worker(QUEUE, concurrency=CONCURRENCY)
+        Thread(target=_stop, args=(stop, worker.stop), daemon=True).start()
+        worker.run()
+
+
+def _stop(told: Any, stop: Callable[[], None]) -> None:
+    told.wait()
+    stop()
+
+
+def _time(dispatch: Any, counts: Any) -> None:
+    """Count the calls of a store, and how long they take."""
+    claim, settle = dispatch.claim, dispatch.settle
+
+    def timed_claim(*arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        found = claim(*arguments, **options)
+        if found:
+            _add(counts, {_CLAIMS: 1, _CLAIMED: len(found), _CLAIM_SECONDS: time.perf_counter() - began})
+        return found
+
+    def timed_settle(settlements: Any, *arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        answers = settle(settlements, *arguments, **options)
+        _add(counts, {_SETTLED: len(answers), _SETTLE_SECONDS: time.perf_counter() - began})
+        return answers
+
+    dispatch.claim, dispatch.settle = timed_claim, timed_settle
+
+
+def _add(counts: Any, more: dict[int, float]) -> None:
+    with _adding:
+        for place, value in more.items():
+            counts[place] += value
