@@ -21,7 +21,9 @@ def no_work(queue: str) -> "QueueRow":
 
 
 def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, Any]:
-    """Give a queue as JSON values, always with the same keys."""
+    """Return a queue as JSON values, always with the same keys. A count of `counted_up_to` is so many or more."""
+    from squid_dagster.journal.queries import MOST_COUNTED
+
     return {
         "queue": row.queue,
         "paused": row.paused,
@@ -29,6 +31,7 @@ def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, An
         "scheduled": row.scheduled,
         "claimed": row.claimed,
         "expired": row.expired,
+        "counted_up_to": MOST_COUNTED,
         "oldest_due_at": None if row.oldest_due_at is None else row.oldest_due_at.isoformat(),
         "worker_count": sum(row.queue in worker.queues for worker in workers),
     }
@@ -41,16 +44,22 @@ def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> 
         (
             row.queue,
             "paused" if row.paused else "open",
-            row.visible,
-            row.scheduled,
-            row.claimed,
-            row.expired,
+            _counted(row.visible),
+            _counted(row.scheduled),
+            _counted(row.claimed),
+            _counted(row.expired),
             row.oldest_due_at,
             sum(row.queue in worker.queues for worker in workers),
         )
         for row in rows
     ]
     return table(headings, cells, first_to_go=("oldest due", "expired"))
+
+
+def _counted(count: int) -> int | str:
+    from squid_dagster.journal.queries import MOST_COUNTED
+
+    return count if count < MOST_COUNTED else f"{MOST_COUNTED}+"
 
 
 def pause_facts(state: "QueueState") -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ _MOST_RUNS = 10_000  # of each status so many are counted
 def status(place: Place, as_json: bool) -> None:
     """One screen: database, queues, workers, what needs attention.
 
-    Reads live views alone, and of runs that have ended only how many they are, up to 10,000 of each kind.
+    Reads live views alone. Runs and open work are counted up to 10,000 of each kind.
     """
     from squid_dagster.api import ALIVE_WITHIN
     from squid_dagster.inspection.health import attention

@@ -9,6 +9,7 @@ from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.queries import (
     AHEAD,
     MAX_PAGE,
+    MOST_COUNTED,
     BacklogRow,
     QueueRow,
     RunFilter,
@@ -261,5 +262,11 @@ def _queue_row(queue: str, paused: bool, work: list[Attempt], now: datetime) -> 
     expired = sum(attempt.expired(now) for attempt in held)
     visible = len(due) - expired
     return QueueRow(
-        queue, paused, visible, len(work) - len(held) - visible, len(held) - expired, expired, min(due, default=None)
+        queue,
+        paused,
+        min(visible, MOST_COUNTED),
+        min(len(work) - len(held) - visible, MOST_COUNTED),
+        min(len(held) - expired, MOST_COUNTED),
+        min(expired, MOST_COUNTED),
+        min(due, default=None),
     )

@@ -48,8 +48,14 @@ class RunRow(NamedTuple):
     anomalies: int
 
 
+MOST_COUNTED = 10_000  # of each kind of work of a queue
+
+
 class QueueRow(NamedTuple):
-    """How much open work a queue has: due and unclaimed, due later, held, and held beyond its lease."""
+    """How much open work a queue has: due and unclaimed, due later, held, and held beyond its lease.
+
+    Each is counted up to `MOST_COUNTED`, which stands for so many or more.
+    """
 
     queue: str
     paused: bool
@@ -174,9 +180,9 @@ class JournalQueries(Protocol):
         """
 
     def queues(self) -> list[QueueRow]:
-        """Count the claimable work of each queue that has any, or was ever paused, by name.
+        """Count the claimable work of each queue that has any, or was ever paused, by name; up to `MOST_COUNTED` each.
 
-        Costs all open attempts of the journal: for a person who looks, not for a loop.
+        Costs what it counts of each lane: for a person who looks, not for a loop.
         """
 
     def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:

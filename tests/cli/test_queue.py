@@ -10,7 +10,9 @@ from squid_dagster.journal.presence import WorkerRow
 from tests.cli.flows import gated, hello
 from tests.cli.typed import Typed
 
-QUEUE_KEYS = ["queue", "paused", "visible", "scheduled", "claimed", "expired", "oldest_due_at", "worker_count"]
+QUEUE_KEYS = [
+    "queue", "paused", "visible", "scheduled", "claimed", "expired", "counted_up_to", "oldest_due_at", "worker_count",
+]  # fmt: skip
 DEAD_KEYS = [
     "run_id", "runnable_key", "step", "workflow", "queue", "attempt_number", "deliveries", "max_deliveries", "since",
     "position",

@@ -79,6 +79,7 @@ def test_work_and_workers_are_counted(typed: Typed) -> None:
         "scheduled": 1,
         "claimed": 1,
         "expired": 0,
+        "counted_up_to": 10_000,
         "worker_count": 1,
     }
     assert (slow["queue"], slow["paused"], slow["oldest_due_at"]) == ("slow", True, None)

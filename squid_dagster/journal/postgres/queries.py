@@ -11,6 +11,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import (
     AHEAD,
     MAX_PAGE,
+    MOST_COUNTED,
     RUN_STATUSES,
     BacklogRow,
     QueueRow,
@@ -130,14 +131,44 @@ _DEAD: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
       AND NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id
                          AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number)
     ORDER BY a.position LIMIT %(limit)s"""
-# All open attempts are read: attempts_due leads to them, past those that are finished.
-_QUEUES: LiteralString = """WITH moment AS (SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at), work AS (
-        SELECT a.queue, count(*) FILTER (WHERE a.status <> 'claimed' AND a.due_at <= m.at) AS visible,
-               count(*) FILTER (WHERE a.status <> 'claimed' AND a.due_at > m.at) AS scheduled,
-               count(*) FILTER (WHERE a.status = 'claimed' AND a.due_at > m.at) AS claimed,
-               count(*) FILTER (WHERE a.status = 'claimed' AND a.due_at <= m.at) AS expired,
-               min(a.due_at) FILTER (WHERE a.due_at <= m.at) AS oldest
-          FROM {schema}.attempts a CROSS JOIN moment m WHERE a.due_at IS NOT NULL GROUP BY a.queue)
+# attempts_due, from lane to lane and so many of each; attempts_leased; queues
+_QUEUES: LiteralString = """WITH RECURSIVE moment AS MATERIALIZED (
+        SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at
+    ), lane (queue, definition, rank) AS (
+        (SELECT a.queue, a.definition, a.rank FROM {schema}.attempts a
+          WHERE a.due_at IS NOT NULL ORDER BY a.queue, a.definition, a.rank LIMIT 1)
+        UNION ALL
+        SELECT n.* FROM lane l CROSS JOIN LATERAL (
+            SELECT a.queue, a.definition, a.rank FROM {schema}.attempts a
+             WHERE a.due_at IS NOT NULL AND (a.queue, a.definition, a.rank) > (l.queue, l.definition, l.rank)
+             ORDER BY a.queue, a.definition, a.rank LIMIT 1) n
+    ), free AS (
+        SELECT l.queue, least(sum(v.count), %(limit)s)::int AS visible,
+               least(sum(s.count), %(limit)s)::int AS scheduled, min(o.due_at) AS oldest
+          FROM moment m CROSS JOIN lane l
+          CROSS JOIN LATERAL (SELECT count(*) FROM (
+                SELECT FROM {schema}.attempts a
+                 WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
+                   AND a.due_at <= m.at AND a.status <> 'claimed' LIMIT %(limit)s) a) v
+          CROSS JOIN LATERAL (SELECT count(*) FROM (
+                SELECT FROM {schema}.attempts a
+                 WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
+                   AND a.due_at > m.at AND a.status <> 'claimed' LIMIT %(limit)s) a) s
+          CROSS JOIN LATERAL (SELECT (
+                SELECT a.due_at FROM {schema}.attempts a
+                 WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
+                   AND a.due_at <= m.at ORDER BY a.due_at LIMIT 1) AS due_at) o
+         GROUP BY l.queue
+    ), work AS (
+        SELECT f.*, c.count AS claimed, e.count AS expired
+          FROM moment m CROSS JOIN free f
+          CROSS JOIN LATERAL (SELECT count(*) FROM (
+                SELECT FROM {schema}.attempts a WHERE a.queue = f.queue AND a.status = 'claimed'
+                   AND a.lease_until > m.at AND a.due_at IS NOT NULL LIMIT %(limit)s) a) c
+          CROSS JOIN LATERAL (SELECT count(*) FROM (
+                SELECT FROM {schema}.attempts a WHERE a.queue = f.queue AND a.status = 'claimed'
+                   AND a.lease_until <= m.at AND a.due_at IS NOT NULL LIMIT %(limit)s) a) e
+    )
     SELECT queue, coalesce(q.paused, false), coalesce(w.visible, 0), coalesce(w.scheduled, 0), coalesce(w.claimed, 0),
            coalesce(w.expired, 0), w.oldest
       FROM work w FULL JOIN {schema}.queues q USING (queue) ORDER BY queue"""
@@ -234,9 +265,9 @@ class PostgresQueries:
         return [attempt_from_row(row) for (row,) in self._storage.rows(_DEAD, values)]
 
     def queues(self) -> list[QueueRow]:
-        """Count the claimable work of each queue."""
+        """Count the claimable work of each queue, as the contract says."""
         now = self._storage.clock.now() if self._storage.clock is not None else None
-        found = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now}))
+        found = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now, "limit": MOST_COUNTED}))
         return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in found]
 
     def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
