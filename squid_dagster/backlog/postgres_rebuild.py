@@ -28,7 +28,7 @@ _READ: LiteralString = ENTRY + "WHERE thread = %s AND seq > %s AND seq <= %s ORD
 _INSERT: LiteralString = """INSERT INTO {schema}.backlog{suffix}
     SELECT c.* FROM json_populate_recordset(NULL::{schema}.backlog{suffix}, %s) c"""
 _FORGET: LiteralString = "DELETE FROM {schema}.backlog{suffix} WHERE id = ANY (%s)"
-_REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
+_REVISION: LiteralString = "SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = %s"
 _ROWS: LiteralString = "SELECT to_json(b) FROM {schema}.backlog b"
 _END = 2**63 - 1
 

@@ -35,7 +35,7 @@ Within = Callable[[PostgresStorage, PgConnection], object]
 _PAGE = 2_000
 _PAGE_BYTES = 8 * 1024 * 1024
 _LAST_CUT = 2**62  # half of all positions: as many are left
-_NUMBER_BITS = 20  # of a position, below the number of its commit: see take_positions.sql
+_NUMBER_BITS = 20  # of a position, below the number of its commit: see take_number.sql
 
 _COUNT: LiteralString = """SELECT count(*), count(DISTINCT thread) FROM {schema}.journal_entries
     WHERE position > 0 AND position <= %s"""

@@ -34,7 +34,9 @@ _SAMPLE = sql.SQL("""SELECT position FROM {schema}.journal_entries TABLESAMPLE S
 _COUNT = sql.SQL("SELECT count(*) FROM {schema}.journal_entries WHERE position > {after} AND position <= {upto}")
 _COUNT_BETWEEN: LiteralString = "SELECT count(*) FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
 # journal_threads: one row per thread, where there may be a hundred entries
-_COUNT_ALL: LiteralString = "SELECT coalesce(sum(rev), 0)::bigint FROM {schema}.journal_threads"
+_COUNT_ALL: LiteralString = (
+    "SELECT coalesce(sum({schema}.revision_of(id, rev)), 0)::bigint FROM {schema}.journal_threads"
+)
 # journal_entries_pkey, passed over once: the position of every so many'th entry
 _ENDS = sql.SQL("""
     WITH RECURSIVE ends (n, position) AS (
@@ -47,8 +49,8 @@ _ENDS = sql.SQL("""
     SELECT position FROM ends WHERE n > 0 AND position IS NOT NULL ORDER BY n""")
 # journal_threads in the order of their ids: where each share of all entries ends.
 _THREAD_ENDS = sql.SQL("""
-    WITH threads AS (
-        SELECT id, rev, (sum(rev) OVER (ORDER BY id))::bigint AS upto FROM {schema}.journal_threads),
+    WITH known AS MATERIALIZED (SELECT id, {schema}.revision_of(id, rev) AS rev FROM {schema}.journal_threads),
+    threads AS (SELECT id, rev, (sum(rev) OVER (ORDER BY id))::bigint AS upto FROM known),
     shares AS (
         SELECT n, (n * (SELECT max(upto) FROM threads) / {parts})::bigint AS target
           FROM generate_series(1, {parts} - 1) n)

@@ -26,7 +26,8 @@ _SCHEMA = StructType(
 )
 
 # journal_entries_thread, journal_threads_pkey. One statement and so one instant: an append moves the entries and the
-# revision together. Only the ends of a thread within the share, and what is odd, is looked at more closely.
+# revision of a run's own thread together; that of a shared one is a floor (revision_of.sql). Only the ends
+# of a thread within the share, and what is odd, is looked at more closely.
 _PROBLEMS = sql.SQL("""
     WITH share AS (
         SELECT thread, seq, position, lag(seq) OVER near AS before_seq, lag(position) OVER near AS before_position,
@@ -44,10 +45,14 @@ _PROBLEMS = sql.SQL("""
          WHERE o.before_seq IS NULL AND o.seq > 1 AND p.thread = o.thread AND p.seq < o.seq
          ORDER BY p.seq DESC, p.position DESC LIMIT 1) b ON true
       LEFT JOIN LATERAL (
-        SELECT coalesce((SELECT t.rev FROM {schema}.journal_threads t WHERE t.id = o.thread), {no_revision}) AS rev
+        SELECT t.rev
+          FROM (SELECT coalesce((SELECT t.rev FROM {schema}.journal_threads t WHERE t.id = o.thread), {no_revision})
+                       AS rev OFFSET 0) t
          WHERE o.next_seq IS NULL AND NOT EXISTS (
-           SELECT FROM {schema}.journal_entries n WHERE n.thread = o.thread AND n.seq > o.seq)) r ON true
-     WHERE o.seq <> coalesce(o.before_seq, b.seq, 0) + 1 OR r.rev <> o.seq
+           SELECT FROM {schema}.journal_entries n WHERE n.thread = o.thread AND n.seq > o.seq)
+           AND (t.rev > o.seq OR t.rev < o.seq AND (t.rev = {no_revision} OR starts_with(o.thread, {run_prefix})))
+       ) r ON true
+     WHERE o.seq <> coalesce(o.before_seq, b.seq, 0) + 1 OR r.rev IS NOT NULL
         OR o.position <= coalesce(o.before_position, b.position, 0)
      ORDER BY o.thread, o.seq""")
 # journal_threads_pkey, journal_entries_thread: a look for each thread, or else all of the journal is read.
@@ -66,7 +71,11 @@ class Problem(NamedTuple):
 
 def problems_within(connection: PgConnection, schema: str, share: sql.Composable) -> Iterator[Problem]:
     """Name what is wrong with the entries of a share, a condition on them, and with where their threads end."""
-    names = {"schema": sql.Identifier(schema), "no_revision": sql.Literal(_NO_REVISION)}
+    names = {
+        "schema": sql.Identifier(schema),
+        "no_revision": sql.Literal(_NO_REVISION),
+        "run_prefix": sql.Literal(_RUN_PREFIX),
+    }
     for thread, seq, before, misplaced, revision in connection.execute(_PROBLEMS.format(**names, share=share)):
         if seq == before:
             yield Problem(thread, f"sequence number {seq} is there twice")
@@ -77,7 +86,7 @@ def problems_within(connection: PgConnection, schema: str, share: sql.Composable
             yield Problem(thread, f"the positions fall at sequence {seq}")
         if revision == _NO_REVISION:
             yield Problem(thread, "the thread has entries, but no revision")
-        elif revision is not None and revision != seq:
+        elif revision is not None:
             yield Problem(thread, f"the thread says revision {revision}, its last entry is {seq}")
 
 

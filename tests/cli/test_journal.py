@@ -114,7 +114,7 @@ def test_who_follows_sees_every_fact_once(six: Typed) -> None:
         assert [nth(json.loads(read())) for _ in range(2)] == SIX[-2:]
         # when a commit with lower positions is slower than one with higher ones
         with raw(storage, autocommit=False) as slow:
-            slow.execute("SELECT take_positions(1)")
+            slow.execute("SELECT take_number(1)")
             put(storage, signal("run-3"))
             slow.execute(
                 """INSERT INTO journal_entries SELECT (3 << 20) + 1, thread, 2, type, run_id, occurred_at, data,

@@ -238,7 +238,7 @@ def test_an_export_waits_for_no_writer_and_lets_none_wait(make: Maker) -> None:
     with raw(source, autocommit=False) as slow:
         slow.execute("SELECT pg_advisory_xact_lock_shared(%s)", (lock_number(source.schema, "gate"),))
         put(source, signal("run-1"))
-        slow.execute("SELECT take_positions(1)")
+        slow.execute("SELECT take_number(1)")
         put(source, signal("run-2"))
         # then an export has what lies before both
         assert export_journal(source, lambda _: None).entries == 1

@@ -1,6 +1,6 @@
 """A model of numbers, announcements and cuts, with every interleaving of its writers and a reader.
 
-It is what take_positions.sql, cut.sql and publish_cut.sql do, one step per access to something shared: the sequence,
+It is what take_number.sql, cut.sql and publish_cut.sql do, one step per access to something shared: the sequence,
 the locks, the WAL, and the facts that are visible. Each rule is also broken once, and then a bad state is found.
 """
 

@@ -1,5 +1,6 @@
 """What reading and claiming cost in a journal that holds thousands of other things: the rows they are after."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -204,7 +205,7 @@ def claim(
     tokens = new_claims(limit)
     lease = timedelta(minutes=1)
     ids, hashes = [claim_id for claim_id, _ in tokens], [hash_token(token) for _, token in tokens]
-    values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60), 0, False)
+    values = (uuid4(), "deep", "worker-1", lease, ids, hashes, definitions, t(60), 0, False, None)
     with connection.transaction():
         before = attempts_read(connection)
         answer = connection.execute(storage.sql(_CLAIM), values).fetchone()
@@ -279,6 +280,11 @@ def _nested(connection: psycopg.Connection[Any], begin: str, end: str, variables
     return text.encode()
 
 
+_MARKS = json.dumps(
+    [{"definition": f"flow{n}/", "rank": 0, "due_at": "2026-01-01T00:00:00Z", "position": 0} for n in range(3)]
+)
+
+
 def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
     """The statement inside a claim that looks for due attempts of a rank."""
     return _nested(
@@ -288,6 +294,8 @@ def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
         {
             "p_queue": "'deep'",
             "v_lanes": "ARRAY['flow0/', 'flow1/', 'flow2/']",
+            "v_starts": "array_fill(timestamptz '-infinity', ARRAY[3])",
+            "v_places": "array_fill(0::bigint, ARRAY[3])",
             "v_rank": f"({rank})::smallint",
             "v_now": "timestamptz '2026-01-01 00:01:00Z'",
             "v_due": "timestamptz '-infinity'",
@@ -311,14 +319,23 @@ def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: Pos
             _nested(
                 connection,
                 "WITH RECURSIVE lane",
-                "\n    LOOP",
+                "\n    ELSE",
                 {"p_queue": "'deep'", "p_definitions": "NULL::text[]"},
+            ),
+        )
+        marked = explain(
+            connection,
+            _nested(
+                connection,
+                "SELECT array_agg(m.definition)",
+                "\n    END IF",
+                {"p_queue": "'deep'", "p_marks": f"'{_MARKS}'", "v_now": "timestamptz '2026-01-01 00:01:00Z'"},
             ),
         )
         candidates = explain(connection, _candidates(connection, rank=0))
         not_due = explain(connection, _candidates(connection, rank=-10))
     # then each goes by attempts_due, reads a few rows and throws none away
-    for plan, most in ((lanes, 7), (candidates, 30), (not_due, 0)):
+    for plan, most in ((lanes, 7), (marked, 3), (candidates, 30), (not_due, 0)):
         read = [scan for scan in plan.scans if scan.table == "attempts"]
         assert read
         assert {scan.by for scan in read} == {"attempts_due"}

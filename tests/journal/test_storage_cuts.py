@@ -142,7 +142,7 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
     postgres.append(THREAD, [signal()])
     first = postgres.cut()
     with raw(postgres, autocommit=False) as writer:
-        (taken,) = writer.execute("SELECT take_positions(1)").fetchone() or (0,)
+        (taken,) = writer.execute("SELECT take_number(1)").fetchone() or (0,)
         assert taken > first
         # when others go on
         postgres.append(OTHER_THREAD, [signal(OTHER)])
@@ -192,7 +192,7 @@ def test_numbers_of_locks_may_begin_again(postgres: PostgresStorage) -> None:
         cuts.append(postgres.cut())
         with raw(postgres, autocommit=False) as writer:
             # when a writer stands still at each of them
-            writer.execute("SELECT take_positions(1)")
+            writer.execute("SELECT take_number(1)")
             postgres.append(OTHER_THREAD, [signal(OTHER, at=at)])
             # then the cut stays before it
             assert postgres.cut() == cuts[-1]
@@ -245,7 +245,7 @@ def test_wherever_a_writer_stands_still_its_commit_is_read_whole_and_once(
 
 def test_a_commit_that_takes_too_many_positions_is_refused_by_the_database(postgres: PostgresStorage) -> None:
     with pytest.raises(InvalidArgument, match=r"1048576 facts"):
-        postgres.rows("SELECT {schema}.take_positions(1048576)")
+        postgres.rows("SELECT {schema}.take_number(1048576)")
 
 
 def test_an_append_of_too_many_facts_is_refused_by_the_database(postgres: PostgresStorage) -> None:
@@ -330,7 +330,7 @@ def test_a_cut_of_one_schema_does_not_wait_for_writers_of_another(
     other.upgrade()
     postgres.append(THREAD, [signal()])
     with raw(other, autocommit=False) as writer:
-        writer.execute("SELECT take_positions(1)")
+        writer.execute("SELECT take_number(1)")
         postgres.append(THREAD, [signal()])
         assert postgres.cut() == all_entries(postgres)[-1].position
         assert other.cut() == 0

@@ -77,7 +77,7 @@ SQL_BUGS = (
     SqlBug("a cut is too high by a commit that may be open", "cut", "+ 1) << 20", "+ 3) << 20"),
     SqlBug(
         "a commit does not announce itself",
-        "take_positions",
+        "take_number",
         "v_locked := pg_advisory_xact_lock_shared({positions}, (v_last & 4294967295)::bit(32)::int)::text;",
         "",
     ),

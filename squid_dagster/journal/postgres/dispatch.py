@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
@@ -29,6 +30,7 @@ from squid_dagster.journal.group import Group, ask, judge
 from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.failures import NotNew, persistently
+from squid_dagster.journal.postgres.lane_marks import LaneMarks, QueueMarks
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
@@ -64,11 +66,9 @@ from squid_dagster.protocol.unit import RunUnit
 
 logger = redacting_logger(__name__)
 
-_CLAIM: LiteralString = (
-    BEGIN
-    + """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
-    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean); COMMIT"""
-)
+_CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
+    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean, %s::json)"""
+_CLAIM_AND_COMMIT: LiteralString = BEGIN + _CLAIM + "; COMMIT"
 # attempts_due, lane by lane, as claim_attempts goes. Lanes are few: those of other definitions are found, not read.
 _VISIBLE: LiteralString = """WITH RECURSIVE lane (definition, rank) AS (
         (SELECT a.definition, a.rank FROM {schema}.attempts a
@@ -109,6 +109,7 @@ class PostgresDispatchStore:
         self._stencils = Stencils(storage.max_fact_bytes)
         self._states = PlanStates()
         self._claimed: OrderedDict[str, Attempt] = OrderedDict()  # by claim id: what the fast way need not read
+        self._marks = QueueMarks()
 
     def claim(
         self,
@@ -148,6 +149,25 @@ class PostgresDispatchStore:
         definitions: Collection[str] | None,
         suspects: Suspects | None,
     ) -> tuple[list[Claim], int]:
+        known = None if definitions is None else texts(frozenset(definitions))
+        lanes = self._marks.of(queue, known)
+        marks = lanes.text()
+        found, dead = self._claim_from(lanes, marks, queue, owner_id, limit, lease, known, suspects)
+        if marks is not None and not found and not dead:
+            found, dead = self._claim_from(lanes, None, queue, owner_id, limit, lease, known, suspects)
+        return found, dead
+
+    def _claim_from(
+        self,
+        lanes: LaneMarks,
+        marks: str | None,
+        queue: str,
+        owner_id: str,
+        limit: int,
+        lease: timedelta,
+        definitions: str | None,
+        suspects: Suspects | None,
+    ) -> tuple[list[Claim], int]:
         tokens = dict(new_claims(limit))
         values = (
             uuid4(),
@@ -156,17 +176,20 @@ class PostgresDispatchStore:
             lease,
             names(tokens),
             names(map(hash_token, tokens.values())),
-            None if definitions is None else texts(frozenset(definitions)),
+            definitions,
             self._now(),
             None if suspects is None else int(suspects.worst),
             suspects is not None and suspects.alone,
+            marks,
         )
 
         def call() -> dict[str, Any]:
             with self._storage.connection() as connection:
-                return dict(json_of(execute(connection, self._storage.sql(_CLAIM), values)[-2]))
+                return dict(json_of(execute(connection, self._storage.sql(_CLAIM_AND_COMMIT), values)[-2]))
 
+        began = monotonic()
         answer = persistently(call)
+        lanes.move(answer.get("marks"), monotonic() - began if marks is None else None)
         attempts = [attempt_from_row(row) for row in answer["claimed"] or ()]
         if suspects is not None and "taken" in answer:
             suspects.taken, suspects.passed_over = Suspicion(answer["taken"]), Suspicion(answer["passed_over"])

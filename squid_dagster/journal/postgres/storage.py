@@ -63,15 +63,17 @@ _READ_RUN: LiteralString = (
 )
 
 
-_REVISION: LiteralString = "SELECT rev FROM {schema}.journal_threads WHERE id = %s"
+_REVISION: LiteralString = "SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = %s"
 _GET_CHECKPOINT: LiteralString = """SELECT c.rev, c.data::text FROM {schema}.journal_checkpoints c
-    WHERE c.thread = %s AND c.rev <= coalesce((SELECT rev FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
+    WHERE c.thread = %s AND c.rev <= coalesce(
+        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
 # One that claims more than its thread holds, or less than the new one, is replaced.
 _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS c (thread, rev, data, updated_at)
     VALUES (%s, %s, %s, clock_timestamp()) ON CONFLICT (thread) DO UPDATE
     SET rev = EXCLUDED.rev, data = EXCLUDED.data, updated_at = EXCLUDED.updated_at
     WHERE c.rev <= EXCLUDED.rev
-       OR c.rev > coalesce((SELECT rev FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
+       OR c.rev > coalesce(
+        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
 _DELETE_CHECKPOINT: LiteralString = "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s"
 
 

@@ -176,7 +176,7 @@ class Follower:
         def run(text: str, values: Any = None) -> Any:
             return connection.execute(self._storage.sql(text), values)
 
-        (base,) = run("SELECT {schema}.take_positions(2)").fetchone()
+        (base,) = run("SELECT {schema}.take_number(2)").fetchone()
         stage.sleep(1.9)
         for number in (1, 2):
             (seq,) = run(_SLOW_THREAD, (_SLOW,)).fetchone()

@@ -28,6 +28,8 @@ BEGIN
             RETURN v_receipt;
         END IF;
     END IF;
+    v_revs := ARRAY(SELECT {schema}.revision_of(p_threads[i], v_revs[i]) FROM generate_subscripts(p_threads, 1) i
+                     ORDER BY i);
     SELECT min(i) INTO v_bad FROM generate_subscripts(p_threads, 1) i WHERE p_expected[i] <> v_revs[i];
     IF v_bad IS NOT NULL THEN
         RAISE EXCEPTION 'conflict' USING ERRCODE = 'SQ001',
@@ -44,7 +46,7 @@ BEGIN
         END IF;
     END IF;
 
-    v_base := {schema}.take_positions((SELECT sum(n) FROM unnest(p_counts) n));
+    v_base := {schema}.take_number((SELECT sum(n) FROM unnest(p_counts) n));
 
     INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
     SELECT v_base + e.ord, p_threads[e.t], v_revs[e.t] + e.k, e.type, e.run_id, e.at, e.data,
@@ -115,7 +117,8 @@ BEGIN
     END IF;
 
     UPDATE {schema}.journal_threads t SET rev = v_revs[i] + p_counts[i]
-      FROM generate_subscripts(p_threads, 1) i WHERE t.id = p_threads[i] AND NOT v_new[i];
+      FROM generate_subscripts(p_threads, 1) i
+     WHERE t.id = p_threads[i] AND NOT v_new[i] AND starts_with(p_threads[i], 'squid:run:');
     SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt
       FROM generate_subscripts(p_threads, 1) i;
     IF p_commit IS NOT NULL THEN

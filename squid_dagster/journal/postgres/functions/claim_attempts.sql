@@ -2,21 +2,35 @@
 -- transaction. Gives the claimed rows, and how many attempts were dead-lettered on the way. Enforces in SQL what the
 -- fold demands of attempt_claimed and attempt_dead_lettered. Plans are made once per session, for the named indexes:
 -- planning anew for every call would cost more than the call.
+--
+-- Every claim leaves a dead entry at the front of its lane of attempts_due. Where an old snapshot keeps them from being
+-- cleaned up, a claim that begins at the front reads them all. So one that read many says where the lanes begin by now
+-- (marks), and the next ones begin there. Marks are a hint: an attempt that becomes due behind one, or in a lane that
+-- has none, waits for a claim without marks (see lane_marks.py). Rows that are locked or passed over move no mark.
 DROP FUNCTION IF EXISTS {schema}.claim_attempts(uuid, text, text, interval, text[], text[], text[], timestamptz);
+DROP FUNCTION IF EXISTS {schema}.claim_attempts(uuid, text, text, interval, text[], text[], text[], timestamptz, integer,
+    boolean);
 CREATE OR REPLACE FUNCTION {schema}.claim_attempts(
     p_commit uuid, p_queue text, p_owner text, p_lease interval,
     p_claim_ids text[], p_token_hashes text[],
     p_definitions text[],                   -- what the worker can execute; null: anything
     p_now timestamptz,                      -- null: the database's clock
     p_suspects integer DEFAULT NULL,        -- the worst suspect that may be taken, alone; null: all, like any other
-    p_alone boolean DEFAULT false           -- the owner holds nothing else, and begins nothing beside a last delivery
+    p_alone boolean DEFAULT false,          -- the owner holds nothing else, and begins nothing beside a last delivery
+    p_marks json DEFAULT NULL               -- of these lanes alone, from there on: definition, rank, due_at, position
 ) RETURNS json LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off
   SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_thread    text := 'squid:dispatch:' || p_queue;
     v_wanted    integer := cardinality(p_claim_ids);
     v_now       timestamptz;
+    v_index     oid := to_regclass('{schema}.attempts_due');
+    v_dead_read bigint;                     -- entries of that index that led to no row
+    v_definitions text[]; v_ranks smallint[]; v_dues timestamptz[]; v_positions bigint[];  -- lanes, and their first rows
+    v_marks     json;
+    v_looked_at timestamptz;
     v_lanes     text[];                     -- definitions that have work of the rank at hand
+    v_starts    timestamptz[]; v_places bigint[];  -- where these begin
     v_rank      smallint;
     v_due       timestamptz;
     v_position  bigint;
@@ -33,6 +47,8 @@ DECLARE
     v_base      bigint;
     v_claimed   json;
     v_most_dead CONSTANT integer := 1000;   -- dead letters in one commit; the caller comes back for more
+    v_tolerated CONSTANT integer := 1000;   -- dead entries that are read before marks are made
+    v_late      CONSTANT interval := '250 milliseconds';  -- marks stay that far behind, for commits under way
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
     IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN
@@ -52,20 +68,40 @@ BEGIN
         RETURN json_build_object('claimed', NULL, 'dead', 0);
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
+    v_looked_at := v_now;
+    v_dead_read := pg_stat_get_xact_tuples_returned(v_index) - pg_stat_get_xact_tuples_fetched(v_index);
 
-    -- attempts_due, by skipping from one (definition, rank) to the next: lanes are few, whatever their depth.
-    FOR v_rank, v_lanes IN
-        WITH RECURSIVE lane (definition, rank) AS (
-            (SELECT a.definition, a.rank FROM {schema}.attempts a
-              WHERE a.queue = p_queue AND a.due_at IS NOT NULL ORDER BY a.definition, a.rank LIMIT 1)
+    IF p_marks IS NULL THEN
+        -- attempts_due, by skipping from one (definition, rank) to the next: lanes are few, whatever their depth.
+        WITH RECURSIVE lane (definition, rank, due_at, position) AS (
+            (SELECT a.definition, a.rank, a.due_at, a.position FROM {schema}.attempts a
+              WHERE a.queue = p_queue AND a.due_at IS NOT NULL
+              ORDER BY a.definition, a.rank, a.due_at, a.position LIMIT 1)
             UNION ALL
-            SELECT n.definition, n.rank FROM lane l CROSS JOIN LATERAL (
-                SELECT a.definition, a.rank FROM {schema}.attempts a
+            SELECT n.definition, n.rank, n.due_at, n.position FROM lane l CROSS JOIN LATERAL (
+                SELECT a.definition, a.rank, a.due_at, a.position FROM {schema}.attempts a
                  WHERE a.queue = p_queue AND a.due_at IS NOT NULL AND (a.definition, a.rank) > (l.definition, l.rank)
-                 ORDER BY a.definition, a.rank LIMIT 1) n
+                 ORDER BY a.definition, a.rank, a.due_at, a.position LIMIT 1) n
         )
-        SELECT rank, array_agg(definition) FROM lane
-         WHERE p_definitions IS NULL OR definition = ANY (p_definitions) GROUP BY rank ORDER BY rank
+        SELECT array_agg(definition), array_agg(rank), array_agg(due_at), array_agg(position)
+          INTO v_definitions, v_ranks, v_dues, v_positions
+          FROM lane WHERE p_definitions IS NULL OR definition = ANY (p_definitions);
+    ELSE
+        -- attempts_due. A lane in which nothing is due begins now.
+        SELECT array_agg(m.definition), array_agg(m.rank), array_agg(coalesce(f.due_at, v_now)),
+               array_agg(coalesce(f.position, 0))
+          INTO v_definitions, v_ranks, v_dues, v_positions
+          FROM json_to_recordset(p_marks) AS m (definition text, rank smallint, due_at timestamptz, position bigint)
+          LEFT JOIN LATERAL (
+                SELECT a.due_at, a.position FROM {schema}.attempts a
+                 WHERE a.queue = p_queue AND a.definition = m.definition AND a.rank = m.rank
+                   AND a.due_at IS NOT NULL AND a.due_at <= v_now AND (a.due_at, a.position) >= (m.due_at, m.position)
+                 ORDER BY a.due_at, a.position LIMIT 1) f ON true;
+    END IF;
+    FOR v_rank, v_lanes, v_starts, v_places IN
+        SELECT rank, array_agg(definition), array_agg(due_at), array_agg(position)
+          FROM unnest(v_definitions, v_ranks, v_dues, v_positions) AS l (definition, rank, due_at, position)
+         GROUP BY rank ORDER BY rank
     LOOP
         v_due := '-infinity';
         v_position := 0;
@@ -75,11 +111,15 @@ BEGIN
                    array_agg(c.runnable_key ORDER BY c.due_at, c.position),
                    max(c.due_at), (array_agg(c.position ORDER BY c.due_at, c.position))[count(*)]
               INTO v_runs, v_keys, v_due, v_position
-              FROM (SELECT d.* FROM unnest(v_lanes) lane CROSS JOIN LATERAL (
+              FROM (SELECT d.* FROM (
+                        SELECT l.definition, CASE WHEN l.due_at > v_due THEN l.due_at ELSE v_due END AS due_at,
+                               CASE WHEN l.due_at > v_due THEN l.position - 1 ELSE v_position END AS position
+                          FROM unnest(v_lanes, v_starts, v_places) AS l (definition, due_at, position) OFFSET 0
+                    ) lane CROSS JOIN LATERAL (
                         SELECT a.run_id, a.runnable_key, a.due_at, a.position FROM {schema}.attempts a
-                         WHERE a.queue = p_queue AND a.definition = lane AND a.rank = v_rank
+                         WHERE a.queue = p_queue AND a.definition = lane.definition AND a.rank = v_rank
                            AND a.due_at IS NOT NULL AND a.due_at <= v_now
-                           AND (a.due_at, a.position) > (v_due, v_position)
+                           AND (a.due_at, a.position) > (lane.due_at, lane.position)
                            AND (v_passed = 0 OR a.deliveries = 0 OR a.deliveries >= a.max_deliveries
                                 OR a.deliveries + 1 < a.max_deliveries AND a.status <> 'claimed')
                          ORDER BY a.due_at, a.position LIMIT v_wanted - v_live) d
@@ -122,17 +162,29 @@ BEGIN
         END LOOP;
         EXIT WHEN v_stop OR v_live >= v_wanted OR cardinality(v_got_dead) >= v_wanted + v_most_dead;
     END LOOP;
+    v_dead_read := pg_stat_get_xact_tuples_returned(v_index) - pg_stat_get_xact_tuples_fetched(v_index) - v_dead_read;
+    IF p_marks IS NOT NULL OR v_dead_read > v_tolerated THEN
+        SELECT json_agg(json_build_object(
+                   'definition', definition, 'rank', rank, 'due_at', least(due_at, v_looked_at - v_late),
+                   'position', CASE WHEN due_at <= v_looked_at - v_late THEN position ELSE 0 END))
+          INTO v_marks
+          FROM unnest(v_definitions, v_ranks, v_dues, v_positions) AS l (definition, rank, due_at, position);
+    END IF;
     IF v_got_runs IS NULL THEN
-        RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', v_passed);
+        RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', v_passed, 'marks', v_marks);
     END IF;
 
     SELECT rev INTO v_rev FROM {schema}.journal_threads WHERE id = v_thread FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the row of thread % is gone', v_thread;
+    END IF;
     -- A pause that came in first is seen now, since it held this row.
     IF EXISTS (SELECT FROM {schema}.queues WHERE queue = p_queue AND paused) THEN
         RETURN json_build_object('claimed', NULL, 'dead', 0);
     END IF;
     v_now := coalesce(p_now, clock_timestamp());
-    v_base := {schema}.take_positions(cardinality(v_got_runs));
+    v_rev := {schema}.revision_of(v_thread, v_rev);
+    v_base := {schema}.take_number(cardinality(v_got_runs));
 
     WITH got AS (
         SELECT g.run_id, g.runnable_key, g.dead, g.ord::int,
@@ -185,9 +237,9 @@ BEGIN
     )
     SELECT json_agg(m ORDER BY m.ord) INTO v_claimed FROM moved m WHERE m.status = 'claimed';
 
-    UPDATE {schema}.journal_threads SET rev = v_rev + cardinality(v_got_runs) WHERE id = v_thread;
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
     VALUES (p_commit, json_build_object(v_thread, v_rev + cardinality(v_got_runs)), clock_timestamp());
     RETURN json_build_object('claimed', v_claimed, 'dead', cardinality(v_got_runs) - v_live,
-                             'taken', CASE WHEN v_taken THEN v_doubt ELSE 0 END, 'passed_over', v_passed);
+                             'taken', CASE WHEN v_taken THEN v_doubt ELSE 0 END, 'passed_over', v_passed,
+                             'marks', v_marks);
 END $$;

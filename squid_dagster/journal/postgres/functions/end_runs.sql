@@ -67,6 +67,8 @@ BEGIN
              GROUP BY c.queue ORDER BY c.queue COLLATE "C") q
       CROSS JOIN LATERAL (
             SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || q.queue FOR UPDATE) t;
+    v_queue_revs := ARRAY(SELECT {schema}.revision_of('squid:dispatch:' || v_queues[i], v_queue_revs[i])
+                            FROM generate_subscripts(v_queues, 1) i ORDER BY i);
     WITH moved AS (
         UPDATE {schema}.journal_threads t SET rev = t.rev + 2
           FROM unnest(v_runs) WITH ORDINALITY n (id, i) WHERE t.id = 'squid:run:' || n.id RETURNING n.i, t.rev
@@ -74,7 +76,7 @@ BEGIN
     IF cardinality(v_revs) <> v_count OR (SELECT sum(n) FROM unnest(v_counts) n) IS DISTINCT FROM v_count THEN
         RAISE EXCEPTION 'a thread is missing' USING ERRCODE = 'SQ003';
     END IF;
-    v_base := {schema}.take_positions(3 * v_count);
+    v_base := {schema}.take_number(3 * v_count);
 
     -- Queues first, as in every commit: a run's end comes after all else about it.
     INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
@@ -106,8 +108,6 @@ BEGIN
     UPDATE {schema}.runs r SET status = 'completed', applied_visits = r.applied_visits + 1,
            terminal_status = 'completed', terminal_digest = p_end_digest, ended_at = v_now, fenced = true
       FROM unnest(v_runs) n (id) WHERE r.run_id = n.id;
-    UPDATE {schema}.journal_threads t SET rev = v_queue_revs[i] + v_counts[i]
-      FROM generate_subscripts(v_queues, 1) i WHERE t.id = 'squid:dispatch:' || v_queues[i];
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
     SELECT p_commit, json_object_agg(t.id, t.rev), clock_timestamp()
       FROM (SELECT 'squid:dispatch:' || v_queues[i] AS id, v_queue_revs[i] + v_counts[i] AS rev

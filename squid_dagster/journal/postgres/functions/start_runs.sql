@@ -41,8 +41,10 @@ BEGIN
         RAISE EXCEPTION 'not new, or at another time' USING ERRCODE = 'SQ003';
     END IF;
     -- journal_threads_pkey
-    UPDATE {schema}.journal_threads SET rev = rev + v_count * p_queue_facts WHERE id = v_thread RETURNING rev INTO v_rev;
-    IF NOT FOUND THEN
+    SELECT rev INTO v_rev FROM {schema}.journal_threads WHERE id = v_thread FOR UPDATE;
+    IF FOUND THEN
+        v_rev := {schema}.revision_of(v_thread, v_rev) + v_count * p_queue_facts;
+    ELSE
         v_rev := v_count * p_queue_facts;
         INSERT INTO {schema}.journal_threads (id, rev) VALUES (v_thread, v_rev) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
@@ -56,7 +58,7 @@ BEGIN
         RAISE EXCEPTION 'not new' USING ERRCODE = 'SQ003';
     END IF;
 
-    v_base := {schema}.take_positions(v_count * (p_queue_facts + p_run_facts));
+    v_base := {schema}.take_number(v_count * (p_queue_facts + p_run_facts));
     WITH entries AS (
         INSERT INTO {schema}.journal_entries (position, thread, seq, type, run_id, occurred_at, data, digest)
         SELECT v_base + e.ord, e.thread, e.seq, e.type, e.run_id, p_at, e.data,
