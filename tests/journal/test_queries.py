@@ -5,8 +5,17 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries, QueueRow, RunFilter, rebuild_views
+from squid_dagster.journal import (
+    FoldQueries,
+    MemoryStorage,
+    PostgresQueries,
+    QueueRow,
+    RunFilter,
+    fold_queries,
+    rebuild_views,
+)
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.postgres import queries as postgres_queries
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import RUN_STATUSES, BacklogRow, ScheduleCursor
 from squid_dagster.protocol import definition_key
@@ -318,6 +327,22 @@ def test_a_queue_s_row_counts_what_can_be_claimed(room: Room) -> None:
         QueueRow("default", False, visible=2, scheduled=1, claimed=1, expired=1, oldest_due_at=T0),
         QueueRow("empty", True, 0, 0, 0, 0, None),
         QueueRow("slow", False, visible=0, scheduled=1, claimed=0, expired=0, oldest_due_at=None),
+    ]
+
+
+def test_work_is_counted_up_to_a_limit(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (postgres_queries, fold_queries):
+        monkeypatch.setattr(module, "MOST_COUNTED", 3)
+    for n in range(5):
+        room.put(scheduled(f"due-{n}", workflow="abc"[n % 3], priority=n % 2))
+        room.put(scheduled(f"later-{n}", visible_at=t(500 + n)))
+        room.put(scheduled(f"held-{n}"), claimed(f"held-{n}", at=10, lease=200))
+        room.put(scheduled(f"lost-{n}"), claimed(f"lost-{n}", at=10, lease=20))
+    room.put(scheduled("one", queue="small"))
+    room.wait(60)
+    assert room.queries.queues() == [
+        QueueRow("default", False, visible=3, scheduled=3, claimed=3, expired=3, oldest_due_at=T0),
+        QueueRow("small", False, visible=1, scheduled=0, claimed=0, expired=0, oldest_due_at=T0),
     ]
 
 

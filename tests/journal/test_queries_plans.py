@@ -1,6 +1,7 @@
 """What questions cost in a journal of thousands of runs: the rows of the answer, and where all is well, nothing."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, LiteralString
 
 import pytest
@@ -157,6 +158,14 @@ def test_where_nothing_is_to_be_listed_and_nothing_is_dead_nothing_is_read(large
     dead = ask(large, queries_module._DEAD, {"queue": None, "limit": 100, "after": 0})
     assert (touched(unlisted, "runs"), touched(dead, "attempts")) == (0, 0)
     assert max(unlisted.blocks, dead.blocks) <= 20
+
+
+@pytest.mark.parametrize("now", [t(60), t(-60)])
+def test_counting_the_work_of_queues_costs_what_is_counted(large: PostgresStorage, now: datetime) -> None:
+    plan = ask(large, queries_module._QUEUES, {"now": now, "limit": 50})
+    assert ways(plan, "attempts") <= {"attempts_due", "attempts_leased"}
+    # so many of each kind, of each lane, and a look at its head; not thousands
+    assert touched(plan, "attempts") <= 300
 
 
 @pytest.mark.parametrize("limit", [1, 100])

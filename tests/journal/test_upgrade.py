@@ -173,6 +173,16 @@ def test_a_start_that_waits_while_the_schema_is_upgraded_begins_again(open_stora
     assert all(entry.position > 2**20 for entry in storage.read_between(0, storage.cut()))
 
 
+def test_a_call_that_takes_the_revision_of_a_queue_from_its_row_begins_again_after_an_upgrade(
+    postgres: PostgresStorage,
+) -> None:
+    # given a function of version 6, which read the row of a thread that no commit updates any more
+    with raw(postgres) as connection, pytest.raises(psycopg.Error) as refused:
+        connection.execute("SELECT take_positions(1)")
+    # then it is told what every version of the code answers by beginning again
+    assert refused.value.sqlstate == "SQ002"
+
+
 def test_a_journal_goes_on_behind_its_old_positions(open_storage: Opener, postgres_url: str) -> None:
     storage = _older(open_storage())
     worker = Worker(plain_url(postgres_url), storage.schema, "default")

@@ -149,11 +149,11 @@ _QUEUES: LiteralString = """WITH RECURSIVE moment AS MATERIALIZED (
           CROSS JOIN LATERAL (SELECT count(*) FROM (
                 SELECT FROM {schema}.attempts a
                  WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
-                   AND a.due_at <= m.at AND a.status <> 'claimed' LIMIT %(limit)s) a) v
+                   AND a.due_at <= m.at AND a.status <> 'claimed' ORDER BY a.due_at LIMIT %(limit)s) a) v
           CROSS JOIN LATERAL (SELECT count(*) FROM (
                 SELECT FROM {schema}.attempts a
                  WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
-                   AND a.due_at > m.at AND a.status <> 'claimed' LIMIT %(limit)s) a) s
+                   AND a.due_at > m.at AND a.status <> 'claimed' ORDER BY a.due_at LIMIT %(limit)s) a) s
           CROSS JOIN LATERAL (SELECT (
                 SELECT a.due_at FROM {schema}.attempts a
                  WHERE a.queue = l.queue AND a.definition = l.definition AND a.rank = l.rank AND a.due_at IS NOT NULL
@@ -164,10 +164,10 @@ _QUEUES: LiteralString = """WITH RECURSIVE moment AS MATERIALIZED (
           FROM moment m CROSS JOIN free f
           CROSS JOIN LATERAL (SELECT count(*) FROM (
                 SELECT FROM {schema}.attempts a WHERE a.queue = f.queue AND a.status = 'claimed'
-                   AND a.lease_until > m.at AND a.due_at IS NOT NULL LIMIT %(limit)s) a) c
+                   AND a.lease_until > m.at AND a.due_at IS NOT NULL ORDER BY a.lease_until LIMIT %(limit)s) a) c
           CROSS JOIN LATERAL (SELECT count(*) FROM (
                 SELECT FROM {schema}.attempts a WHERE a.queue = f.queue AND a.status = 'claimed'
-                   AND a.lease_until <= m.at AND a.due_at IS NOT NULL LIMIT %(limit)s) a) e
+                   AND a.lease_until <= m.at AND a.due_at IS NOT NULL ORDER BY a.lease_until LIMIT %(limit)s) a) e
     )
     SELECT queue, coalesce(q.paused, false), coalesce(w.visible, 0), coalesce(w.scheduled, 0), coalesce(w.claimed, 0),
            coalesce(w.expired, 0), w.oldest
