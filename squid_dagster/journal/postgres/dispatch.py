@@ -153,7 +153,7 @@ class PostgresDispatchStore:
         lanes = self._marks.of(queue, known)
         marks = lanes.text()
         found, dead = self._claim_from(lanes, marks, queue, owner_id, limit, lease, known, suspects)
-        if marks is not None and not found and not dead:
+        if marks is not None and not found and not dead and lanes.may_look_again():
             found, dead = self._claim_from(lanes, None, queue, owner_id, limit, lease, known, suspects)
         return found, dead
 
