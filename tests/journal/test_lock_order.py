@@ -280,7 +280,9 @@ def _settle(room: Room) -> Write:
     return write
 
 
-@pytest.mark.parametrize("name", ["append", "append to all", "append new", "start", "start one", "claim", "end", "settle"])
+@pytest.mark.parametrize(
+    "name", ["append", "append to all", "append new", "start", "start one", "claim", "end", "settle"]
+)
 def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, name: str) -> None:
     writers: dict[str, Write] = {"append": _append, "append to all": _append_to_all, "append new": _append_new}
     writers |= {"start": _start, "start one": _start_one, "claim": _claim, "end": _end(room), "settle": _settle(room)}

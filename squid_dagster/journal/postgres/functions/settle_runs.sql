@@ -79,6 +79,8 @@ BEGIN
                      WHERE v_ok[m] ORDER BY p_queues[m] COLLATE "C") n
               CROSS JOIN LATERAL (
                     SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || n.queue FOR UPDATE) t) q;
+    v_revs := ARRAY(SELECT {schema}.revision_of('squid:dispatch:' || v_queues[i], v_revs[i])
+                      FROM generate_subscripts(v_queues, 1) i ORDER BY i);
     SELECT array_agg(coalesce(v_ok[n.m] AND t.rev = coalesce(p_revs[n.m], t.rev) AND p_queues[n.m] = ANY (v_queues),
                               false) ORDER BY n.m), array_agg(t.rev ORDER BY n.m)
       INTO v_ok, v_threads
@@ -89,7 +91,7 @@ BEGIN
         RETURN json_build_object('now', v_now, 'written', NULL);
     END IF;
 
-    v_base := {schema}.take_positions((SELECT count(*) FROM json_to_recordset(p_entries) AS e (m int) WHERE v_ok[e.m]));
+    v_base := {schema}.take_number((SELECT count(*) FROM json_to_recordset(p_entries) AS e (m int) WHERE v_ok[e.m]));
     WITH placed AS MATERIALIZED (
         SELECT v_base + row_number() OVER (ORDER BY e.ord) AS position, e.m, e.k, e.type, e.data, e.row,
                CASE WHEN e.k IS NULL THEN 'squid:dispatch:' || p_queues[e.m] ELSE 'squid:run:' || p_runs[e.m] END
@@ -139,8 +141,6 @@ BEGIN
            terminal_digest text)
      WHERE v_ok[n.m] AND r.run_id = p_runs[n.m];
     -- journal_threads_pkey
-    UPDATE {schema}.journal_threads t SET rev = v_revs[i] + v_counts[i]
-      FROM generate_subscripts(v_queues, 1) i WHERE t.id = 'squid:dispatch:' || v_queues[i];
     WITH counted AS (
         SELECT e.m, max(e.k) AS count FROM json_to_recordset(p_entries) AS e (m int, k int)
          WHERE v_ok[e.m] AND e.k IS NOT NULL GROUP BY e.m

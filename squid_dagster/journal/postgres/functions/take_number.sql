@@ -1,5 +1,5 @@
--- Take the number of one commit, after its last lock, and with it the positions of its facts: one number of the sequence is the commit's, and its facts stand
--- at the returned base + 1, + 2, ... So the facts of a commit follow each other, and no other commit's stand between.
+-- Take the number of one commit, after its last lock, and with it the positions of its facts: they stand at the returned
+-- base + 1, + 2, ... So the facts of a commit follow each other, and no other commit's stand between.
 -- First the commit announces itself, until it is visible or gone: by a shared advisory lock whose number is (the low 32
 -- bits of) the last number that was taken, so that its own is greater. The sequence must have CACHE 1 for that.
 CREATE OR REPLACE FUNCTION {schema}.take_number(p_count bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
