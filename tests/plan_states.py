@@ -12,7 +12,6 @@ _SAME = (
     "failure",
     "manual_state",
     "done",
-    "outcomes",
     "planned_visits",
     "applied_visits",
     "terminal_status",
@@ -38,7 +37,7 @@ def assert_same_state(folded: PlanState, run: RunProjection) -> None:
 def _steps(state: PlanState) -> dict[str, tuple[object, ...]]:
     # A whole run tells neither how decisions and visits alternate, nor for what it waited when it ended.
     return {
-        name: (0 if state.terminal else step.visits, step.applied, step.output, step.order > 0)
+        name: (0 if state.terminal else step.visits, step.applied, step.output, step.has_output)
         for name, step in state.steps.items()
         if step.applied or not state.terminal
     }

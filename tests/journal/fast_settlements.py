@@ -14,7 +14,11 @@ from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE
 from tests.journal.contract import facts_of
 
-SHAPES = ("one", "chain", "fan out", "approval", "wait", "condition", "priority", "fails", "undone")
+ALONE = ("one", "chain")
+"""Workflows whose first step is planned for without the run's state: it ends the run, or does not."""
+BY_STATE = ("turn", "loop")
+"""The same of workflows that may come back to a step."""
+SHAPES = (*ALONE, *BY_STATE, "fan out", "approval", "wait", "condition", "priority", "fails", "undone")
 
 
 def nothing() -> None:
@@ -23,8 +27,10 @@ def nothing() -> None:
 
 def workflow(shape: str) -> Workflow:
     """A workflow whose first completion leads to another kind of fact."""
-    wf = Workflow("shape", entry="a" if shape in ("approval", "condition", "fails", "undone") else None)
-    wf.step(name="a", output="a", compensate=nothing if shape == "undone" else None)(nothing)
+    dependencies = ("one", "chain", "fan out", "wait", "priority")
+    wf = Workflow("shape", entry=None if shape in dependencies else "a")
+    undo = nothing if shape == "undone" else None
+    wf.step(name="a", output="a", compensate=undo, max_visits=9 if shape in BY_STATE else None)(nothing)
     match shape:
         case "approval":
             wf.approval("b", deadline=timedelta(hours=1))
@@ -40,6 +46,14 @@ def workflow(shape: str) -> Workflow:
             wf.route("b", to="complete")
         case "priority":
             wf.step(name="b", after=["a"], priority=7, max_deliveries=2, deadline=timedelta(minutes=1))(nothing)
+        case "turn":
+            wf.route("a", to="a", when=path("a.again") == True)  # noqa: E712  a condition
+            wf.route("a", to="complete")
+        case "loop":
+            wf.step(name="b", output="b")(nothing)
+            wf.route("a", to="b")
+            wf.route("b", to="a", when=path("b.again") == True)  # noqa: E712  a condition
+            wf.route("b", to="complete")
         case "fails" | "undone":
             wf.route("a", to="fail")
         case "chain" | "fan out":

@@ -35,7 +35,7 @@ from tests.facts import (
     terminal,
 )
 from tests.journal.contract import WITHOUT_SHRINKING, assert_views_agree_with_the_journal, at_once, facts_of, put
-from tests.journal.desk import Desk, broke, done, seconds
+from tests.journal.desk import Desk, broke, done, run_of, seconds
 
 _numbers = count(1)
 
@@ -188,15 +188,15 @@ class World:
         return Retry(key(run, step, int(number) + 1, int(visit)), seconds((0, 15)[b % 2]))
 
     def _plan(self, request: PlanRequest) -> Sequence[Fact]:
-        run = request.run_id
-        if request.run.applied_visits >= 3:
+        run, state = request.run_id, run_of(request)
+        if state.applied_visits >= 3:
             return [fenced(run, at=self.at, queue=self.name), terminal(run, at=self.at)]
         facts: list[Fact] = [
             applied(run, runnable_key=a.runnable_key, at=self.at)
             for a in request.settled
-            if a.runnable_key in request.run.planned
+            if a.runnable_key in state.planned
         ]
-        visit = request.run.visits("charge") + 1
+        visit = state.visits("charge") + 1
         follow: dict[str, Any] = {"visit": visit, "visible_at": request.now, "queue": self.name}
         facts.append(planned(runnable(run, **follow), run=run, at=self.at))
         facts.append(scheduled(run, at=self.at, **follow))

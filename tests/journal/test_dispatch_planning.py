@@ -7,7 +7,21 @@ from squid_dagster.protocol import Fact, RunUnit, run_thread
 from squid_dagster.protocol.errors import InvalidArgument, InvalidFact, StaleClaim, TerminalRun
 from tests.facts import RUN, key, planned, runnable, scheduled, signal, started, t
 from tests.journal.contract import all_entries, facts_of
-from tests.journal.desk import Desk, Planner, broke, claim, done, keys, one, other_token, refused, start, statuses, work
+from tests.journal.desk import (
+    Desk,
+    Planner,
+    broke,
+    claim,
+    done,
+    keys,
+    one,
+    other_token,
+    refused,
+    run_of,
+    start,
+    statuses,
+    work,
+)
 
 
 def test_what_follows_from_an_outcome_is_written_with_it(desk: Desk) -> None:
@@ -23,8 +37,8 @@ def test_what_follows_from_an_outcome_is_written_with_it(desk: Desk) -> None:
     # then the planner saw the run, what was settled, and the time
     (request,) = plan.asked
     assert (request.run_id, request.now) == (RUN, t(5))
-    assert set(request.run.planned) == {key()}
-    assert request.run.start is not None
+    assert set(run_of(request).planned) == {key()}
+    assert run_of(request).start is not None
     assert [(a.runnable_key, a.status, a.result) for a in request.settled] == [(key(), "completed", {"ok": True})]
     # and all that followed is on record, the outcome before its application
     written = facts_of(all_entries(desk.storage))[-4:]

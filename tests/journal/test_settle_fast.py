@@ -34,6 +34,8 @@ from tests.journal.contract import (
     terminate_backends,
 )
 from tests.journal.fast_settlements import (
+    ALONE,
+    BY_STATE,
     SHAPES,
     begun,
     claimed,
@@ -152,7 +154,7 @@ def test_two_of_one_run_in_a_group_are_planned_together(postgres: PostgresStorag
 
 def test_a_run_whose_state_is_known_is_not_read_again(postgres: PostgresStorage) -> None:
     # given the state that a settlement has left behind
-    squid, claims = begun(postgres, workflow("chain"))
+    squid, claims = begun(postgres, workflow("loop"))
     states = PlanStates()
     assert len(fast(postgres, claims, squid.runtime.plan, states)) == 1
     (known,) = [states.take(claim.ref.run_id) for claim in claims]
@@ -161,17 +163,36 @@ def test_a_run_whose_state_is_known_is_not_read_again(postgres: PostgresStorage)
     # then the next step is planned by it, and by no other
     states.put(claims[0].ref.run_id, *known)
     (second,) = claimed(squid, 1)
+    with raw(postgres) as connection:
+        before = _entries_read(connection)
+        assert len(fast(postgres, [second], squid.runtime.plan, states)) == 1
+        assert _entries_read(connection) == before
+    assert states.take(claims[0].ref.run_id) is None, "a run that has ended needs none"
+    assert_views_agree_with_the_journal(postgres)
+
+
+def _entries_read(connection: Any) -> int:
+    """Return how many entries statements of any session have read so far."""
+    connection.execute("SELECT pg_stat_force_next_flush()")
+    (row,) = connection.execute(
+        "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relid = 'journal_entries'::regclass"
+    ).fetchall()
+    return int(row[0])
+
+
+@pytest.mark.parametrize("shape", ALONE)
+def test_a_run_at_one_step_alone_is_planned_for_without_its_state(postgres: PostgresStorage, shape: str) -> None:
+    squid, claims = begun(postgres, workflow(shape))
     requests: list[PlanRequest] = []
 
     def plan(request: PlanRequest) -> Sequence[Fact]:
         requests.append(request)
-        assert request.run == known.state
-        assert request.run is not known.state
         return squid.runtime.plan(request)
 
-    assert len(fast(postgres, [second], plan, states)) == 1
-    assert len(requests) == 1
-    assert states.take(claims[0].ref.run_id) is None, "a run that has ended needs none"
+    states = PlanStates()
+    assert len(fast(postgres, claims, plan, states)) == 1
+    assert [request.run for request in requests] == [None]
+    assert states.take(claims[0].ref.run_id) is None
     assert_views_agree_with_the_journal(postgres)
 
 
@@ -192,21 +213,40 @@ ROWS: dict[str, LiteralString] = {
     "an ended run": "UPDATE runs SET terminal_status = 'failed' WHERE run_id = %s",
     "a run of another queue": "UPDATE runs SET queue = 'slow' WHERE run_id = %s",
     "no run": "DELETE FROM runs WHERE run_id = %s",
-    "another revision": "UPDATE journal_threads SET rev = rev + 1 WHERE id = 'squid:run:' || %s",
     "no thread": "DELETE FROM journal_threads WHERE id = 'squid:run:' || %s",
 }
 
 
-@pytest.mark.parametrize("shape", ["one", "chain"])
-@pytest.mark.parametrize("row", ROWS)
+# What the revision of a state stands for: compared one by one where a run is planned for without its state.
+ROWS_WITHOUT_STATE: dict[str, LiteralString] = {
+    "another open visit": "UPDATE runs SET planned_visits = planned_visits + 1 WHERE run_id = %s",
+    "no open visit": "UPDATE runs SET applied_visits = applied_visits + 1 WHERE run_id = %s",
+    "a paused run": "UPDATE runs SET manual_state = '[]' WHERE run_id = %s",
+    "no start": "UPDATE runs SET start_digest = NULL WHERE run_id = %s",
+    "an anomaly": """INSERT INTO anomalies (run_id, position, ordinal, thread, seq, entry_type, reason)
+        VALUES (%s, 1, 1, 'x', 1, 'x', 'malformed_entry')""",
+}
+ROWS_BY_STATE: dict[str, LiteralString] = {
+    "another revision": "UPDATE journal_threads SET rev = rev + 1 WHERE id = 'squid:run:' || %s",
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "row"),
+    [
+        *((shape, row) for shape in (*ALONE, *BY_STATE) for row in ROWS),
+        *((shape, row) for shape in ALONE for row in ROWS_WITHOUT_STATE),
+        *((shape, row) for shape in BY_STATE for row in ROWS_BY_STATE),
+    ],
+)
 def test_a_run_whose_rows_differ_is_left_out_whole_and_alone(postgres: PostgresStorage, row: str, shape: str) -> None:
     # given three claims and the states of their runs, and a row of one of them that has changed since
     squid, claims = begun(postgres, workflow(shape), 3)
     states = PlanStates()
-    assert fast(postgres, claims, _raises, states) == []
+    assert fast(postgres, claims, _raises, states) == [], "the states are kept"
     run_id = claims[1].ref.run_id
     with raw(postgres) as connection:
-        connection.execute(ROWS[row], (run_id,))
+        connection.execute({**ROWS, **ROWS_WITHOUT_STATE, **ROWS_BY_STATE}[row], (run_id,))
     # when all are settled together
     before = postgres.read_run(run_id)
     assert fast(postgres, claims, squid.runtime.plan, states) == [claims[0].ref.run_id, claims[2].ref.run_id]
@@ -280,21 +320,21 @@ def _signalled(squid: Squid, claim: Claim) -> None:
     put(squid.runtime.storage, with_fields(signal(claim.ref.run_id), occurred_at=squid.runtime.storage.now()))
 
 
-@pytest.mark.parametrize("shape", ["one", "chain"])
-@pytest.mark.parametrize("known", [True, False], ids=["known before", "read then"])
+@pytest.mark.parametrize("shape", [*ALONE, *BY_STATE, "turn, known", "loop, known"])
 @pytest.mark.parametrize("event", [_cancelled, _taken_over, _quarantined, _signalled], ids=lambda e: e.__name__[1:])
 def test_what_is_not_plain_is_answered_as_it_would_be_alone(
-    postgres: PostgresStorage, taken: list[int], event: Callable[[Squid, Claim], None], known: bool, shape: str
+    postgres: PostgresStorage, taken: list[int], event: Callable[[Squid, Claim], None], shape: str
 ) -> None:
-    # given three claims, to one of whose runs something happens, before or after its state is known
+    # given three claims, to one of whose runs something happens, whether its state was known before or not
+    shape, _, known = shape.partition(", ")
     squid, claims = begun(postgres, workflow(shape), 3)
     if known:
-        squid.runtime.dispatch.settle(completions(claims), _raises)
+        settled(squid, claims, {"again": True})
+        claims = claimed(squid, 3)
         taken.clear()
     event(squid, claims[1])
     # when all are settled together
-    claims_known = _claim_again(squid, claims) if known else claims
-    answers = settled(squid, claims_known)
+    answers = settled(squid, claims)
     # then the others have taken the fast way, and that one is answered as it would be alone
     plain = event is _signalled and not known
     assert taken == [3 if plain else 2]
@@ -304,20 +344,15 @@ def test_what_is_not_plain_is_answered_as_it_would_be_alone(
     assert verify(postgres) == []
 
 
-def _claim_again(squid: Squid, claims: Sequence[Claim]) -> list[Claim]:
-    """Return the claims; the store has forgotten them with the settlement that it refused, and they still hold."""
-    store = squid.runtime.dispatch
-    assert isinstance(store, PostgresDispatchStore)
-    store._claimed.update((claim.ref.claim_id, claim.attempt) for claim in claims)
-    return list(claims)
-
-
-def test_a_run_with_an_anomaly_and_children_ends_as_any(postgres: PostgresStorage, taken: list[int]) -> None:
-    squid, (claim,) = begun(postgres, workflow("one"))
+@pytest.mark.parametrize("shape", ["one", "turn"])
+def test_a_run_with_an_anomaly_and_children_ends_as_any(
+    postgres: PostgresStorage, taken: list[int], shape: str
+) -> None:
+    squid, (claim,) = begun(postgres, workflow(shape))
     run_id = claim.ref.run_id
     put(postgres, child(run_id, child_run_id="c"), child(run_id, child_run_id="c", child_workflow="another"))
     assert settled(squid, [claim])[0].error is None
-    assert taken == [1]
+    assert taken == [0 if shape == "one" else 1], "nothing is planned by children"
     assert squid.inspect_run(run_id).status == "completed"
     assert_views_agree_with_the_journal(postgres)
 
@@ -365,7 +400,7 @@ def _damage(storage: PostgresStorage, claim: Claim) -> None:
         connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
 
 
-@pytest.mark.parametrize("shape", ["one", "chain"])
+@pytest.mark.parametrize("shape", BY_STATE)
 def test_an_entry_that_was_changed_stops_its_run_when_the_thread_is_read(
     postgres: PostgresStorage, taken: list[int], shape: str
 ) -> None:
@@ -375,14 +410,15 @@ def test_an_entry_that_was_changed_stops_its_run_when_the_thread_is_read(
     assert taken == [2]
     assert [answer.error for answer in answers] == [None] * 3
     statuses = [squid.inspect_run(claim.ref.run_id).status for claim in claims]
-    usual = "completed" if shape == "one" else "running"
+    usual = "completed" if shape == "turn" else "running"
     assert statuses == [usual, "quarantined", usual]
 
 
-def test_an_entry_that_was_changed_in_a_run_that_is_known_is_found_by_verify(
-    postgres: PostgresStorage, taken: list[int]
+@pytest.mark.parametrize("shape", ["chain", "loop"])
+def test_an_entry_that_was_changed_in_a_run_that_is_not_read_is_found_by_verify(
+    postgres: PostgresStorage, taken: list[int], shape: str
 ) -> None:
-    squid, claims = begun(postgres, workflow("chain"))
+    squid, claims = begun(postgres, workflow(shape))
     settled(squid, claims)
     _damage(postgres, claims[0])
     assert [answer.error for answer in settle(squid.runtime, completions(claimed(squid, 1))).answers] == [None]

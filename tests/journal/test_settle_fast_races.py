@@ -42,7 +42,7 @@ from tests.journal.contract import (
     terminate_backends,
     wait_for_a_lock,
 )
-from tests.journal.desk import Desk, claim, done, refused, seconds, statuses
+from tests.journal.desk import Desk, claim, done, refused, run_of, seconds, statuses
 from tests.journal.fast_settlements import facts_without_names, fast
 
 
@@ -361,19 +361,60 @@ def _starts_a_child(request: PlanRequest) -> list[Fact]:
 
 def _folds_a_part(request: PlanRequest) -> list[Fact]:
     facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
-    request.run.add_fact(facts[0])
+    run_of(request).add_fact(facts[0])
     return facts
 
 
 def _folds_all(request: PlanRequest) -> list[Fact]:
     facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
     for fact in facts:
-        request.run.add_fact(fact)
+        run_of(request).add_fact(fact)
     return facts
 
 
 def _applies_at_another_time(request: PlanRequest) -> list[Fact]:
     return [applied(request.run_id, at=40, result=None)]
+
+
+def _plans_twice(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
+    plans = [planned(runnable(request.run_id, input={"n": n}, **follow), run=request.run_id) for n in (1, 2)]
+    return [applied(request.run_id, at=0, result=None), *plans, scheduled(request.run_id, input={"n": 1}, **follow)]
+
+
+def _plans_a_retry(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"attempt": 2, "visible_at": T0}
+    return [
+        applied(request.run_id, at=0, result=None),
+        planned(runnable(request.run_id, **follow), run=request.run_id),
+        scheduled(request.run_id, **follow),
+    ]
+
+
+def _pauses(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
+
+
+def _pauses_twice(request: PlanRequest) -> list[Fact]:
+    pauses: list[Fact] = [step_paused(request.run_id, step, at=0) for step in ("review", "sign")]
+    return [applied(request.run_id, at=0, result=None), *pauses]
+
+
+def _pauses_and_goes_on(request: PlanRequest) -> list[Fact]:
+    return [*_next(request), step_paused(request.run_id, at=0)]
+
+
+def _pauses_before_the_end(request: PlanRequest) -> list[Fact]:
+    return [
+        applied(request.run_id, at=0, result=None),
+        step_paused(request.run_id, at=0),
+        terminal(request.run_id, at=0),
+    ]
+
+
+def _fails(request: PlanRequest) -> list[Fact]:
+    end = terminal(request.run_id, at=0, status="failed", error={"code": "no"})
+    return [applied(request.run_id, at=0, result=None), end]
 
 
 def _ends(request: PlanRequest) -> list[Fact]:
@@ -406,29 +447,33 @@ PLANNERS: list[Planner] = [
     _folds_a_part,
     _folds_all,
     _applies_at_another_time,
+    _plans_twice,
+    _plans_a_retry,
+    _pauses,
+    _pauses_twice,
+    _pauses_and_goes_on,
+    _pauses_before_the_end,
+    _fails,
     _ends,
     _nothing_at_all,
 ]
 
 
-@pytest.mark.parametrize("other_step", ["is held", "is done", "was followed"])
+@pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "was followed"])
 @pytest.mark.parametrize("plan", PLANNERS, ids=lambda plan: plan.__name__)
 def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
     postgres_desk: Desk, plan: Planner, other_step: str
 ) -> None:
-    # given two runs with two steps each, to one of which something has happened
+    # given two runs, whose other step is not there, or has seen something
     desk, written = postgres_desk, {}
     storage = desk.storage
     assert isinstance(storage, PostgresStorage)
     for run, settles in ((RUN, desk.store), ("run-2", PostgresDispatchStore(storage))):
-        desk.put(
-            started(run),
-            queued(run),
-            planned(runnable(run), runnable(run, step="ship"), run=run),
-            scheduled(run),
-            scheduled(run, step="ship", priority=-1),
-        )
-        mine, other = [each for each in claim(desk, limit=9) if each.ref.run_id == run]
+        steps = ["charge"] if other_step == "is not there" else ["charge", "ship"]
+        desk.put(started(run), queued(run), planned(*(runnable(run, step) for step in steps), run=run))
+        desk.put(*(scheduled(run, step) for step in steps))
+        held = {each.attempt.step: each for each in claim(desk, limit=9) if each.ref.run_id == run}
+        mine, other = held["charge"], held[steps[-1]]
         if other_step == "is done":
             assert settles.settle([done(other)], _apply)[0].error is None
         elif other_step == "was followed":

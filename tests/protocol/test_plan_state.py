@@ -79,7 +79,7 @@ def test_a_planned_visit_is_open_and_was_entered_once() -> None:
 def test_an_applied_visit_leaves_its_output_and_nothing_else() -> None:
     state = fold(started(), planned(), applied(result={"id": 1}, **OK))
     assert (state.planned, state.open) == ({}, {})
-    assert state.steps["charge"] == StepState(visits=1, applied=1, output={"id": 1}, order=1)
+    assert state.steps["charge"] == StepState(visits=1, applied=1, output={"id": 1}, has_output=True)
     assert state.is_closed(key(), VISIT, "charge")
     assert (state.done, state.applied_visits, state.status) == (1, 1, "idle")
 
@@ -89,7 +89,7 @@ def test_a_loop_keeps_the_latest_output_and_one_record() -> None:
     for visit in range(1, 6):
         facts += [planned(runnable(visit=visit)), applied(visit=visit, result=visit, **OK)]
     state = fold(*facts)
-    assert state.steps == {"charge": StepState(visits=5, applied=5, output=5, order=5)}
+    assert state.steps == {"charge": StepState(visits=5, applied=5, output=5, has_output=True)}
     assert (state.done, state.planned_visits, state.applied_visits) == (1, 5, 5)
     assert all(state.is_closed(key(visit=visit), f"{RUN}:charge:{visit}", "charge") for visit in range(1, 6))
     assert not state.is_closed(key(visit=6), f"{RUN}:charge:6", "charge")
@@ -106,7 +106,7 @@ def test_a_retry_is_another_attempt_at_the_same_visit_and_closes_all_of_them() -
 
 def test_a_failure_is_an_outcome_without_an_output() -> None:
     state = fold(started(), planned(), applied(result=None, **ERROR))
-    assert state.steps["charge"] == StepState(visits=1, applied=1, output=None, order=0)
+    assert state.steps["charge"] == StepState(visits=1, applied=1, output=None)
     assert state.failure == {"code": "no"}
     assert (state.to_undo, state.is_done("charge")) == ({}, True)
 
@@ -114,7 +114,7 @@ def test_a_failure_is_an_outcome_without_an_output() -> None:
 def test_a_failure_after_a_success_keeps_the_earlier_output() -> None:
     again: list[Fact] = [planned(runnable(visit=2)), applied(visit=2, result=None, **ERROR)]
     state = fold(started(), planned(), applied(result=1, **OK), *again)
-    assert state.steps["charge"] == StepState(visits=2, applied=2, output=1, order=1)
+    assert state.steps["charge"] == StepState(visits=2, applied=2, output=1, has_output=True)
 
 
 def test_the_first_failure_is_the_one_that_the_run_fails_with() -> None:
@@ -151,7 +151,7 @@ def test_a_compensation_that_failed_is_kept_and_is_no_outcome_of_a_step() -> Non
     undone = applied(step=f"{COMPENSATE}charge", transition={"on": "error", "error": {"code": "stuck"}})
     state = fold(planned(), applied(**OK), undo(), undone)
     assert state.undo_failures == [{"step": "charge", "error": {"code": "stuck"}}]
-    assert (state.done, state.outcomes, state.failure) == (1, 1, None)
+    assert (state.done, state.failure) == (1, None)
     assert state.is_closed(key(step=f"{COMPENSATE}charge"), f"{RUN}:{COMPENSATE}charge:1", f"{COMPENSATE}charge")
 
 
@@ -164,14 +164,8 @@ def test_a_pause_enters_its_step_and_a_decision_gives_its_output() -> None:
     assert (paused.status, paused.steps) == ("paused", {"review": StepState(visits=1)})
     resolved = fold(started(), step_paused(), step_resolved(result={"by": "ann"}))
     assert resolved.manual_state is None
-    assert resolved.steps == {"review": StepState(visits=1, applied=1, output={"by": "ann"}, order=1)}
+    assert resolved.steps == {"review": StepState(visits=1, applied=1, output={"by": "ann"}, has_output=True)}
     assert resolved.done == 1
-
-
-def test_a_decision_between_two_visits_is_counted_where_it_stands() -> None:
-    after: list[Fact] = [planned(runnable(step="ship")), applied(step="ship", result=3, **OK)]
-    state = fold(planned(), applied(result=1, **OK), step_paused(), step_resolved(result={"n": 2}), *after)
-    assert [state.steps[step].order for step in ("charge", "review", "ship")] == [1, 2, 3]
 
 
 def test_an_end_is_final() -> None:
@@ -207,6 +201,32 @@ def test_a_copy_is_independent() -> None:
         copy.add(entry)
     assert repr(state) == before
     assert copy != state
+
+
+def test_what_was_folded_since_the_beginning_is_taken_back() -> None:
+    # given a run that has done two steps, of which the newer one is undone first
+    both = planned(runnable(), runnable(step="ship"), runnable(step="pack"))
+    facts: list[Fact] = [started(), both, applied(result="c", **OK), applied(step="ship", result="s", **OK)]
+    state = fold(*facts)
+    # when a failure, its compensations and a pause are folded, and taken back
+    state.begin()
+    for entry in entries([applied(step="pack", **ERROR), undo(), step_paused(), planned(runnable(visit=2))]):
+        state.add(entry)
+    assert state != fold(*facts)
+    state.roll_back()
+    # then it is what it was, in the same order
+    assert state == fold(*facts)
+    assert list(state.to_undo) == [("charge", 1), ("ship", 1)]
+
+
+def test_what_is_not_plain_is_taken_back_too() -> None:
+    state = fold(started(), planned())
+    state.begin()
+    for entry in entries([planned(), malformed(run_thread(RUN)), quarantined(), terminal()]):
+        state.add(entry)
+    assert not state.plain
+    state.roll_back()
+    assert state == fold(started(), planned())
 
 
 # --- what is not plain ----------------------------------------------------------------------------------------------
@@ -277,7 +297,7 @@ def test_over_what_careful_writers_do_it_equals_the_whole_run_or_is_not_plain(fa
 
 
 @given(journals(), st.integers(0, 30))
-def test_a_state_is_folded_on_from_a_copy_as_from_the_beginning(journal: list[Entry], split: int) -> None:
+def test_a_state_is_folded_on_from_a_copy_as_from_the_beginning_and_back(journal: list[Entry], split: int) -> None:
     thread = [entry for entry in journal if entry.thread == run_thread(RUN)]
     first = PlanState.fold(thread[:split])
     rest = first.copy()
@@ -286,11 +306,20 @@ def test_a_state_is_folded_on_from_a_copy_as_from_the_beginning(journal: list[En
     assert first == PlanState.fold(thread[:split])
     if rest.plain:
         assert rest == PlanState.fold(thread)
+    # and what was folded is taken back
+    same = first.copy()
+    same.begin()
+    for entry in thread[split:]:
+        same.add(entry)
+    same.roll_back()
+    assert same == first
+    assert list(same.to_undo) == list(first.to_undo)
 
 
 def test_the_state_of_a_whole_run_knows_which_attempts_are_closed_whatever_is_on_record() -> None:
     # given visits out of order, one of which is applied
-    facts = [planned(runnable(visit=3)), planned(runnable(visit=1)), applied(visit=3), planned(runnable(visit=9))]
+    facts: list[Fact] = [planned(runnable(visit=visit)) for visit in (3, 1, 9)]
+    facts.append(applied(visit=3))
     whole = PlanState.of(RunProjection.fold(entries(facts)))
     closed = {visit: whole.is_closed(key(visit=visit), f"{RUN}:charge:{visit}", "charge") for visit in (1, 3, 9)}
     assert closed == {1: False, 3: True, 9: False}

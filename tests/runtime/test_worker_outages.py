@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -166,13 +167,6 @@ def test_results_are_kept_through_an_outage_whatever_else_was_lost_with_it(
     assert sorted(rows) == sorted(payments)
 
 
-def _one_for_each_committer() -> list[str]:
-    """Give ids of runs: the first ones go to one committer each, and two more to any."""
-    names = [f"run-{n}" for n in range(100)]
-    first = [next(name for name in names if committer_of(name) == n) for n in range(COMMITTERS)]
-    return [*first, *[name for name in names if name not in first][:2]]
-
-
 class _CannotInterrupt(PostgresDispatchStore):
     """A dispatch store that cannot be reached when something is first given back."""
 
@@ -184,6 +178,11 @@ class _CannotInterrupt(PostgresDispatchStore):
         if gives_back and self.tried == 1:
             raise StorageUnavailable("the connection was lost")
         return super().settle(settlements, plan)
+
+
+def _run_of_committer(committer: int, name: str = "run") -> str:
+    """Return the id of a run whose outcomes that committer writes."""
+    return next(run_id for n in count() if committer_of(run_id := f"{name}-{n}") == committer)
 
 
 def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: PostgresStorage) -> None:
@@ -211,8 +210,9 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
     squid = Squid(postgres, [plain, lost])
     store = _CannotInterrupt(postgres)
     squid.runtime = replace(squid.runtime, dispatch=store)
-    runs = [squid.start("plain", {"n": n}, run_id=run_id).run_id for n, run_id in enumerate(_one_for_each_committer())]
-    given_back = squid.start("lost").run_id
+    runs = [squid.start("plain", {"n": n}, run_id=_run_of_committer(n)).run_id for n in range(COMMITTERS)]
+    runs += [squid.start("plain", {"n": COMMITTERS}, run_id=_run_of_committer(0, name)).run_id for name in "ab"]
+    given_back = squid.start("lost", run_id=_run_of_committer(0, "lost")).run_id
     with at_work(squid, concurrency=COMMITTERS + 3) as working, raw(postgres, autocommit=False) as other:
         until(lambda: len(calls) == COMMITTERS + 3, "all steps under way")
         other.execute("SELECT FROM journal_threads WHERE id = 'squid:dispatch:default' FOR UPDATE")
@@ -220,8 +220,8 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
             gate.set()
             wait_for_a_lock(postgres, busy)
         rest.set()
-        done = working.worker._committer._done
-        until(lambda: sum(each.qsize() for each in done) == 3, "two results and one connection that was lost")
+        done = working.worker._committer._done[0]
+        until(lambda: done.qsize() == 3, "two results and one connection that was lost")
         # when the attempt that lost its connection cannot be given back at once
         other.rollback()
         until(all_done(postgres, [*runs, given_back]), "all runs")

@@ -237,10 +237,12 @@ def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: da
                 run.queue_facts.append(fact)
                 apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
                 continue
-            case RunnableApplied():
+            case RunnableApplied() if fact.runnable_key not in run.applied:
                 run.applied[fact.runnable_key] = fact
             case RunnablesPlanned():
-                run.runnables |= {each.runnable_key: each for each in fact.runnables}
+                for each in fact.runnables:
+                    _require(each.attempt_number == 1 and each.runnable_key not in run.runnables)
+                    run.runnables[each.runnable_key] = each
             case ManualStepPaused() if run.pause is None:
                 run.pause = fact
             case RunTerminal():
