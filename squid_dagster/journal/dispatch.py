@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt, Suspicion
@@ -170,6 +170,20 @@ class PlanRequest:
 Decision = Callable[[Mapping[str, RunUnit], datetime], Sequence[Fact]]
 # Gives the facts that follow from settled attempts: applied results, plans, schedules, the end. Pure.
 Planner = Callable[[PlanRequest], Sequence[Fact]]
+
+
+@runtime_checkable
+class KindPlanner(Protocol):
+    """A planner that knows steps from whose success always the same follows, but for ids, times and values."""
+
+    def __call__(self, request: PlanRequest) -> Sequence[Fact]:
+        """Return the facts that follow, as every planner does."""
+
+    def kind_of(self, attempt: Attempt) -> Hashable | None:
+        """Return what all such attempts have in common; None if what follows depends on values, or on the run."""
+
+    def note_scheduled(self, queue: str) -> None:
+        """Hear that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
 
 
 @dataclass(frozen=True, slots=True)

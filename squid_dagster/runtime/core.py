@@ -3,7 +3,7 @@
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -12,6 +12,7 @@ from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, Di
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.plan_state import PlanState, StateNeeded, UnknownState
 from squid_dagster.protocol.run import RunProjection
@@ -87,6 +88,16 @@ class Runtime:
             request.now,
             max_fact_bytes=request.max_fact_bytes,
         )
+
+    def kind_of(self, attempt: Attempt) -> Hashable | None:
+        """Return what tells attempts apart whose success has other consequences; None if these depend on values.
+
+        The definition by its identity: another one of the same fingerprint may retry or recover differently.
+        """
+        definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
+        if definition is None or attempt.step not in definition.fixed or not attempt.idempotency_key.endswith(":1"):
+            return None
+        return id(definition), attempt.step
 
     def _assumed(self, request: PlanRequest) -> PlanState:
         """Return the state that one settled attempt allows to assume. Raises `StateNeeded`."""

@@ -1,6 +1,6 @@
 """Writing down what came of claims, many in one commit, with everything that follows from them."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -14,6 +14,7 @@ from squid_dagster.journal.dispatch import (
     Settlement,
 )
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.protocol.plan_state import UnknownState
@@ -49,6 +50,15 @@ class _Planner:
                 self.queues.add(fact.queue)
                 self.dues.append(_from_now(fact.visible_at, request.now))
         return facts
+
+    def kind_of(self, attempt: Attempt) -> Hashable | None:
+        """Return what an attempt has in common with all from whose success the same follows."""
+        return self.runtime.kind_of(attempt)
+
+    def note_scheduled(self, queue: str) -> None:
+        """Note what follows by a template: it is due at once."""
+        self.queues.add(queue)
+        self.dues.append(timedelta(0))
 
 
 def _from_now(at: datetime, now: datetime) -> timedelta:

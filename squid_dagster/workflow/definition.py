@@ -106,7 +106,7 @@ class Definition:
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
     holds, by step, the steps that come after it; `producers`, by the name of an output, the step that gives it.
     `narrow` holds the steps that are visited once, and beside which nothing else of a run can be under way, each with
-    the steps that are done for certain when it begins.
+    the steps that are done for certain when it begins; `fixed`, those of them whose success always has the same effect.
     `resources` are the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed
     for the same definition: runs that carry one are runs of this definition.
     """
@@ -122,6 +122,7 @@ class Definition:
     dependents: Mapping[str, tuple[str, ...]]
     producers: Mapping[str, str]
     narrow: Mapping[str, frozenset[str]]
+    fixed: frozenset[str]
     resources: frozenset[str]
     fingerprint: str
     former_fingerprints: tuple[str, ...] = ()

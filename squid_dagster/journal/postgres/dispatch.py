@@ -35,6 +35,7 @@ from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.settle_fast import settle_fast
+from squid_dagster.journal.postgres.settle_template import Templates
 from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction, names, texts
@@ -108,6 +109,7 @@ class PostgresDispatchStore:
         self._storage = storage
         self._stencils = Stencils(storage.max_fact_bytes)
         self._states = PlanStates()
+        self._templates = Templates(storage.max_fact_bytes)
         self._claimed: OrderedDict[str, Attempt] = OrderedDict()  # by claim id: what the fast way need not read
         self._marks = QueueMarks()
 
@@ -234,7 +236,7 @@ class PostgresDispatchStore:
     def _settle_fast(self, settlements: Sequence[Settlement], plan: Planner) -> dict[int, Answer]:
         """Write what is plain. What is refused as a whole writes nothing, and the general way judges each member."""
         try:
-            return settle_fast(self._storage, self._states, self._claimed, settlements, plan)
+            return settle_fast(self._storage, self._states, self._templates, self._claimed, settlements, plan)
         except Exception as error:
             if concerns_all(error):
                 raise

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, KindPlanner, Planner, PlanRequest, Settlement
 from squid_dagster.journal.group import ask
 from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.postgres import rows
@@ -23,15 +23,16 @@ from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
+from squid_dagster.journal.postgres.settle_template import Made, Templates, Texts, values_of
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import names, numbers
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.journal.settling import completion_fact
 from squid_dagster.limits import commit_bytes
-from squid_dagster.protocol.attempts import Attempt
+from squid_dagster.protocol.attempts import Attempt, completed, intent_content, intent_digest
 from squid_dagster.protocol.codec import encode
 from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
-from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.entries import Entry, canonical_text
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
     Fact,
@@ -42,7 +43,7 @@ from squid_dagster.protocol.facts import (
     RunTerminal,
 )
 from squid_dagster.protocol.plan_state import PlanState, UnknownState
-from squid_dagster.protocol.run import application_digest, end_digest, manual_state, plan_digest
+from squid_dagster.protocol.run import application_digest, end_digest, manual_state, plan_content, plan_digest
 from squid_dagster.protocol.threads import run_thread
 
 _SETTLE: LiteralString = (
@@ -86,9 +87,7 @@ class _Run:
     end: RunTerminal | None = None
     queue_facts: list[Fact] = field(default_factory=list)
     run_facts: list[Fact] = field(default_factory=list)
-    queue_entries: list[str] = field(default_factory=list)
-    run_entries: list[str] = field(default_factory=list)
-    bytes: int = 0
+    texts: Texts = field(init=False)
 
     @property
     def status(self) -> str:
@@ -103,6 +102,7 @@ class _Run:
 def settle_fast(
     storage: PostgresStorage,
     states: PlanStates,
+    templates: Templates,
     claimed: Mapping[str, Attempt],
     settlements: Sequence[Settlement],
     plan: Planner,
@@ -118,7 +118,8 @@ def settle_fast(
     now = _time(storage, members)
     if now is None:
         return {}
-    runs = [run for run_id in sorted(members) if (run := _assumed(storage, run_id, members[run_id], plan, now))]
+    assumed = (_assumed(storage, templates, run_id, members[run_id], plan, now) for run_id in sorted(members))
+    runs = [run for run in assumed if run is not None]
     others = members.keys() - {run.run_id for run in runs}
     for run_id, known in _known(storage, states, others).items():
         try:
@@ -129,7 +130,7 @@ def settle_fast(
     runs.sort(key=lambda run: run.run_id)
     if not runs:
         return {}
-    if sum(run.bytes for run in runs) > commit_bytes(storage.max_fact_bytes):
+    if sum(run.texts.size for run in runs) > commit_bytes(storage.max_fact_bytes):
         _put_back(states, runs)
         raise GroupTooLarge(f"{len(runs)} runs, with what follows from their steps")
     written = _write(storage, states, runs, now)
@@ -184,15 +185,56 @@ def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str
 
 
 def _assumed(
-    storage: PostgresStorage, run_id: str, members: list[_Member], plan: Planner, now: datetime
+    storage: PostgresStorage, templates: Templates, run_id: str, members: list[_Member], plan: Planner, now: datetime
 ) -> _Run | None:
-    """Plan for a run without its state; None if the planner needs it."""
+    """Plan for a run without its state, by a template where there is one; None if the planner needs the state."""
     if len(members) > 1:
         return None
     try:
-        return _planned(storage, run_id, members, None, plan, now)
+        return _filled(storage, templates, run_id, members[0], plan, now) or _planned(
+            storage, run_id, members, None, plan, now
+        )
     except Exception:  # noqa: BLE001  the plan by the run's state tells whatever is wrong
         return None
+
+
+def _filled(
+    storage: PostgresStorage, templates: Templates, run_id: str, member: _Member, plan: Planner, now: datetime
+) -> _Run | None:
+    """Fill in the template of a settlement; None if there is none, or its values need a closer look."""
+    attempt, settlement = member.claimed, member.settlement
+    kind = plan.kind_of(attempt) if isinstance(plan, KindPlanner) else None
+    if kind is None or attempt.expired(now):
+        return None
+
+    def make(settlement: Settlement, claimed: Attempt, at: datetime) -> Made:
+        run = _planned(storage, claimed.run_id, [_Member(0, settlement, claimed)], None, plan, at)
+        return Made(run.texts, _digests(run), bool(run.runnables))
+
+    template = templates.find(kind, attempt, make)
+    filled = None if template is None else template.fill(run_id, settlement.ref, values_of(settlement, attempt), now)
+    if template is None or filled is None:
+        return None
+    run = _Run(run_id, attempt.queue, [member], None)
+    run.texts, outcome = filled
+    result = settlement.outcome.result  # type: ignore[union-attr]  # completed
+    run.settled[attempt.runnable_key] = completed(attempt, result, outcome, now)
+    if template.schedules and isinstance(plan, KindPlanner):
+        plan.note_scheduled(attempt.queue)
+    return run
+
+
+def _digests(run: _Run) -> dict[str, str]:
+    """Return the digests that a settlement writes into rows, with the canonical texts of what they cover."""
+    found: dict[str, str] = {}
+    for key, fact in run.applied.items():
+        found[application_digest(fact.result, fact.transition)] = canonical_text([fact.result, fact.transition])
+        found[run.settled[key].outcome_digest or ""] = canonical_text(fact.result)
+    for each in run.runnables.values():
+        intent = each.idempotency_key, each.attempt_number, each.step, each.input, each.visible_at
+        found[plan_digest(each)] = canonical_text(plan_content(each))
+        found[intent_digest(*intent)] = canonical_text(intent_content(*intent))
+    return found
 
 
 def _planned(
@@ -213,16 +255,16 @@ def _planned(
         _require(state is None or attempt.runnable_key in state.planned)
         fact = completion_fact(settlement.ref, settlement.outcome.result, now)  # type: ignore[union-attr]  # completed
         apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
-        completed = dispatch.attempts[attempt.runnable_key]
-        _require(completed is not attempt)  # else refused by the fold, or a repeat
-        run.settled[attempt.runnable_key] = completed
+        after = dispatch.attempts[attempt.runnable_key]
+        _require(after is not attempt)  # else refused by the fold, or a repeat
+        run.settled[attempt.runnable_key] = after
         run.queue_facts.append(fact)
     facts_before = 0 if state is None else state.facts
     given = _UNKNOWN if state is None else state
     planned = ask(plan, PlanRequest(run_id, given, tuple(run.settled.values()), dict(dispatch.attempts), now))
     _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
     _sort_out(run, planned, dispatch, now)
-    _encode(run, dispatch, storage.max_fact_bytes)
+    run.texts = _encode(run, dispatch, storage.max_fact_bytes)
     return run
 
 
@@ -256,21 +298,27 @@ def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: da
     _require(run.end is None or not (scheduled or open_))
 
 
-def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> None:
-    """Write facts, and the rows of new attempts, as the database takes them."""
+def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> Texts:
+    """Write facts, the rows of new attempts and what changes in rows that are there, as the database takes them."""
+    on_queue: list[str] = []
     for fact in run.queue_facts:
-        encoded = encode(fact, max_fact_bytes)
-        run.bytes += len(encoded.data)
-        row = ""
+        encoded, row = encode(fact, max_fact_bytes), ""
         if isinstance(fact, AttemptScheduled):
             key = fact.runnable_key
             new = rows.new_attempt_row(dispatch.attempts[key], plan_digest(run.runnables[key]))
             row = f',"row":{to_json(new).decode()}'
-        run.queue_entries.append(f'"type":"{encoded.type}","data":{encoded.data}{row}}}')
+        on_queue.append(f'"type":"{encoded.type}","data":{encoded.data}{row}}}')
+    on_run: list[str] = []
     for k, fact in enumerate(run.run_facts, 1):
         encoded = encode(fact, max_fact_bytes)
-        run.bytes += len(encoded.data)
-        run.run_entries.append(f'"k":{k},"type":"{encoded.type}","data":{encoded.data}}}')
+        on_run.append(f'"k":{k},"type":"{encoded.type}","data":{encoded.data}}}')
+    settled = [] if run.end is not None else [_tail(row) for row in _settled_rows(run)]
+    return Texts(on_queue, on_run, _tail(_run_row(run)), settled, run.end is not None)
+
+
+def _tail(row: Row) -> str:
+    """Write a row without its beginning, where the place of its run is going to stand."""
+    return to_json(row).decode()[1:]
 
 
 def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: datetime) -> list[_Run]:
@@ -292,7 +340,7 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
     _put_back(states, [run for run in runs if run.run_id not in done])
     for run in written:
         if run.known is not None:
-            states.put(run.run_id, run.known.revision + len(run.run_facts), run.known.state)
+            states.put(run.run_id, run.known.revision + len(run.texts.run), run.known.state)
     return written
 
 
@@ -306,9 +354,10 @@ def _put_back(states: PlanStates, runs: Sequence[_Run]) -> None:
 def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id: UUID) -> tuple[Any, ...]:
     """Return the arguments of `settle_runs`."""
     places = sorted(range(len(runs)), key=lambda i: (runs[i].queue, i))
-    entries = [f'{{"m":{i + 1},{entry}' for i in places for entry in runs[i].queue_entries]
-    entries += [f'{{"m":{i},{entry}' for i, run in enumerate(runs, 1) for entry in run.run_entries]
-    settled = [row for i, run in enumerate(runs, 1) if run.end is None for row in _settled_rows(i, run)]
+    entries = [f'{{"m":{i + 1},{entry}' for i in places for entry in runs[i].texts.queue]
+    entries += [f'{{"m":{i},{entry}' for i, run in enumerate(runs, 1) for entry in run.texts.run]
+    changed = [f'{{"m":{i},{run.texts.row}' for i, run in enumerate(runs, 1)]
+    settled = [f'{{"m":{i},{row}' for i, run in enumerate(runs, 1) for row in run.texts.settled]
     return (
         commit_id,
         now,
@@ -316,11 +365,11 @@ def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id
         names(run.run_id for run in runs),
         names(run.queue for run in runs),
         numbers(None if run.known is None else run.known.revision for run in runs),
-        "{" + ",".join(["f" if run.end is None else "t" for run in runs]) + "}",
+        "{" + ",".join(["t" if run.texts.ends else "f" for run in runs]) + "}",
         to_json([_claim(i, each.settlement.ref) for i, run in enumerate(runs, 1) for each in run.members]).decode(),
         f"[{','.join(entries)}]",
-        rows.to_text([_run_row(i, run) for i, run in enumerate(runs, 1)]),
-        rows.to_text(settled) if settled else None,
+        f"[{','.join(changed)}]",
+        f"[{','.join(settled)}]" if settled else None,
     )
 
 
@@ -328,10 +377,9 @@ def _claim(m: int, ref: ClaimRef) -> Row:
     return {"m": m, "key": ref.runnable_key, "claim_id": ref.claim_id, "token_hash": ref.token_hash}
 
 
-def _run_row(m: int, run: _Run) -> Row:
+def _run_row(run: _Run) -> Row:
     """Return what changes in the row of a run."""
     return {
-        "m": m,
         "status": run.status,
         "planned": sum(each.attempt_number == 1 for each in run.runnables.values()),
         "applied": len(run.applied),
@@ -340,11 +388,10 @@ def _run_row(m: int, run: _Run) -> Row:
     }
 
 
-def _settled_rows(m: int, run: _Run) -> list[Row]:
+def _settled_rows(run: _Run) -> list[Row]:
     """Return what changes in the rows of settled attempts."""
     return [
         {
-            "m": m,
             "runnable_key": key,
             "outcome_digest": run.settled[key].outcome_digest,
             "applied_digest": application_digest(fact.result, fact.transition),

@@ -31,13 +31,13 @@ from squid_dagster.protocol.unit import RunUnit
 _MOST = 256  # kinds that are known at a time
 _NOBODYS = token_hex(16)
 _RUN, _VALUE = f"run-{_NOBODYS}", f"value-{_NOBODYS}"
-_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
-_OTHER_RUN, _OTHER_TIME = f"other-{_NOBODYS}", datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
+EXAMPLE_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
+_OTHER_RUN, OTHER_TIME = f"other-{_NOBODYS}", datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
 _OTHER_VALUE: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
 
 
-def _times(at: datetime) -> tuple[str, str]:
-    """Give both spellings of a time: in rows, and in facts."""
+def spellings(at: datetime) -> tuple[str, str]:
+    """Return both spellings of a time: in rows, and in facts."""
     text = at.isoformat()
     return text, f"{text.removesuffix('+00:00')}Z"
 
@@ -77,18 +77,18 @@ class Stencil:
             name: "other" if isinstance(value, str) else _OTHER_VALUE for name, value in opening.values.items()
         }
         try:
-            first = _Made.of(opening, _RUN, markers, _TIME, max_fact_bytes)
-            second = _Made.of(opening, _OTHER_RUN, others, _OTHER_TIME, max_fact_bytes)
+            first = _Made.of(opening, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
+            second = _Made.of(opening, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
         except (SquidError, ValidationError):
             return None
         if first is None or second is None:
             return None
         stencil = first.cut(opening, values, max_fact_bytes)
-        return stencil if stencil.fill(_OTHER_RUN, others, _OTHER_TIME) == second.lines else None
+        return stencil if stencil.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
 
     def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
         """Give what a run writes, by line; None when there is anything in the values that needs a closer look."""
-        exact = dict(zip((_RUN, *_times(_TIME)), (run_id, *_times(now)), strict=True))
+        exact = dict(zip((_RUN, *spellings(EXAMPLE_TIME)), (run_id, *spellings(now)), strict=True))
         holes = exact.copy()
         try:
             for name, hole in self.values.items():
@@ -135,8 +135,8 @@ class _Made(NamedTuple):
 
     def cut(self, opening: Opening, values: dict[str, str], max_fact_bytes: int) -> Stencil:
         """Cut it where the example shows through."""
-        holes = [_RUN, *_times(_TIME), *values.values()]
-        whole, part = _pattern([*holes, *self.digests]), _pattern(holes)
+        holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
+        whole, part = pattern([*holes, *self.digests]), pattern(holes)
         return Stencil(
             opening,
             values,
@@ -166,7 +166,8 @@ def _digests(unit: RunUnit) -> dict[str, str]:
     return found
 
 
-def _pattern(holes: Iterable[str]) -> re.Pattern[str]:
+def pattern(holes: Iterable[str]) -> re.Pattern[str]:
+    """Return what splits a text at these placeholders."""
     return re.compile("(" + "|".join(map(re.escape, holes)) + ")")
 
 
