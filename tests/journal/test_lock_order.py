@@ -270,7 +270,7 @@ def _settle(room: Room) -> Write:
         claims = [{"m": m, "key": KEY, "claim_id": id_, "token_hash": id_} for m, id_ in enumerate(ids, 1)]
         facts: list[dict[str, Any]] = [{"m": m, "type": "attempt_completed", "data": {}} for m in (1, 2)]
         facts += [{"m": m, "k": 1, "type": "run_terminal", "data": {}} for m in (1, 2)]
-        rows = [{"m": m, "status": "completed", "planned_visits": 1, "applied_visits": 1} for m in (1, 2)]
+        rows = [{"m": m, "status": "completed", "planned": 0, "applied": 1} for m in (1, 2)]
         texts = map(json.dumps, (claims, facts, rows))
         values = (uuid4(), list(runs), list(queues), [2, 2], [True, True], *texts)
         row = connection.execute(_SETTLE, values).fetchone()

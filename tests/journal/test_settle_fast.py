@@ -206,6 +206,7 @@ ROWS: dict[str, LiteralString] = {
     "a later fact": "UPDATE attempts SET last_at = clock_timestamp() + interval '1 minute' WHERE run_id = %s",
     "an attempt of another queue": "UPDATE attempts SET queue = 'slow' WHERE run_id = %s",
     "not planned": "UPDATE attempts SET planned_digest = NULL WHERE run_id = %s",
+    "applied": "UPDATE attempts SET applied_digest = 'x' WHERE run_id = %s",
     "no attempt": "DELETE FROM attempts WHERE run_id = %s",
     "a fenced run": "UPDATE runs SET fenced = true WHERE run_id = %s",
     "a run that may not be claimed": "UPDATE runs SET quarantined = true WHERE run_id = %s",

@@ -59,7 +59,7 @@ BEGIN
       LEFT JOIN LATERAL (
             SELECT status = 'claimed' AND claim_id = c.claim_id AND claim_token_hash = c.token_hash
                    AND queue = p_queues[c.m] AND lease_until > v_now AND last_at <= p_at AND planned_digest IS NOT NULL
-                   AS held
+                   AND applied_digest IS NULL AS held
               FROM {schema}.attempts WHERE run_id = p_runs[c.m] AND runnable_key = c.key FOR UPDATE) a ON true;
     -- attempts_pkey, once in the life of a run
     SELECT array_agg(v_ok[m] AND m <> ALL (coalesce(v_bad, '{{}}'))
