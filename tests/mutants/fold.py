@@ -214,7 +214,7 @@ FOLD_MUTANTS = (
         "return None if run.manual_state == state else Reason.ACTIVE_MANUAL_STEP",
         "return None",
     ),
-    Mutant("any action resolves any step", RUN, " or fact.action not in _RESOLVES[state.kind]", ""),
+    Mutant("any action resolves any step", RUN, " and fact.action in _RESOLVES[state.kind]", ""),
     Mutant("the last end wins", RUN, "if run.terminal_digest is not None:", "if False:"),
     Mutant("an ended run goes on", RUN, "    if run.terminal:\n        return Reason.TERMINAL_RUN\n", ""),
     Mutant("the last quarantine wins", RUN, "if run.quarantine is None:", "if True:"),
