@@ -4,9 +4,10 @@ from tests.mutants.sql.appends import APPEND_MUTANTS
 from tests.mutants.sql.cards import CARD_MUTANTS
 from tests.mutants.sql.claims import CLAIM_MUTANTS
 from tests.mutants.sql.queries import QUERY_MUTANTS
+from tests.mutants.sql.settlements import SETTLEMENT_MUTANTS
 from tests.mutants.sql.starts import START_MUTANTS
 
-SQL_MUTANTS = (*CLAIM_MUTANTS, *APPEND_MUTANTS, *START_MUTANTS, *CARD_MUTANTS, *QUERY_MUTANTS)
+SQL_MUTANTS = (*CLAIM_MUTANTS, *APPEND_MUTANTS, *START_MUTANTS, *SETTLEMENT_MUTANTS, *CARD_MUTANTS, *QUERY_MUTANTS)
 
-# Functions without a mutant: about to be replaced by one function, which brings its own.
+# Functions without a mutant: code of the version before calls them during an upgrade.
 WITHOUT_MUTANTS = frozenset({"end_runs", "lock_claims", "settle_rows"})

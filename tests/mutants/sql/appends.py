@@ -83,7 +83,7 @@ _LOCK_UNITS = (
     Mutant("runs are not locked", LOCK, "ORDER BY run_id FOR UPDATE", "ORDER BY run_id", (LOCK_ORDER,)),
     Mutant("runs are locked in the wrong order", LOCK, "ORDER BY run_id FOR UPDATE", "ORDER BY run_id DESC FOR UPDATE", (LOCK_ORDER,)),
     Mutant("single attempts are not locked", LOCK, "               FOR UPDATE OF a\n", "", (LOCK_ORDER,)),
-    Mutant("all attempts of a run are not locked", LOCK, "WHERE run_id = ANY (p_whole) FOR UPDATE", "WHERE run_id = ANY (p_whole)", (LOCK_ORDER,)),
+    Mutant("all attempts of a run are not locked", LOCK, "'retry_scheduled', 'claimed') FOR UPDATE", "'retry_scheduled', 'claimed')", (LOCK_ORDER,)),
     Mutant("attempts of other runs are locked", LOCK, "ON a.run_id = k.run_id AND a.runnable_key = k.runnable_key", "ON a.runnable_key = k.runnable_key", (LOCK_ORDER,)),
     Mutant("single attempts are not loaded", LOCK, "IF cardinality(p_keys) > 0 THEN", "IF false THEN", (VIEW_RULES,)),
     Mutant("the attempts of a run that ends are not loaded", LOCK, "IF cardinality(p_whole) > 0 THEN", "IF false THEN", (VIEW_RULES,)),

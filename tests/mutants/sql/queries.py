@@ -3,7 +3,19 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.sql.files import CLAIMING, CUTS, DEAD_LETTERS, LANES, LEASES, PLANNING, QUERIES, REPAIR, THREADS
+from tests.mutants.sql.files import (
+    CLAIMING,
+    CUTS,
+    DEAD_LETTERS,
+    FAST,
+    FAST_HISTORIES,
+    LANES,
+    LEASES,
+    PLANNING,
+    QUERIES,
+    REPAIR,
+    THREADS,
+)
 
 DISPATCH, FILE = "journal/postgres/dispatch.py", "journal/postgres/queries.py"
 TRANSACTION, READING, STORAGE = (
@@ -11,7 +23,7 @@ TRANSACTION, READING, STORAGE = (
     "journal/postgres/reading.py",
     "journal/postgres/storage.py",
 )
-LANE_FILE = "journal/lanes.py"
+LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/settle_fast.py"
 
 _DISPATCH = (
     Mutant("what is not due is visible", DISPATCH, "AND a.due_at <= (SELECT coalesce(%(now)s, clock_timestamp())) AND", "AND", (CLAIMING,)),
@@ -32,8 +44,12 @@ _DISPATCH = (
     Mutant("expired leases of any definition are shown", DISPATCH, "\n      AND (%(definitions)s::text[] IS NULL OR definition = ANY (%(definitions)s))\n", "\n", (CLAIMING,)),
     Mutant("expired leases of ended and quarantined runs are shown", DISPATCH, "AND due_at IS NOT NULL AND (deliveries", "AND (deliveries", (CLAIMING,)),
     Mutant("the latest leases are shown first", DISPATCH, "ORDER BY lease_until, position LIMIT", "ORDER BY lease_until DESC, position LIMIT", (LEASES,)),
-    Mutant("a plan is made without the latest facts", TRANSACTION, "WHERE thread = t.id AND type <> 'run_signal_received' ORDER BY seq", "WHERE thread = t.id AND type <> 'runnable_applied' ORDER BY seq", ("tests/journal/test_groups.py", "tests/journal/test_short_way.py", "tests/runtime/test_dependencies.py", "tests/runtime/test_routes.py")),
-    Mutant("a plan is made from facts in the wrong order", TRANSACTION, "type <> 'run_signal_received' ORDER BY seq", "type <> 'run_signal_received' ORDER BY seq DESC", ("tests/journal/test_groups.py", "tests/journal/test_short_way.py", "tests/runtime/test_dependencies.py", "tests/runtime/test_routes.py")),
+    Mutant("a plan is made without the latest facts", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY} ORDER BY seq", "AND seq > t.rev AND type <> 'runnable_applied' ORDER BY seq", (FAST_HISTORIES,)),
+    Mutant("a plan is made from facts that were folded before", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY}", "AND seq >= t.rev AND {PLANNED_BY}", (FAST_HISTORIES,)),
+    Mutant("a plan is made from facts in the wrong order", TRANSACTION, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST_HISTORIES,)),
+    Mutant("a fast plan is made without the latest facts", SETTLE_FAST, "WHERE thread = t.id AND {PLANNED_BY}", "WHERE thread = t.id AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
+    Mutant("a fast plan is made from facts in the wrong order", SETTLE_FAST, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST,)),
+    Mutant("a fast plan is for another revision", SETTLE_FAST, "SELECT e.*, t.rev FROM", "SELECT e.*, t.rev - 1 FROM", (FAST,)),
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", (PLANNING, "tests/runtime/test_commands.py")),
     Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/test_storage_fidelity.py",)),
 )  # fmt: skip
