@@ -23,7 +23,6 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import AttemptScheduled, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.plan_state import PlanState, StateNeeded
 from tests.facts import QUEUE, RUN, T0, applied, fenced, planned, queued, runnable, scheduled, started, terminal
 from tests.journal.contract import all_entries, assert_views_agree_with_the_journal, put
 
@@ -122,13 +121,6 @@ def statuses(desk: Desk, run: str = RUN) -> dict[str, str]:
     return {k: attempt.status.value for k, attempt in unit.dispatch.attempts.items()}
 
 
-def run_of(request: PlanRequest) -> PlanState:
-    """Return the run's state. Raises `StateNeeded` where it was not read."""
-    if request.run is None:
-        raise StateNeeded("the planners of these tests look at the run")
-    return request.run
-
-
 class Planner:
     """Applies what was settled, plans one more visit of the step, and remembers what it was asked."""
 
@@ -137,7 +129,7 @@ class Planner:
         self._last_visit = last_visit
 
     def __call__(self, request: PlanRequest) -> list[Fact]:
-        run = run_of(request)
+        run = request.run
         self.asked.append(replace(request, run=run.copy()))  # what it was: the store folds on
         at = (request.now - T0).total_seconds()
         facts: list[Fact] = []

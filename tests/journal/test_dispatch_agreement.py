@@ -35,7 +35,7 @@ from tests.facts import (
     terminal,
 )
 from tests.journal.contract import WITHOUT_SHRINKING, assert_views_agree_with_the_journal, at_once, facts_of, put
-from tests.journal.desk import Desk, broke, done, run_of, seconds
+from tests.journal.desk import Desk, broke, done, seconds
 
 _numbers = count(1)
 
@@ -188,7 +188,7 @@ class World:
         return Retry(key(run, step, int(number) + 1, int(visit)), seconds((0, 15)[b % 2]))
 
     def _plan(self, request: PlanRequest) -> Sequence[Fact]:
-        run, state = request.run_id, run_of(request)
+        run, state = request.run_id, request.run
         if state.applied_visits >= 3:
             return [fenced(run, at=self.at, queue=self.name), terminal(run, at=self.at)]
         facts: list[Fact] = [

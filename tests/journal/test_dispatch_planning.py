@@ -17,7 +17,6 @@ from tests.journal.desk import (
     one,
     other_token,
     refused,
-    run_of,
     start,
     statuses,
     work,
@@ -37,8 +36,8 @@ def test_what_follows_from_an_outcome_is_written_with_it(desk: Desk) -> None:
     # then the planner saw the run, what was settled, and the time
     (request,) = plan.asked
     assert (request.run_id, request.now) == (RUN, t(5))
-    assert set(run_of(request).planned) == {key()}
-    assert run_of(request).start is not None
+    assert set(request.run.planned) == {key()}
+    assert request.run.start is not None
     assert [(a.runnable_key, a.status, a.result) for a in request.settled] == [(key(), "completed", {"ok": True})]
     # and all that followed is on record, the outcome before its application
     written = facts_of(all_entries(desk.storage))[-4:]

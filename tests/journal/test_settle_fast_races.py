@@ -42,7 +42,7 @@ from tests.journal.contract import (
     terminate_backends,
     wait_for_a_lock,
 )
-from tests.journal.desk import Desk, claim, done, refused, run_of, seconds, statuses
+from tests.journal.desk import Desk, claim, done, refused, seconds, statuses
 from tests.journal.fast_settlements import facts_without_names, fast
 
 
@@ -361,14 +361,14 @@ def _starts_a_child(request: PlanRequest) -> list[Fact]:
 
 def _folds_a_part(request: PlanRequest) -> list[Fact]:
     facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
-    run_of(request).add_fact(facts[0])
+    request.run.add_fact(facts[0])
     return facts
 
 
 def _folds_all(request: PlanRequest) -> list[Fact]:
     facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
     for fact in facts:
-        run_of(request).add_fact(fact)
+        request.run.add_fact(fact)
     return facts
 
 
