@@ -13,6 +13,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Failed, PlanRequest, Settlement
 from squid_dagster.journal.plan_states import PlanStates
 from squid_dagster.journal.postgres.settle_fast import settle_fast
+from squid_dagster.journal.postgres.settle_template import Templates
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.protocol import Fact, RunUnit, dispatch_thread, run_thread
 from squid_dagster.protocol.errors import (
@@ -27,6 +28,7 @@ from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, child, quarantined, scheduled, signal, terminal, with_fields
 from tests.journal.contract import (
+    AWKWARD,
     all_entries,
     assert_views_agree_with_the_journal,
     facts_of,
@@ -69,6 +71,38 @@ def test_what_it_writes_is_what_the_general_way_writes(
     assert _state(first) == _state(second)
     assert_views_agree_with_the_journal(postgres_virtual)
     assert verify(postgres_virtual) == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("result", [None, "x", 1.0, AWKWARD], ids=["none", "text", "number", "awkward"])
+def test_what_a_worker_writes_is_what_the_general_way_writes(
+    postgres_virtual: PostgresStorage, clock: VirtualClock, taken: list[int], shape: str, result: Any
+) -> None:
+    # given three runs that are alike
+    squid, claims = begun(postgres_virtual, workflow(shape), 3)
+    clock.advance(timedelta(seconds=3))
+    # when two are settled as a worker does, which makes a template and then fills it in, and one in the general way
+    answers = [settle(squid.runtime, completions([claim], result)).answers[0] for claim in claims[:2]]
+    answers += PostgresDispatchStore(postgres_virtual).settle(completions(claims[2:], result), squid.runtime.plan)
+    # then all read the same
+    assert taken == [1, 1, 0]
+    facts = [facts_without_names(postgres_virtual, claim.ref.run_id) for claim in claims]
+    assert facts[0] == facts[1] == facts[2]
+    assert _state(answers[0]) == _state(answers[1]) == _state(answers[2])
+    assert_views_agree_with_the_journal(postgres_virtual)
+    assert verify(postgres_virtual) == []
+
+
+def test_a_result_that_a_template_cannot_take_is_refused_alone(postgres: PostgresStorage, taken: list[int]) -> None:
+    squid, claims = begun(postgres, workflow("chain"), 4)
+    settle(squid.runtime, completions(claims[:1]))
+    results: list[Any] = ["nul \0", float("nan"), "fine"]
+    group = [Settlement(claim.ref, Completed(each)) for claim, each in zip(claims[1:], results, strict=True)]
+    answers = settle(squid.runtime, group).answers
+    # what cannot be written down fails its step, as ever
+    assert [answer.unwrap().status for answer in answers] == ["failed", "failed", "completed"]
+    assert taken[:2] == [1, 1]
+    assert_views_agree_with_the_journal(postgres)
 
 
 def _state(answer: Answer) -> tuple[object, ...]:
@@ -192,7 +226,7 @@ def test_a_run_at_one_step_alone_is_planned_for_without_its_state(postgres: Post
 
     states = PlanStates()
     assert len(fast(postgres, claims, plan, states)) == 1
-    assert [type(request.run) for request in requests] == [UnknownState]
+    assert [type(request.run).__name__ for request in requests] == [UnknownState.__name__]
     assert states.take(claims[0].ref.run_id) is None
     assert_views_agree_with_the_journal(postgres)
 
@@ -500,7 +534,7 @@ def test_a_group_that_is_too_large_for_one_commit_is_written_in_parts(
     # when results of twice as many are settled together
     known = {claim.ref.claim_id: claim.attempt for claim in claims}
     with pytest.raises(GroupTooLarge):
-        settle_fast(small, PlanStates(), known, completions(claims, "x" * 2_000), squid.runtime.plan)
+        settle_fast(small, PlanStates(), Templates(10_000), known, completions(claims, "x" * 2_000), squid.runtime.plan)
     answers = settled(squid, claims, "x" * 2_000)
     # then all are written, the smaller parts by the fast way
     assert [answer.unwrap().status for answer in answers] == ["completed"] * 40

@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import AttemptCompleted, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import T0, child, quarantined, wakeup, with_fields
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, put
@@ -91,7 +93,7 @@ class World:
             assert isinstance(self.storage, PostgresStorage)
             store = PostgresDispatchStore(self.storage)
         settlements = [Settlement(each.ref, outcome) for each, outcome in chosen]
-        answers = store.settle(settlements, self.squid.runtime.plan)
+        answers = settle(replace(self.squid.runtime, dispatch=store), settlements).answers
         for each, _ in chosen:
             if self.held.pop(each.ref.runnable_key, None) is not None:
                 self.old.append(each)
@@ -253,13 +255,14 @@ class Crowd:
     def work(self, seed: int, rounds: int) -> None:
         """Claim, and settle what any of them has claimed, often at the same time as another one."""
         chance, store = random.Random(seed), self.stores[seed % 2]
+        runtime = replace(self.squid.runtime, dispatch=store)
         for _ in range(rounds):
             lease = timedelta(seconds=chance.choice([0.005, 60, 60]))
             self.claims += store.claim(chance.choice(QUEUES), f"worker-{seed}", limit=6, lease=lease)
             recent = self.claims[-20:]
             some = {each.ref.runnable_key: each for each in chance.sample(recent, min(len(recent), 8))}
             chosen = [Settlement(c.ref, _outcome(c, chance)) for c in some.values()]
-            answers = store.settle(chosen, self.squid.runtime.plan)
+            answers = settle(runtime, chosen).answers
             self.done += [
                 answer.ref.claim_id
                 for answer, each in zip(answers, chosen, strict=True)
