@@ -185,6 +185,18 @@ def test_a_listing_shows_what_it_was_asked_for(busy: Room, filters: dict[str, An
         assert busy.listed(before=rows[0].position, limit=1, **filters) == expected[1:2]
 
 
+def test_a_page_begins_with_the_newest_of_many_runs_of_one_status(room: Room) -> None:
+    room.start(*(f"b{n}" for n in range(5)))
+    assert room.listed(limit=2) == room.listed(limit=2, workflow="billing") == ["b4", "b3"]
+
+
+def test_only_the_children_of_one_parent_are_listed(room: Room) -> None:
+    for parent in ("one", "two"):
+        room.start(f"child-of-{parent}", context={"parent": {"run_id": parent}})
+    assert room.listed(parent_run_id="one") == ["child-of-one"]
+    assert room.listed(parent_run_id="three") == []
+
+
 def test_every_status_can_be_asked_for(busy: Room) -> None:
     by_status = [busy.listed(status=status) for status in RUN_STATUSES]
     assert sorted(run for found in by_status for run in found) == ["a1", "a2", "a3", "a4", "a5", "a6"]
@@ -378,6 +390,12 @@ def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: Room) 
     ]
     assert backlog(["default"], None, 2) == [BacklogRow("default", 2, T0)]
     assert backlog([], None, 100) == []
+
+
+def test_a_backlog_counts_work_of_every_priority(room: Room) -> None:
+    room.put(*(scheduled(f"f{n}", priority=n, visible_at=t(9 - n)) for n in range(3)))
+    room.wait(60)
+    assert room.queries.backlog(["default"], None, 100) == [BacklogRow("default", 3, t(7))]
 
 
 def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: Room) -> None:
