@@ -115,6 +115,13 @@ def test_a_run_that_only_its_queue_knows_has_a_row_too(room: Room) -> None:
     assert room.listed() == ["run-1"]
 
 
+def test_a_run_s_row_counts_its_own_anomalies(room: Room) -> None:
+    room.start("good", "bad")
+    room.put(applied("bad", step="nothing"))
+    rows = room.queries.list_runs(RunFilter(), None, 10)
+    assert {row.run_id: row.anomalies for row in rows} == {"good": 0, "bad": 1}
+
+
 def test_a_run_that_no_fact_names_is_none(room: Room) -> None:
     room.start("run-1")
     assert room.queries.get_run("run-2") is None

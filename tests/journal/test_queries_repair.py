@@ -213,6 +213,8 @@ def test_open_children_of_a_cancelled_run_are_found(room: Room) -> None:
     assert room.to_repair() == ["child-0", "child-1"]
     room.put(terminal("child-0", status="cancelled"))
     assert room.to_repair() == ["child-1"]
+    room.put(quarantined("child-1"))
+    assert room.to_repair() == []
 
 
 def test_whoever_names_a_cancelled_run_as_its_parent_and_was_never_linked_by_it_is_left_alone(room: Room) -> None:
