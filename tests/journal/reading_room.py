@@ -50,6 +50,7 @@ def pages(ask: Callable[[Any, int], list[T]], cursor: Callable[[T], Any], first:
     found: list[T] = []
     after = first
     while page := ask(after, limit):
+        assert after is first or cursor(page[-1]) != after, "the next page ends where this one did"
         found += page
         after = cursor(page[-1])
         if len(page) < limit:
