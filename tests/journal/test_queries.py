@@ -365,6 +365,14 @@ def test_work_is_counted_up_to_a_limit(room: Room, monkeypatch: pytest.MonkeyPat
     ]
 
 
+def test_a_queue_s_row_follows_a_claim_to_the_very_end_of_its_lease(room: Room) -> None:
+    room.put(scheduled(), claimed(at=0, lease=20))
+    room.wait(19)
+    assert room.queries.queues() == [QueueRow("default", False, 0, 0, claimed=1, expired=0, oldest_due_at=None)]
+    room.wait(1)
+    assert room.queries.queues() == [QueueRow("default", False, 0, 0, claimed=0, expired=1, oldest_due_at=t(20))]
+
+
 def test_a_journal_without_work_has_no_queues(room: Room) -> None:
     assert room.queries.queues() == []
     room.put(started(), queued())
