@@ -40,7 +40,7 @@ Maker = Callable[..., PostgresStorage]
 
 _DUMP: dict[str, LiteralString] = {
     "entries": "SELECT to_jsonb(v)::text, v.data::text FROM {schema}.journal_entries v ORDER BY position",
-    "threads": "SELECT id, rev FROM {schema}.journal_threads ORDER BY id",
+    "threads": "SELECT id, {schema}.revision_of(id, rev) FROM {schema}.journal_threads ORDER BY id",
     "commits": "SELECT to_jsonb(v)::text, v.receipt::text FROM {schema}.journal_commits v ORDER BY id",
     "runs": "SELECT to_jsonb(v)::text FROM {schema}.runs v ORDER BY run_id",
     "attempts": "SELECT to_jsonb(v)::text FROM {schema}.attempts v ORDER BY run_id, runnable_key",
@@ -69,10 +69,8 @@ def imported(storage: PostgresStorage, lines: list[bytes]) -> Transferred:
 def slip_in(storage: PostgresStorage, thread: str, type_name: str, run_id: str | None, data: str) -> None:
     """Write an entry that our own code would not, as a later version or a broken one might have."""
     with raw(storage) as connection, connection.transaction():
-        connection.execute(
-            """INSERT INTO journal_threads AS t VALUES (%s, 1) ON CONFLICT (id) DO UPDATE SET rev = t.rev + 1""",
-            (thread,),
-        )
+        connection.execute("INSERT INTO journal_threads VALUES (%s, 0) ON CONFLICT DO NOTHING", (thread,))
+        connection.execute("UPDATE journal_threads SET rev = revision_of(id, rev) + 1 WHERE id = %s", (thread,))
         connection.execute(
             """INSERT INTO journal_entries
                SELECT nextval('journal_numbers') << 20, t.id, t.rev, v.type, v.run_id, %(at)s, v.data,

@@ -307,12 +307,12 @@ def test_a_claim_of_more_than_one_answer_can_hold_is_made_in_parts(
     with raw(postgres_virtual) as connection:
         connection.execute("ALTER FUNCTION claim_attempts RENAME TO claim_few")
         connection.execute("""CREATE FUNCTION claim_attempts(
-            uuid, text, text, interval, text[], text[], text[], timestamptz, integer, boolean)
+            uuid, text, text, interval, text[], text[], text[], timestamptz, integer, boolean, json)
             RETURNS json LANGUAGE plpgsql AS $$ BEGIN
                 IF cardinality($5) > 3 THEN
                     RAISE EXCEPTION 'out of memory: cannot enlarge string buffer' USING ERRCODE = '54000';
                 END IF;
-                RETURN claim_few($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+                RETURN claim_few($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
             END $$""")
         connection.execute(f"ALTER FUNCTION claim_attempts SET search_path = {postgres_virtual.schema}")
     start(postgres_desk, *(f"run-{i}" for i in range(10)))
