@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.schema import statement
+from squid_dagster.journal.postgres.verify import LOST_TAILS
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.spark import ranges
 from squid_dagster.spark.credentials import Location, locate
@@ -103,6 +106,11 @@ def _empty_threads(connection: PgConnection, schema: str, threads: sql.Composabl
         yield Problem(thread, f"the thread says revision {revision}, and has no entry")
 
 
+def _lost_tails(connection: PgConnection, schema: str) -> Iterator[Problem]:
+    for thread, revision, seq in connection.execute(statement(LOST_TAILS, schema)):
+        yield Problem(thread, f"a commit says revision {revision}, the thread's last entry is {seq}")
+
+
 @dataclass(frozen=True, slots=True)
 class Damaged:
     """The threads that are damaged: all that runs share, and of the runs' own some that are named."""
@@ -150,7 +158,9 @@ class _Look:
         if number < len(self.shares):
             found = problems_within(connection, self.schema, self.shares[number])
         else:
-            found = _empty_threads(connection, self.schema, sql.SQL("true"))
+            found = chain(
+                _empty_threads(connection, self.schema, sql.SQL("true")), _lost_tails(connection, self.schema)
+            )
         threads: dict[str, str] = {}
         for problem in found:
             threads.setdefault(problem.thread, problem.what)

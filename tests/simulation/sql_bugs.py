@@ -46,7 +46,7 @@ SQL_BUGS = (
         "claim_attempts",
         "due_at <= v_now",
         "due_at <= v_now + interval '3 seconds'",
-        times=2,
+        times=3,
     ),
     SqlBug(
         "a lease never ends",

@@ -13,6 +13,7 @@ _GUARD: LiteralString = "ALTER TABLE {schema}.journal_entries ENABLE ALWAYS TRIG
 _DELETE: tuple[LiteralString, ...] = (
     "DELETE FROM {schema}.journal_entries WHERE thread = %s",
     "DELETE FROM {schema}.journal_threads WHERE id = %s",
+    "UPDATE {schema}.journal_commits SET receipt = (receipt::jsonb - %s)::json WHERE (receipt->>%s) IS NOT NULL",
     "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s",
 )
 _FACTS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) ORDER BY run_id, position"
@@ -26,7 +27,7 @@ def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
         run_ids = [row[0] for row in connection.execute(statement(_RUNS, schema), (thread,))]
         connection.execute(statement(_UNGUARD, schema))
         for text in _DELETE:
-            connection.execute(statement(text, schema), (thread,))
+            connection.execute(statement(text, schema), (thread,) * text.count("%s"))
         connection.execute(statement(_GUARD, schema))
         forget_runs(connection, schema, run_ids)
         forget_loose(connection, schema)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, LiteralString
-from uuid import UUID
 
 from squid_dagster.journal.postgres.comparing import Difference, differences, instant
 from squid_dagster.journal.postgres.connection import PgConnection
@@ -26,11 +25,15 @@ _PAGE_OF_THREADS: LiteralString = (
 # journal_threads_pkey, journal_entries_thread
 _REVISIONS: LiteralString = """SELECT t.id, t.rev, coalesce((SELECT max(e.seq) FROM {schema}.journal_entries e
     WHERE e.thread = t.id), 0) FROM {schema}.journal_threads t WHERE t.id > %s ORDER BY t.id LIMIT %s"""
-# journal_commits_pkey, page by page
-_RECEIPTS: LiteralString = """SELECT c.id, r.key, r.value::bigint
-    FROM (SELECT id, receipt FROM {schema}.journal_commits WHERE id > %s::uuid ORDER BY id LIMIT %s) c
-    LEFT JOIN LATERAL json_each_text(c.receipt) r ON NOT starts_with(r.key, 'squid:run:') ORDER BY c.id"""
-_BEFORE_ALL = UUID(int=0)
+# All of journal_commits; journal_threads_pkey, journal_entries_thread
+LOST_TAILS: LiteralString = """SELECT t.id, r.rev, coalesce(e.seq, 0)
+    FROM (SELECT r.key, max(r.value::bigint) AS rev
+            FROM {schema}.journal_commits c CROSS JOIN LATERAL json_each_text(c.receipt) r
+           WHERE NOT starts_with(r.key, 'squid:run:') GROUP BY r.key) r
+    JOIN {schema}.journal_threads t ON t.id = r.key
+    LEFT JOIN LATERAL (SELECT seq FROM {schema}.journal_entries WHERE thread = t.id ORDER BY seq DESC LIMIT 1) e ON true
+   WHERE r.rev > coalesce(e.seq, 0) AND t.rev <= coalesce(e.seq, 0) ORDER BY t.id"""
+"""Shared threads whose entries end before what a commit has told its client, as their rows do not tell."""
 _HAS_THREAD: LiteralString = "SELECT id FROM {schema}.journal_threads WHERE id = ANY (%s)"
 # runs_pkey and journal_entries_run, skipping from one run to the next
 _NEXT_RUNS: LiteralString = """WITH RECURSIVE known (run_id, n) AS (
@@ -126,28 +129,16 @@ class _Look:
 
         The row of a shared thread tells less than its last entry (revision_of.sql): its commits have told the rest.
         """
-        told = self._receipts()
         last = ""
         while page := self._rows(_REVISIONS, last, _PAGE):
             for thread, revision, seq in page:
                 if revision > seq or (revision < seq and thread.startswith(_RUN_PREFIX)):
                     detail = f"the thread says revision {revision}, its last entry is {seq}"
                     yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
-                elif told.get(thread, 0) > seq:
-                    detail = f"a commit says revision {told[thread]}, the thread's last entry is {seq}"
-                    yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
             last = page[-1][0]
-
-    def _receipts(self) -> dict[str, int]:
-        """Return the highest revision of each shared thread that a commit has told its client."""
-        highest: dict[str, int] = {}
-        last = _BEFORE_ALL
-        while page := self._rows(_RECEIPTS, last, _PAGE):
-            for _, thread, revision in page:
-                if thread is not None:
-                    highest[thread] = max(revision, highest.get(thread, 0))
-            last = page[-1][0]
-        return highest
+        for thread, revision, seq in self._rows(LOST_TAILS):
+            detail = f"a commit says revision {revision}, the thread's last entry is {seq}"
+            yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
 
     def views(self, unreadable: set[str | None], progress: Progress = lambda _: None) -> Iterator[Finding]:
         """Compare the rows of each run with what its facts say, as of one instant."""
