@@ -195,7 +195,7 @@ def attempts_read(connection: psycopg.Connection[Any]) -> Reads:
 
 
 _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s::text, %s::interval, %s::text[],
-    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean)"""
+    %s::text[], %s::text[], %s::timestamptz, %s::integer, %s::boolean, %s::json)"""
 
 
 def claim(
