@@ -101,7 +101,7 @@ class Units:
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
         seen = set(touched.attempts)
-        for row in chain(answer["attempts"] or (), answer["siblings"] or (), answer["whole"] or ()):
+        for row in chain(answer["attempts"] or (), answer.get("siblings") or (), answer["whole"] or ()):
             attempts.setdefault(row["run_id"], []).append(row)
             seen.add((row["run_id"], row["runnable_key"]))
         for row in answer["children"] or ():
