@@ -13,7 +13,7 @@ from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import run_thread
 
-_MOST_RUNS = 2_000
+_MOST_RUNS, _MOST_WEIGHT = 2_000, 64 << 20
 
 
 class KnownState(NamedTuple):
@@ -24,18 +24,21 @@ class KnownState(NamedTuple):
 
 
 class PlanStates:
-    """States by run id; the least recently used ones go first. Safe between threads."""
+    """States by run id, so many and of so many characters; the least recently used ones go first.
 
-    def __init__(self, most_runs: int = _MOST_RUNS) -> None:
+    Safe between threads.
+    """
+
+    def __init__(self, most_runs: int = _MOST_RUNS, most_weight: int = _MOST_WEIGHT) -> None:
         """Begin without any."""
-        self._most_runs = most_runs
+        self._most_runs, self._most_weight, self._weight = most_runs, most_weight, 0
         self._lock = threading.Lock()
         self._known: OrderedDict[str, KnownState] = OrderedDict()
 
     def take(self, run_id: str) -> KnownState | None:
         """Remove and return what is known of a run: a state has one owner at a time."""
         with self._lock:
-            return self._known.pop(run_id, None)
+            return self._remove(run_id)
 
     def put(self, run_id: str, revision: int, state: PlanState) -> None:
         """Keep a state that stands for that revision, unless it is of no more use."""
@@ -43,10 +46,17 @@ class PlanStates:
         if not state.plain or state.terminal:
             return
         with self._lock:
+            self._remove(run_id)
             self._known[run_id] = KnownState(revision, state)
-            self._known.move_to_end(run_id)
-            while len(self._known) > self._most_runs:
-                self._known.popitem(last=False)
+            self._weight += state.weight
+            while len(self._known) > self._most_runs or self._weight > self._most_weight:
+                self._remove(next(iter(self._known)))
+
+    def _remove(self, run_id: str) -> KnownState | None:
+        known = self._known.pop(run_id, None)
+        if known is not None:
+            self._weight -= known.state.weight
+        return known
 
 
 def fold_planned(state: PlanState, facts_before: int, planned: Iterable[Fact], run_id: str) -> bool:

@@ -94,6 +94,7 @@ class PlanState:
     readable: bool = True
     plain: bool = True
     facts: int = 0  # folded so far
+    weight: int = 0  # about how many characters its outputs have
     closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
     assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
     saved: "PlanState | None" = field(default=None, repr=False, compare=False)  # by `begin`
@@ -336,7 +337,9 @@ class PlanState:
 
     def _outcome(self, step: str, output: JsonValue, transition: JsonObject | None) -> None:
         self._count(step)
-        self._set(self.steps, step, self.steps[step]._replace(output=output, has_output=True))
+        known = self.steps[step]
+        self.weight += _weight(output) - _weight(known.output)
+        self._set(self.steps, step, known._replace(output=output, has_output=True))
         self._note_failure(transition)
 
     def _count(self, step: str) -> None:
@@ -353,6 +356,15 @@ class PlanState:
 _SCALARS = tuple(
     each.name for each in fields(PlanState) if each.name not in ("steps", "planned", "open", "saved", "changes")
 )
+
+
+def _weight(value: JsonValue) -> int:
+    """Return about how many characters a value has."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _weight(each) for key, each in value.items())
+    return 1 + sum(map(_weight, value)) if isinstance(value, list) else 8
 
 
 def _number(visit_key: str) -> int:

@@ -200,13 +200,13 @@ def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) 
 
 def _append(connection: psycopg.Connection[Any]) -> None:
     """The general way: two runs that are there and two new ones, and facts on the threads of queues and runs."""
-    _lock_units(connection, [], list(_RUNS))
+    _lock_runs(connection, [], list(_RUNS))
     _append_entries(connection, [*_THREADS, *_NEW_THREADS])
 
 
 def _append_to_all(connection: psycopg.Connection[Any]) -> None:
     """The general way, with all attempts of the runs."""
-    _lock_units(connection, list(_RUNS), [])
+    _lock_runs(connection, list(_RUNS), [])
     _append_entries(connection, [*_THREADS, *_NEW_THREADS])
 
 
@@ -216,9 +216,9 @@ def _append_new(connection: psycopg.Connection[Any]) -> None:
     _append_entries(connection, [_THREADS[0], *_NEW_THREADS])
 
 
-def _lock_units(connection: psycopg.Connection[Any], whole: list[str], of_one_attempt: list[str]) -> None:
+def _lock_runs(connection: psycopg.Connection[Any], whole: list[str], of_one_attempt: list[str]) -> None:
     connection.execute(
-        "SELECT lock_units(30000, %s::text[], %s::text[], %s::text[], %s::text[], '{}', '{}')",
+        "SELECT lock_runs(30000, %s::text[], %s::text[], %s::text[], %s::text[], '{}', '{}')",
         (sorted([*_RUNS, *_NEW]), whole, of_one_attempt, [KEY] * len(of_one_attempt)),
     )
 

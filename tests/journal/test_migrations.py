@@ -22,7 +22,7 @@ from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.embedded.layout import Layout
 from squid_dagster.journal.embedded.locks import try_lock
-from squid_dagster.journal.postgres import migrate
+from squid_dagster.journal.postgres import migrate, transaction
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.drift import drift
 from squid_dagster.journal.postgres.schema import CODE_VERSION
@@ -235,10 +235,12 @@ def test_the_journal_works_on_an_older_postgres_too(older: EmbeddedPostgres, ope
 
 @pytest.mark.parametrize("version", range(1, 6))
 def test_a_journal_of_every_earlier_version_is_upgraded_and_its_open_runs_finish(
-    open_storage: Opener, schema: str, version: int
+    open_storage: Opener, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a journal as that version left it: a run that waits, one that is claimed, one that has ended
     storage = open_storage()
+    released = transaction._BEGIN_AND_LOCK.replace("lock_runs", "lock_units")
+    monkeypatch.setattr(transaction, "_BEGIN_AND_LOCK", released)
     with storage.engine.begin() as connection:
         connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
         migrate.migrate_tables(connection, schema, f"{version:04}")
@@ -252,6 +254,7 @@ def test_a_journal_of_every_earlier_version_is_upgraded_and_its_open_runs_finish
     with pytest.raises(SchemaOutdated, match=f"at version {version}"):
         storage.check()
     # when it is upgraded
+    monkeypatch.undo()
     assert storage.upgrade() == storage.check() == CODE_VERSION
     # then it is as a new one, and no fact or view has changed
     assert drift(storage) == []

@@ -85,7 +85,7 @@ def test_the_session_of_a_swallowed_connection_ends_so_that_its_locks_do(
     assert postgres.rows("SELECT pg_try_advisory_lock(71, 5)") == [(True,)]
 
 
-@pytest.mark.parametrize("marker", [b"lock_units", b"append_entries"])
+@pytest.mark.parametrize("marker", [b"lock_runs", b"append_entries"])
 @pytest.mark.parametrize("delivered", [True, False])
 def test_a_commit_that_is_swallowed_is_applied_once(
     far: PostgresStorage, proxy: Proxy, postgres: PostgresStorage, marker: bytes, delivered: bool

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = redacting_logger(__name__)
 
-_LOCK: LiteralString = """SELECT {schema}.lock_units(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
+_LOCK: LiteralString = """SELECT {schema}.lock_runs(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
 _BEGIN_AND_LOCK: LiteralString = BEGIN + _LOCK
 _START: LiteralString = (

@@ -67,7 +67,7 @@ class Touched:
         return Touched(runs, whole, attempts, children)
 
     def arguments(self) -> tuple[list[str], ...]:
-        """Give the arguments of `lock_units`."""
+        """Give the arguments of `lock_runs`."""
         attempts = sorted(self.attempts)
         children = sorted(self.children)
         return (
@@ -97,7 +97,7 @@ class Units:
 
     @classmethod
     def read(cls, answer: dict[str, Any], touched: Touched, now: datetime) -> "Units":
-        """Read what `lock_units` answered."""
+        """Read what `lock_runs` answered."""
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
         seen = set(touched.attempts)

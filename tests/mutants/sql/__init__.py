@@ -10,4 +10,4 @@ from tests.mutants.sql.starts import START_MUTANTS
 SQL_MUTANTS = (*CLAIM_MUTANTS, *APPEND_MUTANTS, *START_MUTANTS, *SETTLEMENT_MUTANTS, *CARD_MUTANTS, *QUERY_MUTANTS)
 
 # Functions without a mutant: code of the version before calls them during an upgrade.
-WITHOUT_MUTANTS = frozenset({"end_runs", "lock_claims", "settle_rows"})
+WITHOUT_MUTANTS = frozenset({"end_runs", "lock_claims", "lock_units", "settle_rows"})

@@ -19,7 +19,7 @@ from tests.mutants.sql.files import (
     VIEW_RULES,
 )
 
-APPEND, LOCK, LOCK_NEW = function("append_entries"), function("lock_units"), function("lock_new")
+APPEND, LOCK, LOCK_NEW = function("append_entries"), function("lock_runs"), function("lock_new")
 TAKE, CUT, PUBLISH = function("take_positions"), function("cut"), function("publish_cut")
 DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
 STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
