@@ -155,12 +155,25 @@ def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: Desk) -
 def test_an_attempt_that_another_claim_holds_locked_moves_no_mark(marking: Desk) -> None:
     assert isinstance(marking.storage, PostgresStorage)
     marking.put(*(work(f"run-{n}") for n in range(4)))
+    marking.wait(10)  # or marks stay behind all of them, for commits under way
     assert keys(claim(marking)) == ["run-0"]
     with raw(marking.storage, autocommit=False) as other:
         other.execute("SELECT FROM attempts WHERE run_id = 'run-1' FOR UPDATE")
         assert keys(claim(marking)) == ["run-2"]
     assert marks_of(marking)
     assert keys(claim(marking, 2)) == ["run-1", "run-3"]
+
+
+def test_marks_count_for_one_queue_and_one_set_of_definitions(marking: Desk) -> None:
+    first = work("a-1", workflow="a")
+    marking.put(first, work("a-2", workflow="a"), work("b", workflow="b"), work("other", workflow="c", queue="other"))
+    # given marks of both lanes of a queue
+    assert keys(claim(marking)) == ["a-1"]
+    assert len(marks_of(marking)) == 2
+    # then they are none of a worker that can execute one of them, nor of another queue
+    known = [definition_key("a", first.definition_fingerprint)]
+    assert keys(claim(marking, 5, definitions=known)) == ["a-2"]
+    assert keys(marking.store.claim("other", "worker", limit=5)) == ["other"]
 
 
 def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: Desk) -> None:

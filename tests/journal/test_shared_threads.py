@@ -48,6 +48,7 @@ def test_no_commit_updates_the_row_of_a_shared_thread(postgres: PostgresStorage)
         squid.start("chain")
         squid.start_many("chain", [None] * 3)
         assert squid.worker(QUEUE, until_idle=True).completed == 10
+        postgres.append(THREAD, [queue_paused(), queue_resumed()])
         assert connection.execute(_ROW, (THREAD,)).fetchone() == before
     assert_contiguous(postgres)
 

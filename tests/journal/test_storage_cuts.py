@@ -159,9 +159,9 @@ def test_of_several_open_transactions_the_first_holds_the_cut_back(postgres: Pos
     postgres.append(THREAD, [signal()])
     first = postgres.cut()
     with raw(postgres, autocommit=False) as early, raw(postgres, autocommit=False) as late:
-        early.execute("SELECT take_positions(1)")
+        early.execute("SELECT take_number(1)")
         postgres.append(OTHER_THREAD, [signal(OTHER)])
-        late.execute("SELECT take_positions(1)")
+        late.execute("SELECT take_number(1)")
         postgres.append(OTHER_THREAD, [signal(OTHER)])
         assert postgres.cut() == first
         early.rollback()
@@ -348,7 +348,7 @@ def test_a_cut_of_one_database_does_not_wait_for_writers_of_another(
         other.upgrade()
         # when a writer stands still there, before the first number that was taken here
         with raw(other, autocommit=False) as writer:
-            writer.execute("SELECT take_positions(1)")
+            writer.execute("SELECT take_number(1)")
             postgres.append(THREAD, [signal()])
             # then readers here do not notice
             assert postgres.cut() == all_entries(postgres)[-1].position

@@ -11,6 +11,7 @@ from tests.mutants.sql.files import (
     LOCK_ORDER,
     NEW_RUNS,
     PLANNING,
+    SHARED,
     STANDBY,
     SUSPENDED,
     THREADS,
@@ -20,7 +21,8 @@ from tests.mutants.sql.files import (
 )
 
 APPEND, LOCK, LOCK_NEW = function("append_entries"), function("lock_runs"), function("lock_new")
-TAKE, CUT, PUBLISH = function("take_positions"), function("cut"), function("publish_cut")
+TAKE, CUT, PUBLISH = function("take_number"), function("cut"), function("publish_cut")
+REVISION, TAKE_STALE = function("revision_of"), function("take_positions")
 DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
 STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
 
@@ -38,10 +40,12 @@ _APPEND_ENTRIES = (
     Mutant("new threads are locked in the wrong order", APPEND, "WHERE v_new[i] ORDER BY i\n", "WHERE v_new[i] ORDER BY i DESC\n", (LOCK_ORDER,)),
     Mutant("a new thread begins at one", APPEND, "SELECT p_threads[i], p_counts[i] FROM", "SELECT p_threads[i], 1 FROM", (COMMITS,)),
     Mutant("a thread moves on by one", APPEND, "SET rev = v_revs[i] + p_counts[i]", "SET rev = v_revs[i] + 1", (THREADS, COMMITS)),
+    Mutant("the revision of a thread is what its row says", APPEND, "SELECT {schema}.revision_of(p_threads[i], v_revs[i])", "SELECT v_revs[i]", (SHARED,)),
+    Mutant("the row of a shared thread is updated", APPEND, " AND starts_with(p_threads[i], 'squid:run:');", ";", (SHARED,)),
     # --- facts
     Mutant("facts are numbered from one", APPEND, "v_base + e.ord, p_threads[e.t], v_revs[e.t] + e.k,", "v_base + e.ord, p_threads[e.t], e.k,", (THREADS,)),
     Mutant("facts stand in the order of their threads", APPEND, "SELECT v_base + e.ord, p_threads[e.t]", "SELECT v_base + row_number() OVER (ORDER BY e.t, e.k), p_threads[e.t]", (THREADS,)),
-    Mutant("a commit takes one position", APPEND, "take_positions((SELECT sum(n) FROM unnest(p_counts) n))", "take_positions(1)", (CUTS,)),
+    Mutant("a commit takes one position", APPEND, "take_number((SELECT sum(n) FROM unnest(p_counts) n))", "take_number(1)", (CUTS,)),
     Mutant("a digest is of another number", APPEND, "entry_digest(p_threads[e.t], v_revs[e.t] + e.k,", "entry_digest(p_threads[e.t], e.k,", (THREADS,)),
     # --- receipts
     Mutant("a commit is written again", APPEND, "        IF FOUND THEN\n            RETURN v_receipt;\n        END IF;\n", "", (COMMITS,)),
@@ -101,6 +105,15 @@ _LOCK_NEW = (
     Mutant("a run that is there is an error", LOCK_NEW, "USING ERRCODE = 'SQ003'", "USING ERRCODE = 'SQ004'", (NEW_RUNS,)),
 )  # fmt: skip
 
+# That the last entry of a run's own thread is not looked for saves the look: its row says the same.
+_REVISIONS = (
+    Mutant("a shared thread's row is kept exact", REVISION, "IF starts_with(p_thread, 'squid:run:') THEN", "IF starts_with(p_thread, 'squid:') THEN", (SHARED,)),
+    Mutant("the row of a shared thread is no floor", REVISION, "RETURN greatest(p_rev, (", "RETURN greatest(0, (", (SHARED,)),
+    Mutant("the row of a shared thread is a ceiling", REVISION, "RETURN greatest(p_rev, (", "RETURN least(p_rev, (", (SHARED,)),
+    Mutant("a shared thread is at its first entry", REVISION, "ORDER BY seq DESC LIMIT 1", "ORDER BY seq LIMIT 1", (SHARED,)),
+    Mutant("a shared thread is at the last entry of any", REVISION, "WHERE thread = p_thread", "WHERE true", (SHARED,)),
+)  # fmt: skip
+
 _POSITIONS = (
     Mutant("a commit holds any number of facts", TAKE, "IF p_count >= 1 << 20 THEN", "IF false THEN", (CUTS,)),
     Mutant("a commit holds one fact too many", TAKE, "IF p_count >= 1 << 20 THEN", "IF p_count > 1 << 20 THEN", (CUTS,)),
@@ -139,7 +152,8 @@ _GUARDS = (
     Mutant("a refused change says no remedy", CHANGE, ", HINT = 'append a fact that corrects the earlier one'", "", (APPEND_ONLY,)),
     Mutant("what began before an upgrade goes on", STALE, "RAISE EXCEPTION 'the schema was upgraded meanwhile: begin again, with newer code if this comes again'\n        USING ERRCODE = 'SQ002';", "RETURN 0;", (UPGRADE,)),
     Mutant("what began before an upgrade does not begin again", STALE, "ERRCODE = 'SQ002'", "ERRCODE = 'SQ003'", (UPGRADE,)),
+    Mutant("a function that takes a revision from its row goes on", TAKE_STALE, "RETURN {schema}.refuse_stale();", "RETURN {schema}.take_number(p_count);", (UPGRADE,)),
     Mutant("an append that began before an upgrade goes on", ANNOUNCE, "PERFORM {schema}.refuse_stale();", "", (UPGRADE,)),
 )  # fmt: skip
 
-APPEND_MUTANTS = (*_APPEND_ENTRIES, *_LOCK_UNITS, *_LOCK_NEW, *_POSITIONS, *_GUARDS)
+APPEND_MUTANTS = (*_APPEND_ENTRIES, *_LOCK_UNITS, *_LOCK_NEW, *_REVISIONS, *_POSITIONS, *_GUARDS)

@@ -1,4 +1,4 @@
-"""Mutants of `claim_attempts`: what may be claimed, in which order, by which fence, and what a repeat is answered."""
+"""Mutants of claims: what may be claimed, in which order, by which fence, what a repeat is answered, and of marks."""
 
 # ruff: noqa: E501 - one mutant, one line
 
@@ -10,20 +10,21 @@ from tests.mutants.sql.files import (
     LEASES,
     LOCK_ORDER,
     LOST_ANSWERS,
+    MARKS,
     SUSPECTS,
 )
 
-FILE = function("claim_attempts")
+FILE, MARK_FILE = function("claim_attempts"), "journal/postgres/lane_marks.py"
 
-CLAIM_MUTANTS = (
+_CLAIM_ATTEMPTS = (
     # --- what may be claimed
-    Mutant("a claim takes what is not due", FILE, "due_at <= v_now", "due_at IS NOT NULL", (CLAIMING,), times=2),
-    Mutant("what is due at this very instant is not due", FILE, "due_at <= v_now", "due_at < v_now", (CLAIMING,), times=2),
+    Mutant("a claim takes what is not due", FILE, "due_at <= v_now", "due_at IS NOT NULL", (CLAIMING,), times=3),
+    Mutant("what is due at this very instant is not due", FILE, "due_at <= v_now", "due_at < v_now", (CLAIMING,), times=3),
     Mutant(
         "a claim takes from any queue",
         FILE,
-        "WHERE a.queue = p_queue AND a.definition = lane AND a.rank = v_rank",
-        "WHERE a.definition = lane AND a.rank = v_rank",
+        "WHERE a.queue = p_queue AND a.definition = lane.definition AND a.rank = v_rank",
+        "WHERE a.definition = lane.definition AND a.rank = v_rank",
         (CLAIMING,),
     ),
     Mutant("a paused queue gives claims", FILE, "WHERE queue = p_queue AND paused", "WHERE false", (CLAIMING,), times=2),
@@ -41,8 +42,8 @@ CLAIM_MUTANTS = (
     Mutant(
         "a worker claims what it cannot execute",
         FILE,
-        "WHERE p_definitions IS NULL OR definition = ANY (p_definitions) GROUP BY",
-        "GROUP BY",
+        "FROM lane WHERE p_definitions IS NULL OR definition = ANY (p_definitions);",
+        "FROM lane;",
         (CLAIMING,),
     ),
     Mutant("without definitions nothing is claimed", FILE, "p_definitions IS NULL OR definition", "definition", (CLAIMING,)),
@@ -54,8 +55,9 @@ CLAIM_MUTANTS = (
     Mutant("the position does not count", FILE, "ORDER BY c.due_at, c.position", "ORDER BY c.due_at, c.position DESC", (CLAIMING,), times=3),
     Mutant("a lane gives its newest first", FILE, "ORDER BY a.due_at, a.position LIMIT v_wanted", "ORDER BY a.due_at DESC, a.position LIMIT v_wanted", (CLAIMING,)),
     Mutant("lanes come one after the other", FILE, "ORDER BY d.due_at, d.position LIMIT v_wanted", "ORDER BY d.position LIMIT v_wanted", (CLAIMING,)),
-    Mutant("the next page begins where this one did", FILE, "AND (a.due_at, a.position) > (v_due, v_position)", "AND (a.due_at, a.position) >= (v_due, v_position)", (CLAIMING, DEAD_LETTERS)),
-    Mutant("the next page skips what is due at the same time", FILE, "AND (a.due_at, a.position) > (v_due, v_position)", "AND a.due_at > v_due", (DEAD_LETTERS, SUSPECTS)),
+    Mutant("the next page begins where this one did", FILE, "THEN l.position - 1 ELSE v_position END", "THEN l.position - 1 ELSE v_position - 1 END", (CLAIMING, DEAD_LETTERS)),
+    Mutant("the next page skips what is due at the same time", FILE, "THEN l.position - 1 ELSE v_position END", "THEN l.position - 1 ELSE 9223372036854775807 END", (DEAD_LETTERS, SUSPECTS)),
+    Mutant("the first of a lane is skipped", FILE, "THEN l.position - 1 ELSE v_position END", "THEN l.position ELSE v_position END", (CLAIMING,)),
     Mutant("a claim gives more than was asked for", FILE, "LIMIT v_wanted - v_live", "LIMIT v_wanted", (DEAD_LETTERS, CLAIMING), times=2),
     Mutant("a claim is answered in any order", FILE, "json_agg(m ORDER BY m.ord)", "json_agg(m ORDER BY m.ord DESC)", (CLAIMING,)),
     # --- locks
@@ -65,7 +67,7 @@ CLAIM_MUTANTS = (
     Mutant("a claim does not lock its thread", FILE, "WHERE id = v_thread FOR UPDATE;", "WHERE id = v_thread;", (LOCK_ORDER,)),
     Mutant("what another claimed meanwhile is claimed again", FILE, "WHERE g.rank = v_rank AND g.due_at <= v_now;", "WHERE g.rank = v_rank;", (CLAIMING,)),
     # --- leases
-    Mutant("a lease begins before the wait for the thread", FILE, "v_now := coalesce(p_now, clock_timestamp());\n    v_base", "v_base", (LEASES,)),
+    Mutant("a lease begins before the wait for the thread", FILE, "v_now := coalesce(p_now, clock_timestamp());\n    v_rev", "v_rev", (LEASES,)),
     Mutant("time may go back", FILE, "greatest(v_now, a.last_at) AS at", "v_now AS at", (LEASES,)),
     Mutant("the row has another lease than the fact", FILE, "ELSE f.at + p_lease END,\n               due_at", "ELSE f.at + p_lease * 2 END,\n               due_at", (CLAIMING,)),
     Mutant("the fact has another lease than the row", FILE, "(t.at + p_lease)", "(t.at + p_lease * 2)", (CLAIMING,), times=2),
@@ -109,7 +111,7 @@ CLAIM_MUTANTS = (
     Mutant("a suspect is taken along with others of an earlier page", FILE, "v_taken := v_stop AND v_live = 0 AND NOT EXISTS", "v_taken := v_stop AND NOT EXISTS", (SUSPECTS,)),
     # That dead letters before a suspect do not count saves a call: the caller comes back for more after dead letters.
     Mutant("a suspect that is passed over is not reported", FILE, "v_passed := v_doubt;", "NULL;", (SUSPECTS,)),
-    Mutant("a suspect that is passed over by an empty claim is not reported", FILE, "RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', v_passed);", "RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', 0);", (SUSPECTS,)),
+    Mutant("a suspect that is passed over by an empty claim is not reported", FILE, "'taken', 0, 'passed_over', v_passed,", "'taken', 0, 'passed_over', 0,", (SUSPECTS,)),
     Mutant("suspects that may not be taken are", FILE, "ELSE d.doubt = 0 END", "ELSE true END", (SUSPECTS,)),
     Mutant("a claim goes on behind a suspect", FILE, "EXIT WHEN v_stop OR v_live", "EXIT WHEN v_live", (SUSPECTS,), times=2),
     Mutant("a claim ends behind a suspect that it may not take", FILE, "CASE WHEN v_stop THEN d.n < v_suspect", "CASE WHEN true THEN d.n < v_suspect", (SUSPECTS,)),
@@ -118,7 +120,7 @@ CLAIM_MUTANTS = (
     Mutant("what is claimed before a suspect is alone", FILE, "WHEN v_taken AND v_doubt = 2 AND p_alone THEN", "WHEN v_doubt = 2 AND p_alone THEN", (SUSPECTS,)),
     Mutant("a suspect that was taken is not reported", FILE, "'taken', CASE WHEN v_taken THEN v_doubt ELSE 0 END", "'taken', 0", (SUSPECTS,)),
     # --- positions, revisions, receipts
-    Mutant("the thread does not move on", FILE, "SET rev = v_rev + cardinality(v_got_runs)", "SET rev = v_rev", (CLAIMING,)),
+    Mutant("the thread does not move on", FILE, "v_rev := {schema}.revision_of(v_thread, v_rev);", "", (CLAIMING,)),
     Mutant("a claim takes the number of the fact before", FILE, "v_base + f.ord, v_thread, v_rev + f.ord,", "v_base + f.ord, v_thread, v_rev + f.ord - 1,", (CLAIMING,)),
     Mutant("a claim's digest is of another number", FILE, "entry_digest(v_thread, v_rev + f.ord,", "entry_digest(v_thread, f.ord,", (CLAIMING,)),
     Mutant("a claim whose answer was lost is made again", FILE, "IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN", "IF false THEN", (LOST_ANSWERS,)),
@@ -130,3 +132,23 @@ CLAIM_MUTANTS = (
     Mutant("a lost answer gives the claims of others", FILE, "WHERE c.id = p_commit AND a.claim_id = ANY (p_claim_ids);", "WHERE c.id = p_commit;", (LOST_ANSWERS,)),
     Mutant("a lost answer gives a claim once for each earlier one", FILE, "\n           AND a.claim_id = e.data->>'claim_id'\n", "\n", (LOST_ANSWERS,)),
 )  # fmt: skip
+
+# Equivalent: which time counts within the margin of lateness, and that a lane without due work begins now (the mark is
+# held back by the margin). That a claim by marks moves them is a matter of cost, as is what a lane keeps.
+_MARKS = (
+    Mutant("marks are never made", FILE, "IF p_marks IS NOT NULL OR v_dead_read > v_tolerated THEN", "IF false THEN", (MARKS,)),
+    Mutant("marks are always made", FILE, "IF p_marks IS NOT NULL OR v_dead_read > v_tolerated THEN", "IF true THEN", (MARKS,)),
+    Mutant("a claim by marks looks at all lanes", FILE, "IF p_marks IS NULL THEN", "IF true THEN", (MARKS,)),
+    Mutant("a claim by marks skips what a mark names", FILE, ">= (m.due_at, m.position)", "> (m.due_at, m.position)", (MARKS,)),
+    Mutant("a mark skips a live attempt", FILE, "THEN position ELSE 0 END", "THEN position + 1 ELSE 0 END", (MARKS,)),
+    Mutant("a mark moves past what is locked", FILE, "LIMIT 1) f ON true", "LIMIT 1 FOR UPDATE SKIP LOCKED) f ON true", (MARKS,)),
+    Mutant("a mark leaves no time to commits under way", FILE, "interval := '250 milliseconds'", "interval := '0 milliseconds'", (MARKS,)),
+    Mutant("marks are valid for ever", MARK_FILE, "if self._lanes and monotonic() < self._until else", "if self._lanes else", (MARKS,)),
+    Mutant("marks are valid as long as a slow claim says", MARK_FILE, "min(SHARE * seconds, MOST_SECONDS)", "SHARE * seconds", (MARKS,)),
+    Mutant("an empty claim by marks always looks again", MARK_FILE, "return monotonic() >= self._idle_until", "return True", (MARKS,)),
+    Mutant("an empty claim by marks never looks again", MARK_FILE, "return monotonic() >= self._idle_until", "return False", (MARKS,)),
+    Mutant("claims of other definitions share marks", MARK_FILE, "setdefault((queue, definitions), LaneMarks())", "setdefault((queue, None), LaneMarks())", (MARKS,)),
+    Mutant("claims of other queues share marks", MARK_FILE, "setdefault((queue, definitions), LaneMarks())", 'setdefault(("", definitions), LaneMarks())', (MARKS,)),
+)  # fmt: skip
+
+CLAIM_MUTANTS = (*_CLAIM_ATTEMPTS, *_MARKS)
