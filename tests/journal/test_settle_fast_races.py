@@ -393,7 +393,7 @@ def _plans_a_retry(request: PlanRequest) -> list[Fact]:
 
 
 def _pauses(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
+    return [*_apply(request), step_paused(request.run_id, at=0)]
 
 
 def _pauses_twice(request: PlanRequest) -> list[Fact]:
@@ -460,7 +460,7 @@ PLANNERS: list[Planner] = [
 ]
 
 
-@pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "was followed"])
+@pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "has paused the run", "was followed"])
 @pytest.mark.parametrize("plan", PLANNERS, ids=lambda plan: plan.__name__)
 def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
     postgres_desk: Desk, plan: Planner, other_step: str
@@ -477,6 +477,8 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
         mine, other = held["charge"], held[steps[-1]]
         if other_step == "is done":
             assert settles.settle([done(other)], _apply)[0].error is None
+        elif other_step == "has paused the run":
+            assert settles.settle([done(other)], _pauses)[0].error is None
         elif other_step == "was followed":
             assert settles.settle([done(other)], _next)[0].error is None
             assert key(run, visit=2) in [each.ref.runnable_key for each in claim(desk, limit=9)]
