@@ -422,6 +422,11 @@ def _ends(request: PlanRequest) -> list[Fact]:
     return [applied(request.run_id, at=0, result=None), terminal(request.run_id, at=0)]
 
 
+def _applies_by_state(request: PlanRequest) -> list[Fact]:
+    assert request.run.planned, "the visit is open"
+    return _apply(request)
+
+
 def _nothing_at_all(_: PlanRequest) -> list[Fact]:
     return []
 
@@ -447,6 +452,7 @@ PLANNERS: list[Planner] = [
     _starts_a_child,
     _folds_a_part,
     _folds_all,
+    _applies_by_state,
     _applies_at_another_time,
     _plans_twice,
     _plans_a_retry,
