@@ -40,7 +40,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
     """Marks that stay valid as long as they may, and by a time that is moved by hand."""
     patience = Patience()
     monkeypatch.setattr(lane_marks, "SHARE", 1e9)
-    monkeypatch.setattr(lane_marks, "IDLE_SHARE", 1e9)
     monkeypatch.setattr(lane_marks, "monotonic", lambda: patience.now)
     return patience
 
@@ -114,7 +113,7 @@ def _dead_read(storage: PostgresStorage, desk: Desk, claims: int) -> int:
     return read() - before
 
 
-def test_what_becomes_due_behind_a_mark_is_claimed_once_nothing_else_is(marking: Desk, patience: Patience) -> None:
+def test_what_becomes_due_behind_a_mark_waits_for_a_bounded_time(marking: Desk, patience: Patience) -> None:
     # given marks that have moved on
     marking.wait(100)
     marking.put(*(work(f"run-{n}", visible_at=marking.clock.now()) for n in range(3)))
@@ -122,10 +121,10 @@ def test_what_becomes_due_behind_a_mark_is_claimed_once_nothing_else_is(marking:
     assert keys(claim(marking)) == ["run-0"]
     # when one becomes due in the past, and one in a lane that was empty until now
     marking.put(work("late"), work("urgent", priority=9))
-    # then they wait for the others, and no longer
+    # then they wait for a claim that looks at everything
     assert keys(claim(marking, 5)) == ["run-1", "run-2"]
     assert claim(marking, 5) == []
-    patience.now += lane_marks.MOST_IDLE_SECONDS
+    patience.now += lane_marks.MOST_SECONDS
     assert keys(claim(marking, 5)) == ["urgent", "late"]
     assert claim(marking) == []
 
@@ -201,7 +200,7 @@ def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_
     held, number, marked = [], 0, 0
     for _ in range(60):
         marking.wait(chance.choice([0, 0.1, 5, 40]))
-        patience.now += chance.choice([0, 0, 0, 1, lane_marks.MOST_IDLE_SECONDS, lane_marks.MOST_SECONDS])
+        patience.now += chance.choice([0, 0, 0, 0, 1, lane_marks.MOST_SECONDS])
         match chance.choice(["start", "start", "claim", "claim", "claim", "release", "complete"]):
             case "start":
                 for _ in range(chance.randrange(1, 6)):
@@ -214,8 +213,6 @@ def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_
                 marked += bool(marks)
                 due_now = _claimable(store)
                 ahead = [one for one in due_now if not marks or _is_ahead(one, marks)]
-                if not ahead and store._marks.of(QUEUE, None).may_look_again():
-                    ahead = due_now
                 found = store.claim(QUEUE, "worker", limit=limit, lease=timedelta(seconds=30))
                 assert keys(found) == [one.run_id for one in ahead[:limit]]
                 held += found

@@ -30,7 +30,7 @@ from squid_dagster.journal.group import Group, ask, judge
 from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.failures import NotNew, persistently
-from squid_dagster.journal.postgres.lane_marks import LaneMarks, QueueMarks
+from squid_dagster.journal.postgres.lane_marks import QueueMarks
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
@@ -154,22 +154,6 @@ class PostgresDispatchStore:
         known = None if definitions is None else texts(frozenset(definitions))
         lanes = self._marks.of(queue, known)
         marks = lanes.text()
-        found, dead = self._claim_from(lanes, marks, queue, owner_id, limit, lease, known, suspects)
-        if marks is not None and not found and not dead and lanes.may_look_again():
-            found, dead = self._claim_from(lanes, None, queue, owner_id, limit, lease, known, suspects)
-        return found, dead
-
-    def _claim_from(
-        self,
-        lanes: LaneMarks,
-        marks: str | None,
-        queue: str,
-        owner_id: str,
-        limit: int,
-        lease: timedelta,
-        definitions: str | None,
-        suspects: Suspects | None,
-    ) -> tuple[list[Claim], int]:
         tokens = dict(new_claims(limit))
         values = (
             uuid4(),
@@ -178,7 +162,7 @@ class PostgresDispatchStore:
             lease,
             names(tokens),
             names(map(hash_token, tokens.values())),
-            definitions,
+            known,
             self._now(),
             None if suspects is None else int(suspects.worst),
             suspects is not None and suspects.alone,

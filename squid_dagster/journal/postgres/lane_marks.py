@@ -4,9 +4,9 @@ Without an old snapshot in the way there are no marks, and every claim looks at 
 at the front of each lane would read whatever was claimed since. By marks it reads what came after the claim before it.
 
 An attempt that becomes due behind a mark, or in a lane without one, is found by the next claim that looks at
-everything. That is one that comes `SHARE` times as long as the last one took behind it, or sooner if there is nothing
-else to claim: then `IDLE_SHARE` times as long. Until then it waits, `MOST_SECONDS` at most. Claim order holds among
-what a claim looks at. The rest is in claim_attempts.sql.
+everything: the first one that comes `SHARE` times as long as the last such claim took behind it, or `MOST_SECONDS`. So
+it waits for a bounded time, also where a claim finds nothing else. Claim order holds among what a claim looks at. The
+rest is in claim_attempts.sql.
 """
 
 import json
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-SHARE, IDLE_SHARE = 20, 4  # claims that look at everything take no more than one part in so many of the time
-MOST_SECONDS, MOST_IDLE_SECONDS = 10.0, 2.0
+SHARE = 20  # claims that look at everything take no more than one part in so many of the time
+MOST_SECONDS = 30.0
 _MOST_QUEUES, _MOST_LANES = 100, 1000
 
 
@@ -26,15 +26,10 @@ class LaneMarks:
 
     _lanes: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     _until: float = 0.0
-    _idle_until: float = 0.0
 
     def text(self) -> str | None:
         """Return the marks as `claim_attempts` takes them; None if it has to look at everything."""
         return json.dumps(list(self._lanes.values())) if self._lanes and monotonic() < self._until else None
-
-    def may_look_again(self) -> bool:
-        """Return whether a claim by marks that found nothing is to be followed by one that looks at everything."""
-        return monotonic() >= self._idle_until
 
     def move(self, marks: Sequence[dict[str, Any]] | None, seconds: float | None) -> None:
         """Take over the marks that a claim has answered with; `seconds` is how long one took that began without any.
@@ -49,7 +44,6 @@ class LaneMarks:
         self._lanes = lanes if len(lanes) <= _MOST_LANES else {}
         if seconds is not None:
             self._until = monotonic() + min(SHARE * seconds, MOST_SECONDS)
-            self._idle_until = monotonic() + min(IDLE_SHARE * seconds, MOST_IDLE_SECONDS)
 
 
 class QueueMarks:
