@@ -141,6 +141,17 @@ def test_what_became_due_behind_a_mark_is_claimed_in_its_order_once_the_time_is_
     assert keys(claim(marking, 3)) == ["urgent", "late", "run-1"]
 
 
+def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_empty(marking: Desk) -> None:
+    marking.wait(100)
+    both = {"definitions": [definition_key("a", None), definition_key("b", None)]}
+    marking.put(work("run-1", workflow="a", priority=5))
+    assert keys(claim(marking, **both)) == ["run-1"]
+    for number, (workflow, priority) in enumerate([("b", 0), ("b", 5), ("a", 0), ("a", 5)]):
+        now = marking.clock.now()
+        marking.put(work(f"more-{number}", workflow=workflow, priority=priority, visible_at=now))
+        assert keys(claim(marking, **both)) == [f"more-{number}"]
+
+
 def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: Desk) -> None:
     marking.wait(100)
     marking.put(work("first", visible_at=marking.clock.now() - timedelta(milliseconds=100)))

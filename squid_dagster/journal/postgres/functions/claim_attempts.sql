@@ -168,7 +168,15 @@ BEGIN
                    'definition', definition, 'rank', rank, 'due_at', least(due_at, v_looked_at - v_late),
                    'position', CASE WHEN due_at <= v_looked_at - v_late THEN position ELSE 0 END))
           INTO v_marks
-          FROM unnest(v_definitions, v_ranks, v_dues, v_positions) AS l (definition, rank, due_at, position);
+          FROM (SELECT * FROM unnest(v_definitions, v_ranks, v_dues, v_positions)
+                UNION ALL  -- lanes that are empty, and will not stay so
+                SELECT d.definition, r.rank, v_looked_at, 0
+                  FROM unnest(p_definitions) d (definition)
+                  CROSS JOIN (SELECT unnest(v_ranks) UNION SELECT 0::smallint) r (rank)
+                 WHERE p_marks IS NULL AND NOT EXISTS (
+                        SELECT FROM unnest(v_definitions, v_ranks) l (definition, rank)
+                         WHERE l.definition = d.definition AND l.rank = r.rank)
+               ) AS l (definition, rank, due_at, position);
     END IF;
     IF v_got_runs IS NULL THEN
         RETURN json_build_object('claimed', NULL, 'dead', 0, 'taken', 0, 'passed_over', v_passed, 'marks', v_marks);
