@@ -37,6 +37,21 @@ def random_unit() -> float:
     return secrets.randbelow(1 << 30) / (1 << 30)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Identity:
+    """A definition by its identity: another one of the same fingerprint may retry or recover differently."""
+
+    definition: Definition
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the very same."""
+        return isinstance(other, _Identity) and other.definition is self.definition
+
+    def __hash__(self) -> int:
+        """Return what is the same for the very same, which lives as long as this does."""
+        return id(self.definition)
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The journal with its query side, the definitions of this process, and its defaults."""
@@ -90,14 +105,11 @@ class Runtime:
         )
 
     def kind_of(self, attempt: Attempt) -> Hashable | None:
-        """Return what tells attempts apart whose success has other consequences; None if these depend on values.
-
-        The definition by its identity: another one of the same fingerprint may retry or recover differently.
-        """
+        """Return what tells attempts apart whose success has other consequences; None if these depend on values."""
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or attempt.step not in definition.fixed or not attempt.idempotency_key.endswith(":1"):
             return None
-        return id(definition), attempt.step
+        return _Identity(definition), attempt.step
 
     def _assumed(self, request: PlanRequest) -> PlanState:
         """Return the state that one settled attempt allows to assume. Raises `StateNeeded`."""
