@@ -573,6 +573,18 @@ def test_a_caller_whose_time_is_long_behind_the_databases_is_left_to_the_general
     assert fast(postgres, [old], squid.runtime.plan) == [claim.ref.run_id]
 
 
+def test_a_lease_that_ran_out_between_the_callers_time_and_the_databases_has_run_out(postgres: PostgresStorage) -> None:
+    # given a caller who is two seconds behind, and a lease that ends now
+    squid, (claim,) = begun(postgres, workflow("chain"))
+    behind = timedelta(seconds=2)
+    with raw(postgres) as connection:
+        connection.execute("UPDATE attempts SET last_at = last_at - %s, lease_until = clock_timestamp()", (behind,))
+    held = Claim(claim.ref, claim.attempt._replace(last_at=claim.attempt.last_at - behind))
+    postgres.hear_now(held.attempt.last_at.isoformat())
+    # then the database's time decides
+    assert fast(postgres, [held], squid.runtime.plan) == []
+
+
 def test_a_moment_behind_is_the_time_that_is_written(postgres: PostgresStorage) -> None:
     squid, (claim,) = begun(postgres, workflow("chain"))
     assert fast(postgres, [claim], squid.runtime.plan) == [claim.ref.run_id]
