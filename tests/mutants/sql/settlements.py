@@ -62,7 +62,6 @@ SETTLEMENT_MUTANTS = (
     Mutant("what was left out is told as written", FILE, "SELECT json_agg(m) FROM generate_subscripts(p_runs, 1) m WHERE v_ok[m]", "SELECT json_agg(m) FROM generate_subscripts(p_runs, 1) m", (FAST,)),
     # --- entries
     Mutant("what was left out is written", FILE, "WITH ORDINALITY AS e (m, k, type, data, \"row\", ord)\n         WHERE v_ok[e.m]", "WITH ORDINALITY AS e (m, k, type, data, \"row\", ord)", (FAST,)),
-    Mutant("positions of others are taken", FILE, "AS e (m int) WHERE v_ok[e.m]));", "AS e (m int) WHERE NOT v_ok[e.m]));", (FAST,)),
     Mutant("positions are not in the order of facts", FILE, "v_base + row_number() OVER (ORDER BY e.ord)", "v_base + row_number() OVER (ORDER BY e.ord DESC)", (FAST,)),
     Mutant("facts on a queue are numbered from one", FILE, "THEN v_revs[array_position(v_queues, p_queues[e.m])]\n                         + row_number()", "THEN row_number()", (FAST,)),
     Mutant("facts on a queue are numbered behind its row", FILE, "{schema}.revision_of('squid:dispatch:' || v_queues[i], v_revs[i])", "v_revs[i]", (FAST,)),
