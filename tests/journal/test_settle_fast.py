@@ -284,11 +284,22 @@ def test_a_run_whose_rows_differ_is_left_out_whole_and_alone(postgres: PostgresS
     with raw(postgres) as connection:
         connection.execute({**ROWS, **ROWS_WITHOUT_STATE, **ROWS_BY_STATE}[row], (run_id,))
     # when all are settled together
-    before = postgres.read_run(run_id)
+    before = postgres.read_run(run_id), _rows(postgres, run_id)
     assert fast(postgres, claims, squid.runtime.plan, states) == [claims[0].ref.run_id, claims[2].ref.run_id]
-    # then nothing of that one is written, and the others are whole
-    assert postgres.read_run(run_id) == before
+    # then nothing of that one is written, no row of it has changed, and the others are whole
+    assert (postgres.read_run(run_id), _rows(postgres, run_id)) == before
     assert_views_agree_with_the_journal(postgres, [claims[0].ref.run_id, claims[2].ref.run_id])
+
+
+def _rows(storage: PostgresStorage, run_id: str) -> list[Any]:
+    """Return the rows of a run, of its attempts and of its thread."""
+    with raw(storage) as connection:
+        return connection.execute(
+            """SELECT to_json(r)::text FROM runs r WHERE run_id = %(run)s
+                UNION ALL SELECT to_json(a)::text FROM attempts a WHERE run_id = %(run)s
+                UNION ALL SELECT to_json(t)::text FROM journal_threads t WHERE id = 'squid:run:' || %(run)s""",
+            {"run": run_id},
+        ).fetchall()
 
 
 def _raises(_: PlanRequest) -> Sequence[Fact]:
