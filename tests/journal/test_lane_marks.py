@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_what_became_due_behind_a_mark_is_claimed_in_its_order_once_the_time_is_
 
 def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_empty(marking: Desk) -> None:
     marking.wait(100)
-    both = {"definitions": [definition_key("a", None), definition_key("b", None)]}
+    both: dict[str, Any] = {"definitions": [definition_key("a", None), definition_key("b", None)]}
     marking.put(work("run-1", workflow="a", priority=5))
     assert keys(claim(marking, **both)) == ["run-1"]
     for number, (workflow, priority) in enumerate([("b", 0), ("b", 5), ("a", 0), ("a", 5)]):

@@ -145,8 +145,6 @@ _MARKS = (
     Mutant("a mark leaves no time to commits under way", FILE, "interval := '250 milliseconds'", "interval := '0 milliseconds'", (MARKS,)),
     Mutant("marks are valid for ever", MARK_FILE, "if self._lanes and monotonic() < self._until else", "if self._lanes else", (MARKS,)),
     Mutant("marks are valid as long as a slow claim says", MARK_FILE, "min(SHARE * seconds, MOST_SECONDS)", "SHARE * seconds", (MARKS,)),
-    Mutant("an empty claim by marks always looks again", MARK_FILE, "return monotonic() >= self._idle_until", "return True", (MARKS,)),
-    Mutant("an empty claim by marks never looks again", MARK_FILE, "return monotonic() >= self._idle_until", "return False", (MARKS,)),
     Mutant("claims of other definitions share marks", MARK_FILE, "setdefault((queue, definitions), LaneMarks())", "setdefault((queue, None), LaneMarks())", (MARKS,)),
     Mutant("claims of other queues share marks", MARK_FILE, "setdefault((queue, definitions), LaneMarks())", 'setdefault(("", definitions), LaneMarks())', (MARKS,)),
 )  # fmt: skip
