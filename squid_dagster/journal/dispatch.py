@@ -17,7 +17,6 @@ from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.names import name_problem
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
@@ -317,8 +316,6 @@ def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definit
     """Raise `InvalidArgument` or `InvalidThread` for a claim that makes no sense."""
     check_part(queue, "queue")
     check_text(owner_id, "owner_id", 1000)
-    if (problem := name_problem(owner_id)) is not None:
-        raise InvalidArgument(f"owner_id {owner_id!r:.80} is no name: {problem}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_CLAIMS:
         raise InvalidArgument(f"limit must be a whole number from 1 to {MAX_CLAIMS}, not {limit!r}")
     check_lease(lease)

@@ -33,6 +33,7 @@ from squid_dagster.protocol.errors import (
     StorageRefused,
     StorageUnavailable,
 )
+from squid_dagster.protocol.names import name_problem
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
@@ -113,6 +114,8 @@ class QueueLeases:
         """Take deliveries and claim them in the journal, as the contract says."""
         runtime = self._runtime
         check_claim(queue, owner, limit, lease, None)
+        if (problem := name_problem(owner)) is not None:  # a host's queue may refuse it when attempts were offered
+            raise InvalidArgument(f"owner {owner!r:.80} is no name: {problem}")
         runtime.dispatch.dead_letter_expired(queue)
         if not runtime.queries.backlog([queue], runtime.registry.keys, 1):
             return []  # nothing is due, or the queue is paused

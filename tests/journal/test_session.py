@@ -33,11 +33,10 @@ HOSTILE = {
     "default_transaction_deferrable": "on",
     "default_transaction_isolation": "serializable",
     "extra_float_digits": "-15",
-    "lock_timeout": "1ms",
     "search_path": "",
     "standard_conforming_strings": "off",
 }
-TIMEOUTS = {"statement_timeout": "1ms", "idle_in_transaction_session_timeout": "1ms"}
+TIMEOUTS = {"statement_timeout": "1ms", "lock_timeout": "1ms", "idle_in_transaction_session_timeout": "1ms"}
 
 
 @pytest.fixture

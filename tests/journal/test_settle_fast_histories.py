@@ -305,7 +305,7 @@ def test_whatever_else_is_at_work_nothing_is_written_that_the_fold_would_not_fol
     # when all are at it at once
     at_once([*workers, *(partial(crowd.disturb, 10 * seed + 5 + i, 40) for i in range(2))])
     # then the journal holds no fact that is wrong, and the views agree with it
-    assert sum(taken) > 20, "few of them were plain"
+    assert sum(taken) >= 10, "few of them were plain"
     assert "deadlock" not in caplog.text, "locks were taken in another order"
     completed: list[str] = []
     for run in crowd.runs:

@@ -308,7 +308,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario("defer", STEP, known=(w.deferring(),), before=(starts(w.deferring()),), after=(WORK,)),
     _scenario("interrupted step", WORK, known=(w.interrupted(),), before=(starts(w.interrupted()),)),
     _scenario("unwritable result", STEP, known=(w.unwritable(),), before=(starts(w.unwritable()),), after=(WORK,)),
-    _scenario("unreadable entry", STEP, before=(starts(LINE), _spoiled())),
+    _scenario("unreadable entry", STEP, known=(w.turning(),), before=(starts(w.turning()), _spoiled())),
     _scenario(
         "external step",
         _signals("external_requested", 1, launcher="there"),

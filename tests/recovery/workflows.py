@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow
+from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow, path
 from tests.recovery.stage import NEVER
 
 
@@ -34,6 +34,17 @@ def line() -> Workflow:
     workflow = Workflow("line")
     workflow.step(name="first")(done)
     workflow.step(name="second")(done)
+    workflow.route("first", to="second")
+    workflow.route("second", to="complete")
+    return workflow
+
+
+def turning() -> Workflow:
+    """Two steps, of which the first may be visited again: what follows from it depends on the run."""
+    workflow = Workflow("turning", entry="first")
+    workflow.step(name="first", max_visits=2)(done)
+    workflow.step(name="second")(done)
+    workflow.route("first", to="first", when=path("first.did") == "nothing")
     workflow.route("first", to="second")
     workflow.route("second", to="complete")
     return workflow
