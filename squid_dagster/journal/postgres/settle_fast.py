@@ -118,7 +118,8 @@ def settle_fast(
     now = _time(storage, members)
     if now is None:
         return {}
-    assumed = (_assumed(storage, templates, run_id, members[run_id], plan, now) for run_id in sorted(members))
+    kinds = plan if isinstance(plan, KindPlanner) else None
+    assumed = (_assumed(storage, templates, run_id, members[run_id], plan, kinds, now) for run_id in sorted(members))
     runs = [run for run in assumed if run is not None]
     others = members.keys() - {run.run_id for run in runs}
     for run_id, known in _known(storage, states, others).items():
@@ -185,25 +186,30 @@ def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str
 
 
 def _assumed(
-    storage: PostgresStorage, templates: Templates, run_id: str, members: list[_Member], plan: Planner, now: datetime
+    storage: PostgresStorage,
+    templates: Templates,
+    run_id: str,
+    members: list[_Member],
+    plan: Planner,
+    kinds: KindPlanner | None,
+    now: datetime,
 ) -> _Run | None:
     """Plan for a run without its state, by a template where there is one; None if the planner needs the state."""
     if len(members) > 1:
         return None
     try:
-        return _filled(storage, templates, run_id, members[0], plan, now) or _planned(
-            storage, run_id, members, None, plan, now
-        )
+        filled = None if kinds is None else _filled(storage, templates, run_id, members[0], kinds, now)
+        return filled or _planned(storage, run_id, members, None, plan, now)
     except Exception:  # noqa: BLE001  the plan by the run's state tells whatever is wrong
         return None
 
 
 def _filled(
-    storage: PostgresStorage, templates: Templates, run_id: str, member: _Member, plan: Planner, now: datetime
+    storage: PostgresStorage, templates: Templates, run_id: str, member: _Member, plan: KindPlanner, now: datetime
 ) -> _Run | None:
     """Fill in the template of a settlement; None if there is none, or its values need a closer look."""
     attempt, settlement = member.claimed, member.settlement
-    kind = plan.kind_of(attempt) if isinstance(plan, KindPlanner) else None
+    kind = plan.kind_of(attempt)
     if kind is None or attempt.expired(now):
         return None
 
@@ -219,7 +225,7 @@ def _filled(
     run.texts, outcome = filled
     result = settlement.outcome.result  # type: ignore[union-attr]  # completed
     run.settled[attempt.runnable_key] = completed(attempt, result, outcome, now)
-    if template.schedules and isinstance(plan, KindPlanner):
+    if template.schedules:
         plan.note_scheduled(attempt.queue)
     return run
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
+from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement, hash_token
 from squid_dagster.journal.postgres.stencil import EXAMPLE_TIME, OTHER_TIME, Text, pattern, spellings
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import is_plain
@@ -25,6 +25,7 @@ from squid_dagster.protocol.threads import idempotency_key, runnable_key
 _MOST = 256  # kinds that are known at a time
 _MARK = token_hex(8)
 _RUN, _CLAIM, _TOKEN = f"run-{_MARK}", f"claim-{_MARK}", f"token-{_MARK}"
+_FIXED = (_RUN, _CLAIM, hash_token(_TOKEN), *spellings(EXAMPLE_TIME))  # what an example has instead of values
 _RESULT = "result"  # beside the names of inputs, which are told apart by what stands before them
 _OTHER: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
 
@@ -80,7 +81,7 @@ class Template:
         except Exception:  # noqa: BLE001  whatever is wrong with it: the plan for the settlement itself tells it
             return None
         lines, digests = _lines(first.texts), first.digests
-        holes = [_RUN, _CLAIM, _ref("").token_hash, *spellings(EXAMPLE_TIME), *values.values()]
+        holes = [*_FIXED, *values.values()]
         whole, part = pattern([*holes, *digests]), pattern(holes)
         template = cls(
             values,
@@ -101,8 +102,7 @@ class Template:
         """Return what a settlement writes, and the digest of its result; None if a value needs a closer look."""
         if not all(map(_is_json, values.values())):
             return None
-        fixed = (_RUN, _CLAIM, _ref("").token_hash, *spellings(EXAMPLE_TIME))
-        exact = dict(zip(fixed, (run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
+        exact = dict(zip(_FIXED, (run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
         holes = exact.copy()
         try:
             for name, hole in self.values.items():
@@ -173,7 +173,7 @@ def _example(attempt: Attempt, make: Make, run_id: str, values: Mapping[str, Jso
 
 def _ref(run_id: str, attempt: Attempt | None = None) -> ClaimRef:
     """Return the claim of an example; the second one differs in its claim, too."""
-    other = "" if run_id in ("", _RUN) else "other-"
+    other = "" if run_id == _RUN else "other-"
     key = "" if attempt is None else runnable_key(run_id, attempt.step, 1, attempt.attempt_number)
     return ClaimRef("" if attempt is None else attempt.queue, run_id, key, other + _CLAIM, other + _TOKEN)
 
