@@ -316,6 +316,8 @@ def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definit
     """Raise `InvalidArgument` or `InvalidThread` for a claim that makes no sense."""
     check_part(queue, "queue")
     check_text(owner_id, "owner_id", 1000)
+    if not owner_id.strip():
+        raise InvalidArgument(f"owner_id {owner_id!r:.80} is blank: name the worker")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_CLAIMS:
         raise InvalidArgument(f"limit must be a whole number from 1 to {MAX_CLAIMS}, not {limit!r}")
     check_lease(lease)

@@ -25,7 +25,6 @@ _OUT_OF_RANGE: dict[str, Callable[[Any, ClaimRef], object]] = {
     "long owner": lambda store, _: store.claim(QUEUE, "w" * 1001),
     "owner None": lambda store, _: store.claim(QUEUE, None),
     "blank owner": lambda store, _: store.claim(QUEUE, "  "),
-    "owner of two lines": lambda store, _: store.claim(QUEUE, "w\nv"),
     "owner with a NUL": lambda store, _: store.claim(QUEUE, "w\0"),
     "definitions as one text": lambda store, _: store.claim(QUEUE, "w", definitions="billing/f1"),
     "visible definitions as one text": lambda store, _: store.visible(QUEUE, definitions="billing/f1"),
