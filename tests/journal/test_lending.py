@@ -1,14 +1,17 @@
 """Connections on loan: the same one serves statement after statement, and never one that should not."""
 
+import errno
 import multiprocessing
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
+import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.postgres.connection import make_engine
-from squid_dagster.protocol.errors import StorageRefused
+from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from tests.journal.contract import eventually, raw
 
 
@@ -111,3 +114,37 @@ def test_what_the_database_refuses_is_told_and_keeps_the_connection(storage: Pos
     with pytest.raises(StorageRefused, match="22012: division by zero"):
         storage.rows("SELECT 1/0")
     assert session(storage) == before
+
+
+def _lose(connection: psycopg.Connection[Any], said: BaseException) -> None:
+    """Answer as psycopg does when the wait for its socket has ended by an error."""
+    try:
+        raise said
+    finally:
+        connection.close()
+        raise psycopg.OperationalError("the wait has ended")
+
+
+def test_a_socket_that_was_closed_under_a_statement_is_a_lost_connection(storage: PostgresStorage) -> None:
+    with pytest.raises(StorageUnavailable, match="the connection was lost"), storage.connection() as connection:
+        _lose(connection, OSError(errno.EBADF, "Bad file descriptor"))
+    assert session(storage)
+
+
+def test_what_a_signal_raises_under_a_statement_is_not_taken_for_a_lost_connection(storage: PostgresStorage) -> None:
+    for said in (KeyboardInterrupt(), TimeoutError("of a handler")):
+        with pytest.raises(type(said)), storage.connection() as connection:
+            _lose(connection, said)
+    assert session(storage)
+
+
+def test_what_the_caller_was_handling_is_not_taken_for_an_interruption(storage: PostgresStorage) -> None:
+    for handled in (KeyError("mine"), OSError(errno.ENOENT, "no such file")):
+        try:
+            raise LookupError("before") from None
+        except LookupError:
+            try:
+                raise handled
+            except (KeyError, OSError):
+                with pytest.raises(StorageRefused, match="22012"):
+                    storage.rows("SELECT 1 / 0")

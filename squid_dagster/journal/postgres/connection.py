@@ -247,14 +247,20 @@ def borrow(engine: Engine) -> Loan:
 
 
 def _interruption(error: BaseException, handled: BaseException | None) -> BaseException | None:
-    """Give what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own.
+    """Return what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own.
 
-    What the caller was already handling when it came to us is no interruption.
+    What the caller was already handling when it came to us is no interruption. Neither is what the system said of the
+    socket, such as EBADF after a step has closed it: the connection is lost by that.
     """
     context = error.__context__
-    while context is not None and isinstance(context, psycopg.Error):
+    while context is not None and context is not handled and _is_of_the_wait(context):
         context = context.__context__
     return None if context is handled else context
+
+
+def _is_of_the_wait(error: BaseException) -> bool:
+    """Return whether an error is of psycopg or of the system; what a signal's handler raises has no error number."""
+    return isinstance(error, psycopg.Error) or (isinstance(error, OSError) and error.errno is not None)
 
 
 def _give_back(engine: Engine, lent: _Lent) -> None:
