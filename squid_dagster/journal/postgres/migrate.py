@@ -30,7 +30,7 @@ _PAUSE_SECONDS = 0.2  # in which others go on
 _ALTERED: dict[int, tuple[str, ...]] = {
     4: ("journal_entries", "journal_threads"),
     6: ("journal_positions",),
-    7: ("children",),
+    7: ("attempts", "children"),
 }
 
 

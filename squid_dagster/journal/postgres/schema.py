@@ -22,7 +22,7 @@ JOURNAL = (
     "journal_checkpoints",
     "journal_published",
 )
-_VIEWS_SQL = ("0001_views", "0007_children")  # together, the newest definition of the views
+_VIEWS_SQL = ("0001_views", "0007_indexes")  # together, the newest definition of the views
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 
 

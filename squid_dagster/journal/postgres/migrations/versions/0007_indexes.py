@@ -1,4 +1,4 @@
-"""The index by which a child is found by its key."""
+"""Indexes by which children are found by their keys, and attempts by their visits."""
 
 from alembic import context, op
 
@@ -9,8 +9,8 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Add the index to the schema at hand."""
+    """Change the indexes of the schema at hand."""
     connection = op.get_bind().connection.driver_connection
     assert connection is not None  # noqa: S101  Alembic never runs a migration without one
-    for name in ("0007_children", "0007_version"):
+    for name in ("0007_indexes", "0007_version"):
         connection.execute(render(name, context.config.attributes["schema"]))
