@@ -40,7 +40,7 @@ _APPEND_ENTRIES = (
     Mutant("new threads are locked in the wrong order", APPEND, "WHERE v_new[i] ORDER BY i\n", "WHERE v_new[i] ORDER BY i DESC\n", (LOCK_ORDER,)),
     Mutant("a new thread begins at one", APPEND, "SELECT p_threads[i], p_counts[i] FROM", "SELECT p_threads[i], 1 FROM", (COMMITS,)),
     Mutant("a thread moves on by one", APPEND, "SET rev = v_revs[i] + p_counts[i]", "SET rev = v_revs[i] + 1", (THREADS, COMMITS)),
-    Mutant("the revision of a thread is what its row says", APPEND, "SELECT {schema}.revision_of(p_threads[i], v_revs[i])", "SELECT v_revs[i]", (SHARED,)),
+    Mutant("the revision of a thread is what its row says", APPEND, "ELSE {schema}.revision_of(p_threads[i], v_revs[i]) END", "ELSE v_revs[i] END", (SHARED,)),
     Mutant("the row of a shared thread is updated", APPEND, " AND starts_with(p_threads[i], 'squid:run:');", ";", (SHARED,)),
     # --- facts
     Mutant("facts are numbered from one", APPEND, "v_base + e.ord, p_threads[e.t], v_revs[e.t] + e.k,", "v_base + e.ord, p_threads[e.t], e.k,", (THREADS,)),

@@ -28,8 +28,9 @@ BEGIN
             RETURN v_receipt;
         END IF;
     END IF;
-    v_revs := ARRAY(SELECT {schema}.revision_of(p_threads[i], v_revs[i]) FROM generate_subscripts(p_threads, 1) i
-                     ORDER BY i);
+    -- Not of a thread without a row: who makes it meanwhile is met below, where it means to begin again.
+    v_revs := ARRAY(SELECT CASE WHEN v_new[i] THEN 0 ELSE {schema}.revision_of(p_threads[i], v_revs[i]) END
+                      FROM generate_subscripts(p_threads, 1) i ORDER BY i);
     SELECT min(i) INTO v_bad FROM generate_subscripts(p_threads, 1) i WHERE p_expected[i] <> v_revs[i];
     IF v_bad IS NOT NULL THEN
         RAISE EXCEPTION 'conflict' USING ERRCODE = 'SQ001',
