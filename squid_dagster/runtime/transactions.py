@@ -44,6 +44,9 @@ _LIMITS = {
 
 # A transaction was rolled back by chance, or the database cannot write now: nothing was done, and it is done again.
 _NOT_THE_STEP = ("40", "53", "58", "25006", "57P0")
+# One SQLSTATE stands for a statement that a person has cancelled, and for `statement_timeout`, which is the step's
+# failure; only the message tells them apart. In a language other than English, both are the step's failure.
+_CANCELLED, _BY_REQUEST = "57014", "user request"
 
 
 def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
@@ -76,7 +79,7 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
             cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
             if raw.broken or not is_intact(raw):
                 raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {cause}") from error
-            if isinstance(cause, psycopg.Error) and (cause.sqlstate or "").startswith(_NOT_THE_STEP):
+            if isinstance(cause, psycopg.Error) and _is_chance(cause):
                 _drop_if_read_only(raw, cause)
                 raise StorageUnavailable(f"{claim.ref.runnable_key!r} was rolled back: {cause}") from error
             return outcome_of_error(error, call.step, call.attempt, runtime.random_unit)
@@ -106,8 +109,18 @@ def _in_transaction(connection: Connection, raw: psycopg.Connection[Any], claim:
     """Tell whether the transaction that the step was given is still open. Raises when it was aborted."""
     if connection.closed or (raw.closed and not raw.broken):
         return False
-    row = raw.execute(_MARKED).fetchone()
+    try:
+        row = raw.execute(_MARKED).fetchone()
+    except psycopg.errors.QueryCanceled as error:  # whatever cancelled it, it was no statement of the step's
+        raise StorageUnavailable(f"{claim.ref.runnable_key!r} was rolled back: {error}") from error
     return row is not None and row[0] == claim.ref.claim_id
+
+
+def _is_chance(error: psycopg.Error) -> bool:
+    """Return whether an error of the database is not the step's failure, so that the step is delivered again."""
+    if error.sqlstate == _CANCELLED:
+        return _BY_REQUEST in (error.diag.message_primary or "")
+    return (error.sqlstate or "").startswith(_NOT_THE_STEP)
 
 
 def _exceeded(error: BaseException) -> str | None:
