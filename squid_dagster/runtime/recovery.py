@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from squid_dagster.journal import Append, quarantine
+from squid_dagster.journal import Append, Storage, load_run, quarantine
 from squid_dagster.journal.queries import RunRow, WaitingStep
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
@@ -16,6 +16,7 @@ from squid_dagster.runtime.repair import repair_run
 from squid_dagster.runtime.wiring import publish_cut
 from squid_dagster.workflow.dead_letters import waiting_steps
 from squid_dagster.workflow.registry import Registry
+from squid_dagster.workflow.scheduling import queue_of
 
 logger = redacting_logger(__name__)
 
@@ -121,14 +122,14 @@ def list_started(runtime: Runtime, most: int | None = None) -> int:
         if not rows or rows == last:  # what the fold refuses to list stays as it is
             break
         last = rows
-        for thread, facts in _listing_facts(rows).items():
+        for thread, facts in _listing_facts(runtime.storage, rows).items():
             runtime.storage.commit([Append(thread, facts)])
         listed += len(rows)
     return listed
 
 
-def _listing_facts(rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
-    """Give the missing facts by thread. Their time is the run's start, so that two recoveries write the same."""
+def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
+    """Return the missing facts by thread. Time and queue are those of the start: two recoveries write the same."""
     found: dict[str, list[Fact]] = {}
     for row in rows:
         if row.workflow is None or row.started_at is None:
@@ -136,7 +137,7 @@ def _listing_facts(rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
         about: dict[str, Any] = {
             "run_id": row.run_id,
             "workflow": row.workflow,
-            "queue": row.queue or "default",
+            "queue": row.queue or _start_queue(storage, row.run_id),
             "occurred_at": row.started_at,
         }
         facts: list[Fact] = []
@@ -147,3 +148,9 @@ def _listing_facts(rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
         for fact in facts:
             found.setdefault(fact.thread, []).append(fact)
     return found
+
+
+def _start_queue(storage: Storage, run_id: str) -> str:
+    """Return the queue that a run was started for and has not been put on yet, as its start says."""
+    _, run = load_run(storage, run_id)
+    return queue_of(run)

@@ -12,9 +12,10 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import RunFilter
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol import run_thread
-from squid_dagster.runtime.recovery import RecoveryReport
+from squid_dagster.protocol import run_index_thread, run_thread
+from squid_dagster.runtime.recovery import RecoveryReport, list_started
 from squid_dagster.testing import InjectedStorage, Plan
+from tests.facts import started
 from tests.recovery import workflows as w
 from tests.recovery.conftest import MakeScene
 from tests.recovery.damage import DAMAGE
@@ -131,3 +132,16 @@ def test_a_worker_is_not_refused_when_somebody_else_went_on_from_its_outcome(
     assert seen.status == "completed"
     types = [entry.fact.type for entry in storage.read(run_thread(other.name("run")))]
     assert types.count("runnable_applied") == types.count("run_terminal") == 1
+
+
+def test_a_run_that_is_not_on_its_queue_yet_is_listed_under_the_queue_of_its_start(
+    storage: Storage, make_scene: MakeScene
+) -> None:
+    # given a run whose own thread was written, and the queue's not yet
+    scene = make_scene(storage)
+    storage.append(run_thread("late"), [started("late", workflow="w", queue="other")])
+    # when a recovery lists it before the queue's facts come
+    list_started(scene.squid.runtime)
+    # then a recovery behind them would have written the same
+    (entry,) = storage.read(run_index_thread("w"))
+    assert (entry.fact.run_id, entry.fact.queue) == ("late", "other")  # type: ignore[union-attr]
