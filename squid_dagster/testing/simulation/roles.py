@@ -138,11 +138,13 @@ class Stage:
         while not self.over:
             self.sleep(5)
             with suppress(*TRANSIENT):
-                before = journal.unrepaired() if isinstance(journal, SharedJournal) else set()
+                before = journal.unrepaired() if isinstance(journal, SharedJournal) else set[tuple[str, str]]()
                 report = squid.recover()
                 if before and not report.failed and isinstance(journal, SharedJournal):
                     left = before & journal.unrepaired()
-                    self.problems += [f"{name} has left run {run_id!r} as it was" for run_id in sorted(left)]
+                    self.problems += [
+                        f"{name} has left run {run_id!r} without its {what}" for run_id, what in sorted(left)
+                    ]
 
     def tick(self, squid: Squid, name: str, *, until: float) -> None:
         """Start runs by the clock, for a while; at times it is away for some windows, and catches up on them."""

@@ -50,10 +50,10 @@ class SharedJournal(MemoryStorage):
         elif fact.type == "run_signal_received" and fact.signal_type == "cancel_run" and fact.payload.get("cascade"):
             self.cancelled_with_all.add(fact.run_id)
 
-    def unrepaired(self) -> set[str]:
-        """Return the runs that a recovery has to put right: children that were not started, or not cancelled."""
-        missing = {child for child, parent in self.parents.items() if self._is_missing(child, parent)}
-        return missing | {run_id for run_id in self.open_runs if self._is_orphan(run_id)}
+    def unrepaired(self) -> set[tuple[str, str]]:
+        """Return the runs that a recovery has to put right, each with what is missing: its start, or its cancel."""
+        missing = {(child, "start") for child, parent in self.parents.items() if self._is_missing(child, parent)}
+        return missing | {(run_id, "cancel") for run_id in self.open_runs if self._is_orphan(run_id)}
 
     def _is_missing(self, child: str, parent: str) -> bool:
         return child not in self.started and parent in self.open_runs
