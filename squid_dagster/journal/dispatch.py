@@ -7,7 +7,7 @@ Only the journal's claim fences results: whoever holds the raw token of the late
 import base64
 import hashlib
 import secrets
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -16,7 +16,6 @@ from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.protocol.unit import RunUnit
@@ -118,17 +117,16 @@ Unfinished = Failed | Deferred | Interrupted
 Outcome = Completed | Unfinished
 
 
-class Opening(NamedTuple):
-    """A new run that begins as all of its `kind` do, but for its id, the time, and values, which are JSON.
+@runtime_checkable
+class NewRun(Protocol):
+    """A run that is to be started."""
 
-    `facts` gives everything that is written of such a run, for any id, any values of the same names, and any time; a
-    value that is a text may have to be one. Pure.
-    """
+    @property
+    def run_id(self) -> str:
+        """Its id, which no run has yet."""
 
-    run_id: str
-    kind: Hashable
-    values: JsonObject
-    facts: Callable[[str, JsonObject, datetime], list[Fact]]
+    def facts(self, now: datetime) -> Sequence[Fact]:
+        """Return everything that is written of it at that time. Pure; may raise to refuse, and may be asked again."""
 
 
 class Lineage(NamedTuple):
@@ -171,20 +169,6 @@ Decision = Callable[[Mapping[str, RunUnit], datetime], Sequence[Fact]]
 Planner = Callable[[PlanRequest], Sequence[Fact]]
 
 
-@runtime_checkable
-class KindPlanner(Protocol):
-    """A planner that knows steps from whose success always the same follows, but for ids, times and values."""
-
-    def __call__(self, request: PlanRequest) -> Sequence[Fact]:
-        """Return the facts that follow, as every planner does."""
-
-    def kind_of(self, attempt: Attempt) -> Hashable | None:
-        """Return what all such attempts have in common; None if what follows depends on values, or on the run."""
-
-    def note_scheduled(self, queue: str) -> None:
-        """Hear that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What became of one member of a group: the attempt as it is now, or the error that refused it."""
@@ -208,10 +192,6 @@ class DispatchStore(Protocol):
     raises), it alone is refused, and every other is written as if it stood alone. A group may take several commits.
     Only what concerns all, such as a database that cannot be reached, is raised; repeating the group is safe then.
     """
-
-    @property
-    def wakes(self) -> bool:
-        """Whether `open_runs` and `decide` tell workers about what they have scheduled; elsewhere the caller does."""
 
     def claim(
         self,
@@ -249,10 +229,14 @@ class DispatchStore(Protocol):
         is even if what follows cannot be written: the planner is asked again, to fail the run instead.
         """
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
-        """Write new runs in a shorter way than `decide` does, all at once; give the time that they are written with.
+    def start_runs(self, runs: Sequence[NewRun]) -> datetime:
+        """Write new runs, and return the time that their facts are written with.
 
-        None, and nothing is written, where there is no such way for them, or one of them exists: `decide` tells why.
+        One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
+
+        Raises:
+            Conflict: one of them exists; where the storage allows it, nothing was written.
+            SquidError: whatever a run raises for its facts; nothing is written then.
         """
 
     def decide(
@@ -260,20 +244,17 @@ class DispatchStore(Protocol):
         run_ids: Collection[str],
         decision: Decision,
         *,
-        new: bool = False,
         fence: ClaimRef | None = None,
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
 
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
-        With `new`, the runs are not read, and must not exist. With `fence`, the claim of the step that asks for it, on
-        an attempt of one of these runs: the decision is asked, and its facts are written, only while the claim holds
-        (where a commit cannot span threads, it is checked just before). Of the run of a `lineage`, only what that says
-        has to be read. Returns what was written.
+        With `fence`, the claim of the step that asks for it, on an attempt of one of these runs: the decision is asked,
+        and its facts are written, only while the claim holds (where a commit cannot span threads, it is checked just
+        before). Of the run of a `lineage`, only what that says has to be read. Returns what was written.
 
         Raises:
-            Conflict: with `new`, a run that exists.
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the `fence` may not act any more; nothing is written.
             SquidError: whatever the decision raises; nothing is written then.
         """

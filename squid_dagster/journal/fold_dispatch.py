@@ -11,7 +11,7 @@ from squid_dagster.journal.dispatch import (
     ClaimRef,
     Decision,
     Lineage,
-    Opening,
+    NewRun,
     Planner,
     PlanRequest,
     Settlement,
@@ -55,8 +55,6 @@ from squid_dagster.protocol.unit import RunUnit
 @checks_arguments
 class FoldDispatchStore:
     """`DispatchStore` by fold and compare-and-append. Each conflict means that somebody else got on, so it ends."""
-
-    wakes = False
 
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage."""
@@ -152,16 +150,19 @@ class FoldDispatchStore:
         )
         return with_first_answers(self._storage, settlements, answers)
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
-        """There is no shorter way here."""
-        return None
+    def start_runs(self, runs: Sequence[NewRun]) -> datetime:
+        """Write new runs, as the contract says."""
+        now = self._storage.now()
+        facts = [fact for run in runs for fact in run.facts(now)]
+        if facts:
+            commit_in_order(self._storage, facts, {run_thread(run.run_id): 0 for run in runs})
+        return now
 
     def decide(
         self,
         run_ids: Collection[str],
         decision: Decision,
         *,
-        new: bool = False,
         fence: ClaimRef | None = None,
         lineage: Lineage | None = None,  # runs are read whole here
     ) -> list[Fact]:
@@ -169,7 +170,7 @@ class FoldDispatchStore:
         while True:
             revisions = self._fence_revision(fence)
             now = self._storage.now()  # before reading: what was true then is never judged by a later time
-            found = {run_id: [] if new else self._storage.read_run(run_id) for run_id in run_ids}
+            found = {run_id: self._storage.read_run(run_id) for run_id in run_ids}
             units = {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
             if fence is not None:
                 check_held(units[fence.run_id], fence, now)
@@ -180,8 +181,6 @@ class FoldDispatchStore:
             try:
                 commit_in_order(self._storage, facts, revisions)
             except Conflict:
-                if new:
-                    raise
                 continue
             return facts
 

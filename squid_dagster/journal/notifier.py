@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
 from squid_dagster.journal.shared import shared
@@ -52,6 +52,14 @@ class Notifier(Protocol):
 
     def close(self) -> None:
         """Send what is still to be sent. Listeners are closed by whoever opened them."""
+
+
+@runtime_checkable
+class CommitNotifier(Protocol):
+    """A notifier whose listeners hear from some dispatch stores without being told by `notify`."""
+
+    def hears(self, store: object) -> bool:
+        """Return whether the starts and decisions of this store wake its listeners."""
 
 
 class GuardedNotifier:

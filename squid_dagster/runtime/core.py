@@ -3,13 +3,21 @@
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, ClaimRef, Decision, DispatchStore, Lineage, PlanRequest
-from squid_dagster.journal.notifier import Notifier
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    ClaimRef,
+    Decision,
+    DispatchStore,
+    Lineage,
+    NewRun,
+    PlanRequest,
+)
+from squid_dagster.journal.notifier import CommitNotifier, Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.attempts import Attempt
@@ -121,20 +129,26 @@ class Runtime:
 
     @property
     def store_wakes(self) -> bool:
-        """Whether workers who listen to this notifier hear from the store itself what it has scheduled."""
-        return self.dispatch.wakes and getattr(self.notifier, "hears_commits", False)
+        """Whether workers that listen to this notifier are woken by the store itself."""
+        return isinstance(self.notifier, CommitNotifier) and self.notifier.hears(self.dispatch)
+
+    def start_runs(self, runs: Sequence[NewRun], queues: Collection[str]) -> datetime:
+        """Write new runs, as `DispatchStore.start_runs` does, and wake the workers of their queues."""
+        at = self.dispatch.start_runs(runs)
+        if not self.store_wakes:
+            self.notifier.notify(queues)
+        return at
 
     def decide(
         self,
         run_ids: Collection[str],
         decision: Decision,
         *,
-        new: bool = False,
         fence: ClaimRef | None = None,
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
-        written = self.dispatch.decide(run_ids, decision, new=new, fence=fence, lineage=lineage)
+        written = self.dispatch.decide(run_ids, decision, fence=fence, lineage=lineage)
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
         if queues and not self.store_wakes:
             self.notifier.notify(queues)  # a hint: losing it costs latency, never work

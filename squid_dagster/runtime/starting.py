@@ -1,6 +1,6 @@
 """Starting runs: one, many, replayed, or by the clock. The run's facts and its queue's are one commit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -8,10 +8,9 @@ from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from squid_dagster.journal import load_run
-from squid_dagster.journal.dispatch import Opening
 from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
-from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
+from squid_dagster.protocol.facts import Fact, RunStarted
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
@@ -60,7 +59,8 @@ class Start:
             InvalidPayload, InvalidInput: the payload does not fit the workflow.
             InvalidFact: an option that cannot be written down.
         """
-        return [self.signal.fact(self.run_id, now), *self._effect(self.run_id, self.input(), now)]
+        payload = self.input()  # first: its errors say more than those of the fact that holds it
+        return [self.signal.fact(self.run_id, now), *self._effect(self.run_id, payload, now)]
 
     def _effect(self, run_id: str, payload: JsonObject, now: datetime) -> list[Fact]:
         """Give what follows from the command, as it would for any run and payload."""
@@ -80,25 +80,25 @@ class Start:
         )
         return [started, *plan_start(definition, started)]
 
-    def opening(self) -> Opening | None:
-        """Give the same as `facts` does, where nothing but key and payload makes it a start of its own; else None.
-
-        Raises:
-            InvalidPayload: the payload does not fit the workflow.
-        """
+    def kind(self) -> Hashable | None:
+        """Return what all starts have in common that differ in `values` only; None if this one has more of its own."""
         signal, key = self.signal, self.signal.idempotency_key
         plain = signal.actor is signal.comment is None and signal.caller_time is None and not signal.metadata
         if not plain or self.context or self.replayed_from is not None or len(key or "") > MAX_TEXT:
             return None
         # The definition by its identity: another one of the same fingerprint may retry or recover differently.
-        kind = id(self.definition), self.trigger, self.queue, self.priority, signal.type
+        return id(self.definition), self.trigger, self.queue, self.priority, signal.type
+
+    def values(self) -> JsonObject:
+        """Return key and payload, by the names of their parts. Raises `InvalidPayload`."""
         values: JsonObject = {f"input.{name}": value for name, value in self.input().items()}
         values["given"] = self.given
-        if key is not None:
-            values["key"] = key
-        return Opening(self.run_id, kind, values, self._opened)
+        if self.signal.idempotency_key is not None:
+            values["key"] = self.signal.idempotency_key
+        return values
 
-    def _opened(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+    def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+        """Return what `facts` does for a start of this kind with that id and these values."""
         given: JsonObject = {**self.signal.payload, "input": values["given"]}
         signal = replace(self.signal, payload=given, idempotency_key=values.get("key"))  # type: ignore[arg-type]  # a text
         payload = {name.removeprefix("input."): value for name, value in values.items() if name.startswith("input.")}
@@ -186,18 +186,8 @@ def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
         Conflict: one of them exists; where the storage allows it, nothing was written.
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
-    openings = [opening for start in starts if (opening := start.opening()) is not None]
-    at = runtime.dispatch.open_runs(openings) if len(openings) == len(starts) else None
-    if at is not None:
-        if not runtime.store_wakes:
-            runtime.notifier.notify({start.queue for start in starts})
-        return [Receipt(each.run_id, each.signal.type, at, each.signal.idempotency_key) for each in starts]
-    written = runtime.decide(
-        [start.run_id for start in starts],
-        lambda _, now: [fact for start in starts for fact in start.facts(now)],
-        new=True,
-    )
-    return [Receipt.of(fact) for fact in written if isinstance(fact, RunSignalReceived)]
+    at = runtime.start_runs(starts, {start.queue for start in starts})
+    return [Receipt(each.run_id, str(each.signal.type), at, each.signal.idempotency_key) for each in starts]
 
 
 def has_begun(runtime: Runtime, run_id: str, signal: Signal) -> bool:

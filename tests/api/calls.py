@@ -349,7 +349,7 @@ def dispatch_calls(name: str) -> dict[str, Make]:
             {"run_ids": [w.open], "decision": lambda units, now: []},
             {"decision": "what it gives is its own business"},
         ),
-        f"{name}.open_runs": lambda w: Call(w.runtime.dispatch.open_runs, {"openings": []}),
+        f"{name}.start_runs": lambda w: Call(w.runtime.dispatch.start_runs, {"runs": []}),
     }
 
 

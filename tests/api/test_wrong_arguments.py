@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "Cron.fields": "takes nothing",
     "Cron.zone": "takes nothing",
     "Deadline.problems": "takes nothing",
+    "PostgresNotifier.hears": "takes anything",
     "Retry.problems": "takes nothing",
 }
 _OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for

@@ -1,15 +1,17 @@
 """Starting runs in one message: the time of the database counts all the same, and nothing is started twice."""
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from time import monotonic
+from typing import NamedTuple
 
 import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.dispatch import Decision
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import Conflict, StorageRefused
+from squid_dagster.protocol.facts import Fact
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, RUN, planned, queued, scheduled, started
 from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of, raw
@@ -17,15 +19,15 @@ from tests.journal.contract import Wire, all_entries, assert_views_agree_with_th
 
 @pytest.fixture
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each decision that asked the database for the time first."""
+    """One entry for each start that asked the database for the time first."""
     found: list[int] = []
-    usual = PostgresDispatchStore._decide_once
+    usual = PostgresDispatchStore._start_once
 
     def counted(*arguments: object) -> None:
         found.append(1)
         usual(*arguments)  # type: ignore[arg-type]  # handed on as they are
 
-    monkeypatch.setattr(PostgresDispatchStore, "_decide_once", counted)
+    monkeypatch.setattr(PostgresDispatchStore, "_start_once", counted)
     return found
 
 
@@ -71,8 +73,18 @@ def test_a_time_that_was_told_long_ago_is_asked_for_again(
     assert len(long_ways) == 1
 
 
-def decided(*facts: object) -> Decision:
-    return lambda *_: list(facts)
+class New(NamedTuple):
+    """A run that writes these facts."""
+
+    run_id: str
+    told: Sequence[Fact]
+
+    def facts(self, now: datetime) -> Sequence[Fact]:
+        return self.told
+
+
+def new(*facts: Fact, run: str = RUN) -> New:
+    return New(run, facts)
 
 
 def test_a_run_of_which_its_queue_knows_already_is_started_with_that(postgres_virtual: PostgresStorage) -> None:
@@ -80,7 +92,7 @@ def test_a_run_of_which_its_queue_knows_already_is_started_with_that(postgres_vi
     postgres_virtual.append(dispatch_thread(QUEUE), [queued(), scheduled()])
     store = PostgresDispatchStore(postgres_virtual)
     # when it is started
-    store.decide([RUN], decided(started(), planned()), new=True)
+    store.start_runs([new(started(), planned())])
     # then nothing of what was known is lost
     assert [claim.ref.run_id for claim in store.claim(QUEUE, "worker")] == [RUN]
     assert_views_agree_with_the_journal(postgres_virtual)
@@ -88,17 +100,17 @@ def test_a_run_of_which_its_queue_knows_already_is_started_with_that(postgres_vi
 
 def test_a_run_that_exists_is_not_started_again(postgres_virtual: PostgresStorage) -> None:
     store = PostgresDispatchStore(postgres_virtual)
-    store.decide([RUN], decided(started()), new=True)
+    store.start_runs([new(started())])
     before = postgres_virtual.cut()
     with pytest.raises(Conflict):
-        store.decide([RUN, "run-2"], decided(started(), started("run-2")), new=True)
+        store.start_runs([new(started()), new(started("run-2"), run="run-2")])
     assert postgres_virtual.cut() == before
 
 
-def test_a_decision_about_new_runs_may_speak_of_others(postgres_virtual: PostgresStorage) -> None:
+def test_the_facts_of_a_new_run_may_speak_of_others(postgres_virtual: PostgresStorage) -> None:
     store = PostgresDispatchStore(postgres_virtual)
-    store.decide([RUN], decided(started(), queued(), planned(), scheduled()), new=True)
-    store.decide(["run-2"], decided(started("run-2"), planned(run=RUN)), new=True)
+    store.start_runs([new(started(), queued(), planned(), scheduled())])
+    store.start_runs([new(started("run-2"), planned(run=RUN), run="run-2")])
     assert_views_agree_with_the_journal(postgres_virtual)
     assert verify(postgres_virtual) == []
 
@@ -109,9 +121,10 @@ def test_a_start_whose_answer_was_lost_is_made_once(
     store = PostgresDispatchStore(behind_wire)
     behind_wire.now()
     wire.lose_answer_to("append_entries")
-    written = store.decide([RUN], decided(started(), queued(), planned(), scheduled()), new=True)
+    at = store.start_runs([new(started(), queued(), planned(), scheduled())])
     assert wire.lost == 1
-    assert len(written) == 4 == len(facts_of(all_entries(postgres_virtual)))
+    assert at == postgres_virtual.now()
+    assert len(facts_of(all_entries(postgres_virtual))) == 4
     assert_views_agree_with_the_journal(postgres_virtual)
 
 

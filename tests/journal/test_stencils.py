@@ -1,9 +1,9 @@
 """Starts by stencil: whatever a workflow begins with and its payload holds, what is written is what was planned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -17,7 +17,8 @@ from squid_dagster.journal.postgres.stencil import Stencil
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.runtime.starting import prepare_start
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.runtime.starting import Start, prepare_start
 from squid_dagster.workflow import Workflow
 from tests.facts import queue_paused, queued
 from tests.journal.contract import (
@@ -97,14 +98,14 @@ def squid(postgres_virtual: PostgresStorage) -> Squid:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each start, whether it was written by a stencil."""
     found: list[bool] = []
-    usual = PostgresDispatchStore.open_runs
+    usual = PostgresDispatchStore._start_fast
 
     def counted(store: PostgresDispatchStore, *given: Any) -> Any:
         at = usual(store, *given)
         found.append(at is not None)
         return at
 
-    monkeypatch.setattr(PostgresDispatchStore, "open_runs", counted)
+    monkeypatch.setattr(PostgresDispatchStore, "_start_fast", counted)
     return found
 
 
@@ -300,12 +301,29 @@ def test_the_receipt_of_a_start_names_every_thread_that_it_moved(postgres: Postg
     assert [postgres.revision(thread) for thread in threads] == [3, 2, 2]
 
 
+class Changed(NamedTuple):
+    """A start whose facts are changed."""
+
+    start: Start
+    change: Callable[[list[Fact]], list[Fact]]
+
+    @property
+    def run_id(self) -> str:
+        return self.start.run_id
+
+    def kind(self) -> Hashable:
+        return self.start.kind()
+
+    def values(self) -> JsonObject:
+        return self.start.values()
+
+    def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+        return self.change(self.start.facts_of(run_id, values, now))
+
+
 def test_runs_of_a_kind_that_a_stencil_does_not_know_have_none(squid: Squid) -> None:
     def stencil_of(name: str, change: Callable[[list[Fact]], list[Fact]] = list) -> Stencil | None:
-        opening = prepare_start(squid.runtime, name, {"left": 1}).opening()
-        assert opening is not None
-        facts = opening.facts
-        return Stencil.of(opening._replace(facts=lambda *given: change(facts(*given))), 1_000_000)
+        return Stencil.of(Changed(prepare_start(squid.runtime, name, {"left": 1}), change), 1_000_000)
 
     assert stencil_of("one_step") is not None
     assert stencil_of("waiting") is None, "it is due at a time that is not the start's"

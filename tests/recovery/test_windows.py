@@ -33,7 +33,6 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 WITHOUT_A_WINDOW = {
     "journal/fold_dispatch.py _write: self._storage.commit": "where commits span threads, there is one append",
     "journal/fold_dispatch.py commit_in_order: storage.commit": "where commits span threads, there is one append",
-    "runtime/starting.py write_starts: runtime.dispatch.open_runs": "only on Postgres: one transaction for all runs",
     "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
     "runtime/committing.py give_back: self._runtime.dispatch.release": "one append",
     "runtime/leases.py claim: runtime.dispatch.claim": "one append",
@@ -53,7 +52,7 @@ READS = {
 }  # fmt: skip
 STORAGE_READS = {
     "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",
-    "read_run", "get_checkpoint", "visible", "expired", "wakes",
+    "read_run", "get_checkpoint", "visible", "expired",
 }  # fmt: skip
 # Caches, hints and tools: no fact is written by these.
 STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread", "announce"}

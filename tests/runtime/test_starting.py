@@ -312,3 +312,16 @@ def test_an_unfinished_start_is_finished_by_its_repeat(make_squid: MakeSquid, cl
     assert fresh.execute_next() is None
     assert fresh.start("orders", PAYLOAD, idempotency_key="k").repeated
     assert finish(fresh, clock, first.run_id).status == "completed"
+
+
+@pytest.mark.parametrize("options", [{}, {"actor": "ada"}], ids=["plain", "by an actor"])
+def test_a_receipt_names_its_signal_by_a_plain_text(make_squid: MakeSquid, options: dict[str, Any]) -> None:
+    workflow = Workflow("receipts")
+
+    @workflow.step
+    def step() -> None:
+        """Only its start matters."""
+
+    squid = make_squid(workflow)
+    for _ in range(2):  # the second one by what was learnt from the first
+        assert type(squid.start("receipts", **options).signal_type) is str

@@ -14,7 +14,7 @@ from squid_dagster.journal.dispatch import (
     ClaimRef,
     Decision,
     Lineage,
-    Opening,
+    NewRun,
     Planner,
     PlanRequest,
     Settlement,
@@ -101,8 +101,6 @@ _TOO_LARGE = ("54", "XX")  # what Postgres says when a value is larger than it c
 @checks_arguments
 class PostgresDispatchStore:
     """`DispatchStore` on a `PostgresStorage`."""
-
-    wakes = True
 
     def __init__(self, storage: PostgresStorage) -> None:
         """Bind to a storage."""
@@ -248,11 +246,35 @@ class PostgresDispatchStore:
         )
         return answers
 
-    def open_runs(self, openings: Sequence[Opening]) -> datetime | None:
-        """Write new runs by the stencil of their kind, in one message, as the contract says."""
+    def start_runs(self, runs: Sequence[NewRun]) -> datetime:
+        """Write new runs, as the contract says."""
+        at = self._start_fast(runs)
+        if at is not None:
+            return at
+        commit_id = uuid4()
+        times: list[datetime] = []  # of all tries
+        persistently(lambda: self._start_once(runs, commit_id, times))
+        return times[-1]
+
+    def _start_once(self, runs: Sequence[NewRun], commit_id: UUID, times: list[datetime]) -> None:
+        run_ids = {run.run_id for run in runs}
+        with self._storage.transaction() as transaction:
+            units = transaction.lock(Touched(run_ids, set(), set()))
+            if times and transaction.committed(commit_id):
+                return  # written by the last try; its acknowledgement was lost
+            times.append(units.now)
+            facts = [fact for run in runs for fact in run.facts(units.now)]
+            if facts:
+                self._write(transaction, units, self._verified(facts, run_ids), commit_id, hints=_queues(facts))
+
+    def _start_fast(self, runs: Sequence[NewRun]) -> datetime | None:
+        """Write new runs by the stencil of their kind, in one message; return the time that they are written with.
+
+        Return None without writing if they fit no stencil, or one of them exists.
+        """
         commit_id, tries = uuid4(), 0
         now = self._storage.likely_now()  # of all tries, so that it does not matter which of them committed
-        new = None if now is None or not openings else self._stencils.fill(openings, now)
+        new = None if now is None or not runs else self._stencils.fill(runs, now)
 
         def once() -> datetime | None:
             nonlocal tries
@@ -274,17 +296,16 @@ class PostgresDispatchStore:
         run_ids: Collection[str],
         decision: Decision,
         *,
-        new: bool = False,
         fence: ClaimRef | None = None,
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
         commit_id = uuid4()
         written: list[Fact] = []
-        persistently(lambda: self._decide_once(run_ids, decision, new, fence, lineage, commit_id, written))
+        persistently(lambda: self._decide_once(run_ids, decision, fence, lineage, commit_id, written))
         return written
 
-    def _verified(self, facts: Sequence[Fact], new: Collection[str]) -> list[Verified]:
+    def _verified(self, facts: Sequence[Fact], new: Collection[str] = ()) -> list[Verified]:
         threads = {run_thread(run_id) for run_id in new}
         appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(facts)]
         return check_appends(appends, self._storage.max_fact_bytes)
@@ -293,7 +314,6 @@ class PostgresDispatchStore:
         self,
         run_ids: Collection[str],
         decision: Decision,
-        new: bool,
         fence: ClaimRef | None,
         lineage: Lineage | None,
         commit_id: UUID,
@@ -306,12 +326,10 @@ class PostgresDispatchStore:
                 return  # written the first time; its acknowledgement was lost
             if fence is not None:
                 check_held(units.units[fence.run_id], fence, units.now)
-            runs = {run_id: RunUnit() for run_id in run_ids} if new else _read(transaction, units, run_ids, lineage)
-            written[:] = decision(runs, units.now)
+            written[:] = decision(_read(transaction, units, run_ids, lineage), units.now)
             if not written:
                 return
-            verified = self._verified(written, run_ids if new else ())
-            self._write(transaction, units, verified, commit_id, hints=_queues(written))
+            self._write(transaction, units, self._verified(written), commit_id, hints=_queues(written))
 
     def visible(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None

@@ -10,6 +10,7 @@ from typing import LiteralString, NamedTuple
 
 from squid_dagster.journal.notifier import check_queues, known_queues
 from squid_dagster.journal.postgres.connection import make_engine
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -45,8 +46,6 @@ class PostgresNotifier:
     says so.
     """
 
-    hears_commits = True  # what `DispatchStore.wakes` tells by itself
-
     def __init__(
         self, storage: PostgresStorage, listen_url: str | None = None, *, patience: Patience | None = None
     ) -> None:
@@ -61,6 +60,10 @@ class PostgresNotifier:
     def notify(self, queues: Collection[str]) -> None:
         """Say that these queues have news. Within a few milliseconds, many become one; the last is never dropped."""
         self._sender.add(Hint(self._channel, queue) for queue in known_queues(queues))
+
+    def hears(self, store: object) -> bool:
+        """Return whether a store sends its hints by itself, right behind its commits."""
+        return isinstance(store, PostgresDispatchStore)
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
         """Begin to listen, in a thread of its own; it connects, and connects again, by itself."""

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, KindPlanner, Planner, PlanRequest, Settlement
+from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.group import ask
 from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.postgres import rows
@@ -23,7 +23,7 @@ from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
-from squid_dagster.journal.postgres.settle_template import Made, Templates, Texts, values_of
+from squid_dagster.journal.postgres.settle_template import KindPlanner, Made, Templates, Texts, values_of
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import names, numbers
 from squid_dagster.journal.rounds import GroupTooLarge

@@ -6,20 +6,21 @@ there is no template, and every settlement of that kind is planned. No rule of p
 here. Pure.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement, hash_token
+from squid_dagster.journal.dispatch import ClaimRef, Completed, PlanRequest, Settlement, hash_token
 from squid_dagster.journal.postgres.stencil import EXAMPLE_TIME, OTHER_TIME, Text, pattern, spellings
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
+from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 
 _MOST = 256  # kinds that are known at a time
@@ -28,6 +29,20 @@ _RUN, _CLAIM, _TOKEN = f"run-{_MARK}", f"claim-{_MARK}", f"token-{_MARK}"
 _FIXED = (_RUN, _CLAIM, hash_token(_TOKEN), *spellings(EXAMPLE_TIME))  # what an example has instead of values
 _RESULT = "result"  # beside the names of inputs, which are told apart by what stands before them
 _OTHER: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
+
+
+@runtime_checkable
+class KindPlanner(Protocol):
+    """A planner that knows steps from whose success always the same follows, but for ids, times and values."""
+
+    def __call__(self, request: PlanRequest) -> Sequence[Fact]:
+        """Return the facts that follow, as every planner does."""
+
+    def kind_of(self, attempt: Attempt) -> Hashable | None:
+        """Return what all such attempts have in common; None if what follows depends on values, or on the run."""
+
+    def note_scheduled(self, queue: str) -> None:
+        """Note that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
 
 
 class Texts(NamedTuple):

@@ -11,12 +11,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from squid_dagster.journal.dispatch import Opening
+from squid_dagster.journal.dispatch import NewRun
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.settling import arrange
 from squid_dagster.journal.storage import check_appends
@@ -24,6 +24,8 @@ from squid_dagster.protocol.attempts import intent_content
 from squid_dagster.protocol.codec import EncodedFact, is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.run import plan_content, start_content
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
@@ -42,6 +44,35 @@ def spellings(at: datetime) -> tuple[str, str]:
     return text, f"{text.removesuffix('+00:00')}Z"
 
 
+@runtime_checkable
+class KindRun(Protocol):
+    """A new run that may begin as all of its kind do, but for its id, the time, and values, which are JSON."""
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+
+    def kind(self) -> Hashable | None:
+        """Return what all such runs have in common; None if this one differs in more than its values."""
+
+    def values(self) -> JsonObject:
+        """Return the values that it differs in, by name."""
+
+    def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+        """Return what a run of this kind writes, for any id, any values of the same names, and any time.
+
+        A value that is a text may have to be one. Pure.
+        """
+
+
+class _Opening(NamedTuple):
+    """A run of a kind, with what was asked of it."""
+
+    run: KindRun
+    kind: Hashable
+    values: JsonObject
+
+
 class Text(NamedTuple):
     """A text with holes: every second part is the name of one."""
 
@@ -58,7 +89,7 @@ class Text(NamedTuple):
 class Stencil:
     """What every new run of one kind writes."""
 
-    example: Opening  # kept, so that what its kind is known by lives as long as this does
+    example: KindRun  # kept, so that what its kind is known by lives as long as this does
     values: dict[str, str]  # holes by the names of values
     queue: str
     queue_facts: int
@@ -68,22 +99,23 @@ class Stencil:
     max_fact_bytes: int
 
     @classmethod
-    def of(cls, opening: Opening, max_fact_bytes: int) -> "Stencil | None":
-        """Cut the stencil for an opening's kind; None when runs of that kind differ in more than a stencil knows of."""
-        values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(opening.values)}
+    def of(cls, run: KindRun, max_fact_bytes: int) -> "Stencil | None":
+        """Cut the stencil for a run's kind; None when runs of that kind differ in more than a stencil knows of."""
+        own = run.values()
+        values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(own)}
         markers: dict[str, JsonValue] = {name: hole.strip('"') for name, hole in values.items()}
         # A text stays one: that may be what it has to be.
         others: dict[str, JsonValue] = {
-            name: "other" if isinstance(value, str) else _OTHER_VALUE for name, value in opening.values.items()
+            name: "other" if isinstance(value, str) else _OTHER_VALUE for name, value in own.items()
         }
         try:
-            first = _Made.of(opening, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
-            second = _Made.of(opening, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
+            first = _Made.of(run, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
+            second = _Made.of(run, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
         except (SquidError, ValidationError):
             return None
         if first is None or second is None:
             return None
-        stencil = first.cut(opening, values, max_fact_bytes)
+        stencil = first.cut(run, values, max_fact_bytes)
         return stencil if stencil.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
 
     def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
@@ -113,10 +145,10 @@ class _Made(NamedTuple):
 
     @classmethod
     def of(
-        cls, opening: Opening, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
+        cls, run: KindRun, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
     ) -> "_Made | None":
         """Make it; None when it is about more than the run itself and one queue."""
-        verified = check_appends(arrange(opening.facts(run_id, values, now)), max_fact_bytes)
+        verified = check_appends(arrange(run.facts_of(run_id, values, now)), max_fact_bytes)
         units = Units.new([run_id], now)
         units.fold(verified)
         runs, attempts, *more = units.changes()
@@ -133,12 +165,12 @@ class _Made(NamedTuple):
         ]
         return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
 
-    def cut(self, opening: Opening, values: dict[str, str], max_fact_bytes: int) -> Stencil:
+    def cut(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> Stencil:
         """Cut it where the example shows through."""
         holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
         whole, part = pattern([*holes, *self.digests]), pattern(holes)
         return Stencil(
-            opening,
+            example,
             values,
             self.queue,
             self.queue_facts,
@@ -191,27 +223,28 @@ class Stencils:
         self._max_fact_bytes = max_fact_bytes
         self._known: dict[Hashable, Stencil | None] = {}
 
-    def fill(self, openings: Sequence[Opening], now: datetime) -> NewRuns | None:
-        """Give what these runs write at that time; None when they are of several kinds, or one fits no stencil."""
-        kind = _kind(openings[0])
-        if any(_kind(each) != kind for each in openings[1:]):
+    def fill(self, runs: Sequence[NewRun], now: datetime) -> NewRuns | None:
+        """Return what these runs write at that time; None when they are of several kinds, or one fits no stencil."""
+        openings = _openings(runs)
+        kind = openings[0].kind if openings else None
+        if kind is None or any(each.kind != kind for each in openings):
             return None
         if kind not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[kind] = Stencil.of(openings[0], self._max_fact_bytes)
+            self._known[kind] = Stencil.of(openings[0].run, self._max_fact_bytes)
         stencil = self._known.get(kind)
         if stencil is None:
             return None
         filled: list[list[str]] = []
         for opening in openings:
-            lines = stencil.fill(opening.run_id, opening.values, now)
+            lines = stencil.fill(opening.run.run_id, opening.values, now)
             if lines is None:
                 return None
             filled.append(lines)
         on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
         return NewRuns(
-            [opening.run_id for opening in openings],
+            [opening.run.run_id for opening in openings],
             stencil.queue,
             stencil.queue_facts,
             stencil.run_facts,
@@ -221,5 +254,12 @@ class Stencils:
         )
 
 
-def _kind(opening: Opening) -> tuple[Hashable, ...]:
-    return opening.kind, *opening.values
+def _openings(runs: Sequence[NewRun]) -> list[_Opening]:
+    """Return the runs with their kinds; nothing if one of them has none."""
+    found: list[_Opening] = []
+    for run in runs:
+        if not isinstance(run, KindRun) or (kind := run.kind()) is None:
+            return []
+        values = run.values()
+        found.append(_Opening(run, (kind, *values), values))
+    return found

@@ -23,7 +23,7 @@ from squid_dagster.testing.simulation.storage import ProcessStorage
 if TYPE_CHECKING:
     from squid_dagster.testing.simulation.roles import Stage
 
-_WRITES = frozenset({"claim", "heartbeat", "settle", "open_runs", "decide", "release", "dead_letter_expired"})
+_WRITES = frozenset({"claim", "heartbeat", "settle", "start_runs", "decide", "release", "dead_letter_expired"})
 _KEPT = frozenset({"squid_schema", "squid_functions", "alembic_version", "journal_published"})
 _MOST = 1000
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
@@ -39,8 +39,6 @@ _SLOW_ENTRY = """INSERT INTO {schema}.journal_entries (position, thread, seq, ty
 
 class Calls:
     """An object whose methods are calls of the storage, for one process."""
-
-    wakes = False  # wakeups go through the simulation's own notifier
 
     def __init__(self, inner: Any, storage: ProcessStorage) -> None:
         """Show `inner` to the process that has this storage."""
