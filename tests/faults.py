@@ -55,7 +55,7 @@ _TABLES = (
     *("journal_entries", "journal_threads", "journal_commits", "journal_checkpoints"),
     *("runs", "attempts", "presence", "backlog"),
 )
-_NOT_READ = ("fault", "squid_schema", "squid_functions")  # the schema's version has words of its own
+_NOT_READ = ("fault", "squid_schema")  # the schema's version has words of its own
 
 
 class Faults:

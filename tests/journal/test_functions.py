@@ -5,13 +5,15 @@ from typing import NamedTuple
 
 import pytest
 
-from squid_dagster.journal.postgres import functions, migrate
+from squid_dagster.journal.postgres import functions
+from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.drift import drift
 from squid_dagster.journal.postgres.schema import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SchemaOutdated
 from tests.facts import signal
 from tests.journal.contract import THREAD, Opener, raw
+from tests.journal.released import make_released
 
 _HEAD = re.compile(r"^CREATE OR REPLACE FUNCTION \{schema\}\.(\w+)\(", re.M)
 _OLDER = "CREATE OR REPLACE FUNCTION cut() RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint'"
@@ -36,7 +38,7 @@ def test_functions_of_other_code_are_noticed_and_replaced(postgres: PostgresStor
     postgres.append(THREAD, [signal()])
     with raw(postgres) as connection:
         connection.execute(_OLDER)
-        connection.execute("UPDATE squid_functions SET digest = 'older'")
+        connection.execute("COMMENT ON FUNCTION cut IS 'older'")
     # then this code does not use them
     with pytest.raises(SchemaOutdated, match="squid db upgrade"):
         postgres.check()
@@ -47,20 +49,37 @@ def test_functions_of_other_code_are_noticed_and_replaced(postgres: PostgresStor
     assert postgres.cut() == postgres.read(THREAD)[0].position
 
 
+def test_an_upgrade_replaces_no_function_that_is_as_it_should_be(postgres: PostgresStorage) -> None:
+    # given that one function is of other code, and another one has lost its comment
+    with raw(postgres) as connection:
+        connection.execute("COMMENT ON FUNCTION cut IS 'older'")
+        connection.execute("COMMENT ON FUNCTION take_number IS NULL")
+        before = _row_versions(connection)
+        # when the schema is upgraded
+        postgres.upgrade()
+        after = _row_versions(connection)
+    # then these two were replaced
+    assert {name for name in after if after[name] != before[name]} == {"cut", "take_number"}
+
+
 def test_functions_of_a_newer_schema_are_left_alone(postgres: PostgresStorage) -> None:
     with raw(postgres) as connection:
-        connection.execute("UPDATE squid_functions SET digest = 'newer'")
+        connection.execute("COMMENT ON FUNCTION cut IS 'newer'")
         connection.execute(f"UPDATE squid_schema SET version = {CODE_VERSION + 1}")
+        before = _row_versions(connection)
         assert postgres.check() == postgres.upgrade() == CODE_VERSION + 1
-        assert connection.execute("SELECT digest FROM squid_functions").fetchone() == ("newer",)
+        assert _row_versions(connection) == before
 
 
-def test_functions_that_released_migrations_made_are_replaced(open_storage: Opener, schema: str) -> None:
+def _row_versions(connection: PgConnection) -> dict[str, str]:
+    """Return by function which transaction wrote its row in the catalog."""
+    query = "SELECT proname, xmin::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
+    return dict(connection.execute(query).fetchall())
+
+
+def test_functions_that_released_migrations_made_are_replaced(open_storage: Opener) -> None:
     # given a schema as version 5 was released
-    storage = open_storage()
-    with storage.engine.begin() as connection:
-        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
-        migrate.migrate_tables(connection, schema, "0005")
+    storage = make_released(open_storage(), 5)
     released = _signatures(storage)
     with pytest.raises(SchemaOutdated, match="at version 5"):
         storage.check()

@@ -22,7 +22,7 @@ from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.embedded.layout import Layout
 from squid_dagster.journal.embedded.locks import try_lock
-from squid_dagster.journal.postgres import migrate, transaction
+from squid_dagster.journal.postgres import migrate, migrations
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.drift import drift
 from squid_dagster.journal.postgres.schema import CODE_VERSION
@@ -30,11 +30,11 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SchemaOutdated
 from tests.facts import applied, fenced, planned, queue_paused, queued, scheduled, signal, started, terminal
 from tests.journal.contract import THREAD, Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
+from tests.journal.released import EARLIER_VERSIONS, make_released, written_by_this_code
 
 # Ten processes, forked once everything is imported: they race for the schema and not for the interpreter.
 _UPGRADE = """
 import os, sys
-from alembic import command
 from squid_dagster.journal.postgres.storage import PostgresStorage
 
 gate, start = os.pipe()
@@ -82,7 +82,6 @@ def test_ten_processes_that_upgrade_at_once_all_succeed_and_make_one_schema(
     storage = open_storage()
     with raw(storage) as connection:
         assert connection.execute("SELECT version FROM squid_schema").fetchall() == [(CODE_VERSION,)]
-        assert len(connection.execute("SELECT * FROM squid_schema_revision").fetchall()) == 1
     assert storage.append(THREAD, [signal()]) == 1
 
 
@@ -233,28 +232,46 @@ def test_the_journal_works_on_an_older_postgres_too(older: EmbeddedPostgres, ope
 # --- from every version that was released ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(1, 6))
-def test_a_journal_of_every_earlier_version_is_upgraded_and_its_open_runs_finish(
-    open_storage: Opener, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
+def test_migrations_are_numbered_from_one_to_the_version_of_this_code() -> None:
+    assert {migrations.number_of(name) for name in migrations.sources()} == set(range(1, CODE_VERSION + 1))
+
+
+def test_a_migration_that_fails_leaves_the_schema_as_it_was(
+    open_storage: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a journal of the version before, and a migration whose last statement fails
+    storage = make_released(open_storage(), CODE_VERSION - 1)
+    before = _objects(storage)
+    failing = {**migrations.sources(), f"{CODE_VERSION:04}_z": "DROP TABLE {schema}.children; SELECT 1 / 0"}
+    monkeypatch.setattr(migrations, "sources", lambda: failing)
+    # when it is upgraded
+    with pytest.raises(psycopg.errors.DivisionByZero), storage.engine.begin() as connection:
+        migrate.build(connection, storage.schema)
+    # then nothing of it was done
+    assert (_objects(storage), storage.version()) == (before, CODE_VERSION - 1)
+    # and it is upgraded when that works
+    monkeypatch.undo()
+    assert storage.upgrade() == CODE_VERSION
+    assert drift(storage) == []
+
+
+@pytest.mark.parametrize("version", EARLIER_VERSIONS)
+def test_a_claim_that_is_held_through_an_upgrade_from_any_version_is_settled_after_it(
+    open_storage: Opener, version: int
 ) -> None:
     # given a journal as that version left it: a run that waits, one that is claimed, one that has ended
-    storage = open_storage()
-    released = transaction._BEGIN_AND_LOCK.replace("lock_runs", "lock_units")
-    monkeypatch.setattr(transaction, "_BEGIN_AND_LOCK", released)
-    with storage.engine.begin() as connection:
-        connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
-        migrate.migrate_tables(connection, schema, f"{version:04}")
+    storage = make_released(open_storage(), version)
     runs = ("run-1", "run-2", "run-3")
-    for run_id in runs:
-        put(storage, signal(run_id), started(run_id), planned(run=run_id), queued(run_id), scheduled(run_id))
-    put(storage, fenced("run-3"), terminal("run-3"))
+    with written_by_this_code(storage, version):
+        for run_id in runs:
+            put(storage, signal(run_id), started(run_id), planned(run=run_id), queued(run_id), scheduled(run_id))
+        put(storage, fenced("run-3"), terminal("run-3"))
     with raw(storage) as connection:
         (claim,) = _claim_as_released(connection)
     before, cut = all_entries(storage), storage.cut()
     with pytest.raises(SchemaOutdated, match=f"at version {version}"):
         storage.check()
     # when it is upgraded
-    monkeypatch.undo()
     assert storage.upgrade() == storage.check() == CODE_VERSION
     # then it is as a new one, and no fact or view has changed
     assert drift(storage) == []

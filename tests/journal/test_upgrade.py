@@ -17,6 +17,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import signal
 from tests.journal.contract import THREAD, Opener, plain_url, raw, wait_for_a_lock
+from tests.journal.released import make_released
 from tests.journal.version5 import Worker
 
 _MINUTE = timedelta(minutes=1)
@@ -33,21 +34,13 @@ def no_deadlocks(postgres_url: str) -> Iterator[None]:
         assert connection.execute(_DEADLOCKS).fetchone() == before
 
 
-def _older(storage: PostgresStorage, version: int = 5) -> PostgresStorage:
-    """Make the journal as a version was released."""
-    with storage.engine.begin() as connection:
-        connection.exec_driver_sql(f'CREATE SCHEMA "{storage.schema}"')
-        migrate.migrate_tables(connection, storage.schema, f"{version:04}")
-    return storage
-
-
 @pytest.mark.usefixtures("no_deadlocks")
 @pytest.mark.parametrize("_time", range(2))
 def test_workers_of_the_version_before_go_on_while_the_schema_is_upgraded(
     open_storage: Opener, postgres_url: str, _time: int
 ) -> None:
     # given workers of version 5 on three queues, and a follower
-    storage = _older(open_storage())
+    storage = make_released(open_storage(), 5)
     workers = [Worker(plain_url(postgres_url), storage.schema, f"q{n % 3}") for n in range(6)]
     done, seen = threading.Event(), list[int]()
 
@@ -71,7 +64,7 @@ def test_workers_of_the_version_before_go_on_while_the_schema_is_upgraded(
             assert storage.upgrade() == CODE_VERSION
             _wait_for_work(workers)
             with raw(storage) as connection:
-                connection.execute("UPDATE squid_functions SET digest = 'older'")
+                connection.execute("COMMENT ON FUNCTION cut IS 'older'")
             assert storage.upgrade() == CODE_VERSION
             _wait_for_work(workers)
         finally:
@@ -107,7 +100,7 @@ def test_a_transaction_that_reads_and_then_writes_does_not_wait_in_a_circle_with
     open_storage: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a transaction that has read what the upgrade alters, and comes to the gate only when the upgrade has it
-    storage = _older(open_storage(), 3)
+    storage = make_released(open_storage(), 3)
     given_way = threading.Event()
     monkeypatch.setattr(table_locks, "_TABLES_SECONDS", 2.0)  # more than after which Postgres looks for circles
 
@@ -141,7 +134,7 @@ def _wait_for_a_closed_gate(storage: PostgresStorage) -> None:
 def test_an_upgrade_that_waits_for_long_names_who_is_in_the_way(
     open_storage: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage = _older(open_storage())
+    storage = make_released(open_storage(), 5)
     monkeypatch.setattr(migrate, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(table_locks, "_GATE_SECONDS", 1)
     with raw(storage, autocommit=False) as writer:
@@ -157,7 +150,7 @@ def test_an_upgrade_that_waits_for_long_names_who_is_in_the_way(
 
 def test_a_start_that_waits_while_the_schema_is_upgraded_begins_again(open_storage: Opener, postgres_url: str) -> None:
     # given a start of version 5 that waits for the gate, in the function of its time
-    storage = _older(open_storage())
+    storage = make_released(open_storage(), 5)
     worker = Worker(plain_url(postgres_url), storage.schema, "default")
     with raw(storage, autocommit=False) as upgrading:
         upgrading.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(storage.schema, "gate"),))
@@ -184,7 +177,7 @@ def test_a_call_that_takes_the_revision_of_a_queue_from_its_row_begins_again_aft
 
 
 def test_a_journal_goes_on_behind_its_old_positions(open_storage: Opener, postgres_url: str) -> None:
-    storage = _older(open_storage())
+    storage = make_released(open_storage(), 5)
     worker = Worker(plain_url(postgres_url), storage.schema, "default")
     worker.start()
     _wait_for_work([worker])

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import pytest
@@ -70,13 +69,10 @@ def damaged(
 ) -> Iterator[dict[str, Future[Findings]]]:
     """Each damage in a journal of its own, checked: some at a time, since most of a small job is waiting."""
 
-    upgrades = Lock()  # one at a time in a process: Alembic keeps what it works on in module globals
-
     def judge(schema: str, plant: Callable[[PostgresStorage], None]) -> Findings:
         storage = PostgresStorage(postgres_url, schema)
         try:
-            with upgrades:
-                storage.upgrade()
+            storage.upgrade()
             healthy(storage)
             plant(storage)
             return check(spark, storage, memory)

@@ -9,7 +9,7 @@ from squid_dagster import testing
 
 pytest_plugins = ["pytester"]
 
-HEAVY = "{'pydantic', 'sqlalchemy', 'psycopg', 'alembic', 'dagster', 'pyspark', 'squid_dagster.api'}"
+HEAVY = "{'pydantic', 'sqlalchemy', 'psycopg', 'dagster', 'pyspark', 'squid_dagster.api'}"
 
 
 def test_every_exported_name_is_there() -> None:

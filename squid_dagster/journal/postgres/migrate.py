@@ -1,15 +1,15 @@
 """Bringing a database's schema to this code's version, and telling when it does not fit."""
 
-import threading
 import time
-from typing import Any
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from squid_dagster.journal.postgres import migrations
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.functions import apply_functions, digest
-from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number
+from squid_dagster.journal.postgres.functions import COMMENTS, apply_functions, comments_arguments, digests
+from squid_dagster.journal.postgres.schema import CODE_VERSION, DEFAULT_SCHEMA, JOURNAL, VIEWS, lock_number, statement
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
@@ -22,7 +22,6 @@ from squid_dagster.protocol.errors import (
 
 logger = redacting_logger(__name__)
 
-_ALEMBIC = threading.Lock()  # it keeps the migration that is under way in globals
 _PATIENCE_SECONDS = 60.0  # for all tries together
 _PAUSE_SECONDS = 0.2  # in which others go on
 
@@ -31,7 +30,30 @@ _ALTERED: dict[int, tuple[str, ...]] = {
     4: ("journal_entries", "journal_threads"),
     6: ("journal_positions",),
     7: ("attempts", "children"),
+    8: ("squid_functions", "squid_schema_revision"),
 }
+
+# pg_class_relname_nsp_index; with the columns of the one table whose columns we go by
+_RELATIONS: LiteralString = """SELECT c.relname, CASE WHEN c.relname = 'squid_schema' THEN ARRAY(
+           SELECT a.attname::text FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) END
+      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE n.nspname = %s AND c.relname = ANY (%s)"""
+# As of one instant, so that an upgrade meanwhile is seen whole.
+_FOUND: LiteralString = "SELECT s.version, s.oldest_code, (" + COMMENTS + ") FROM {schema}.squid_schema s"  # noqa: S608
+
+
+class _Found(NamedTuple):
+    """What a schema says of itself."""
+
+    version: int
+    oldest_code: int
+    functions: dict[str, str | None]
+
+    @property
+    def has_other_functions(self) -> bool:
+        """Whether a schema of this code's version has functions of other code; those of newer schemas are newer."""
+        return self.version == CODE_VERSION and self.functions != digests()
 
 
 def upgrade(engine: Engine, schema: str) -> int:
@@ -45,29 +67,26 @@ def upgrade(engine: Engine, schema: str) -> int:
         StorageRefused: the database cannot hold text as UTF-8; nothing was changed.
     """
     began, found = time.monotonic(), None
-    with _ALEMBIC:
-        while True:
-            try:
-                with engine.begin() as connection:
-                    _check_encoding(connection)
-                    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # another upgrade may take its time
-                    connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
-                    found = _version(connection, schema)
-                    _bring_up_to_date(connection, schema, found)
-                    return _checked(connection, schema)
-            except psycopg.errors.LockNotAvailable:
-                _give_way(engine, schema, found or 0, time.monotonic() - began)
+    while True:
+        try:
+            with engine.begin() as connection:
+                _check_encoding(connection)
+                connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # another upgrade may take its time
+                connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
+                found = _look(connection, schema)
+                _bring_up_to_date(connection, schema, found)
+                return _checked(connection, schema)
+        except psycopg.errors.LockNotAvailable:
+            _give_way(engine, schema, found.version if found else 0, time.monotonic() - began)
 
 
-def _bring_up_to_date(connection: Connection, schema: str, found: int | None) -> None:
-    if found is not None and found >= CODE_VERSION and not _has_other_functions(connection, schema, found):
-        return
+def _bring_up_to_date(connection: Connection, schema: str, found: _Found | None) -> None:
     if found is not None:
-        import alembic.command  # noqa: F401  before others have to wait
-
+        if found.version >= CODE_VERSION and not found.has_other_functions:
+            return
         driver = _driver(connection)
         close_gate(driver, schema)
-        lock_tables(driver, schema, _altered_after(found))
+        lock_tables(driver, schema, _altered_after(found.version))
     elif not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
         connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
     build(connection, schema)
@@ -98,22 +117,10 @@ def _driver(connection: Connection) -> PgConnection:
 
 
 def build(connection: Connection, schema: str) -> None:
-    """Run the migrations that a schema lacks and replace its functions, in the open transaction."""
-    if _version(connection, schema) != CODE_VERSION:
-        migrate_tables(connection, schema)
-    apply_functions(_driver(connection), schema)
-
-
-def migrate_tables(connection: Connection, schema: str, upto: str = "head") -> None:
-    """Run the numbered migrations that a schema lacks, in the open transaction."""
-    # Here, because most processes find their schema up to date and need no Alembic.
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", "squid_dagster.journal.postgres:migrations")
-    config.attributes.update(connection=connection, schema=schema)
-    command.upgrade(config, upto)
+    """Execute the migrations that a schema lacks and replace functions of other code, in the open transaction."""
+    found, driver = _look(connection, schema), _driver(connection)
+    migrations.run(driver, schema, after=found.version if found else 0, upto=CODE_VERSION)
+    apply_functions(driver, schema)
 
 
 def check(engine: Engine, schema: str) -> int:
@@ -136,7 +143,8 @@ def version(engine: Engine, schema: str) -> int | None:
         ForeignSchema: tables of our names are there that are not ours.
     """
     with engine.connect() as connection:
-        return _version(connection, schema)
+        found = _look(connection, schema)
+        return found.version if found else None
 
 
 def missing(schema: str) -> SchemaOutdated:
@@ -149,67 +157,53 @@ def _remedy(schema: str) -> str:
 
 
 def _check_encoding(connection: Connection) -> None:
-    """Raise `StorageRefused` for a database that cannot hold every text."""
-    encoding, database = connection.execute(text("SELECT getdatabaseencoding(), current_database()")).one()
+    """Raise `StorageRefused` for a database that cannot hold every text; the server said which it is on connecting."""
+    info = _driver(connection).info
+    encoding = info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise StorageRefused(
-            f"database {database!r} has the encoding {encoding}, which cannot hold every text: create one with "
+            f"database {info.dbname!r} has the encoding {encoding}, which cannot hold every text: create one with "
             "CREATE DATABASE <name> ENCODING 'UTF8' TEMPLATE template0, and name that one in the URL"
         )
 
 
 def _checked(connection: Connection, schema: str) -> int:
     _check_encoding(connection)
-    version = _version(connection, schema)
-    if version is None:
+    found = _look(connection, schema)
+    if found is None:
         raise missing(schema)
-    if version < CODE_VERSION:
+    if found.version < CODE_VERSION:
         raise SchemaOutdated(
-            f"schema {schema!r} is at version {version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
+            f"schema {schema!r} is at version {found.version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
         )
-    if _has_other_functions(connection, schema, version):
+    if found.has_other_functions:
         raise SchemaOutdated(
             f"the functions of schema {schema!r} are not those of this code: run `{_remedy(schema)}` to replace them"
         )
-    oldest = connection.exec_driver_sql(f'SELECT oldest_code FROM "{schema}".squid_schema').scalar_one()  # noqa: S608
-    if oldest > CODE_VERSION:
+    if found.oldest_code > CODE_VERSION:
         raise SchemaTooNew(
-            f"schema {schema!r} is at version {version} and needs code of version {oldest} or newer, "
+            f"schema {schema!r} is at version {found.version} and needs code of version {found.oldest_code} or newer, "
             f"this is {CODE_VERSION}: upgrade squid-dagster"
         )
-    return version
+    return found.version
 
 
-def _has_other_functions(connection: Connection, schema: str, version: int) -> bool:
-    """Return whether a schema of this code's version has functions of other code; those of newer schemas are newer."""
-    if version != CODE_VERSION:
-        return False
-    found = connection.exec_driver_sql(f'SELECT digest FROM "{schema}".squid_functions').scalar_one_or_none()  # noqa: S608
-    return found != digest()
-
-
-def _version(connection: Connection, schema: str) -> int | None:
-    names = set(
-        connection.scalars(
-            text("SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = :s"),
-            {"s": schema},
-        )
-    )
-    foreign = sorted(names.intersection((*JOURNAL, *VIEWS)))
-    if "squid_schema" in names:
+def _look(connection: Connection, schema: str) -> _Found | None:
+    """Return what a schema says of itself; None where there is no journal. Raises `ForeignSchema`."""
+    driver = _driver(connection)
+    names = ["squid_schema", *JOURNAL, *VIEWS]
+    columns: dict[str, list[str]] = dict(driver.execute(_RELATIONS, (schema, names)).fetchall())
+    foreign = sorted(columns)
+    if "squid_schema" in columns:
         foreign = ["squid_schema"]
-        if _columns(connection, schema, "squid_schema") == {"version", "oldest_code"}:
-            row = connection.exec_driver_sql(f'SELECT version FROM "{schema}".squid_schema').one_or_none()  # noqa: S608
-            if row is not None:
-                return int(row[0])
+        if set(columns["squid_schema"]) == {"version", "oldest_code"}:
+            rows = driver.execute(statement(_FOUND, schema), comments_arguments(schema)).fetchall()
+            if len(rows) == 1:
+                version, oldest_code, functions = rows[0]
+                return _Found(version, oldest_code, functions or {})
     if foreign:
         raise ForeignSchema(
             f"schema {schema!r} holds {', '.join(foreign)}, but not written by us: "
             "choose another schema name (SQUID_SCHEMA)"
         )
     return None
-
-
-def _columns(connection: Connection, schema: str, table: str) -> set[str]:
-    found = text("SELECT column_name FROM information_schema.columns WHERE table_schema = :s AND table_name = :t")
-    return set(connection.scalars(found, {"s": schema, "t": table}))

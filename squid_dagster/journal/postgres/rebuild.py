@@ -14,9 +14,10 @@ from psycopg import sql
 
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
+from squid_dagster.journal.postgres.migrations import views_sql
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.refold import ViewRows, forget_loose, forget_runs, rows_of_runs
-from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement, views_sql
+from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables

@@ -1,9 +1,8 @@
-"""The names in the database: the schema, its advisory locks, and the SQL files rendered for it."""
+"""The names in the database: the schema, its advisory locks, and statements rendered for them."""
 
 import re
 import zlib
 from functools import cache
-from importlib.resources import files
 from typing import LiteralString
 
 from psycopg import sql
@@ -11,7 +10,7 @@ from psycopg import sql
 from squid_dagster.protocol.errors import InvalidArgument
 
 DEFAULT_SCHEMA = "squid"
-CODE_VERSION = 7  # the schema version that this code was written for
+CODE_VERSION = 8  # the schema version that this code was written for
 VIEWS = ("runs", "attempts", "children", "queues", "anomalies")
 JOURNAL = (
     "journal_positions",
@@ -22,7 +21,6 @@ JOURNAL = (
     "journal_checkpoints",
     "journal_published",
 )
-_VIEWS_SQL = ("0001_views", "0007_indexes")  # together, the newest definition of the views
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}\Z")
 
 
@@ -40,13 +38,6 @@ def lock_number(schema: str, purpose: str) -> int:
     """Give the number of an advisory lock: the same in every process, and another one for every schema and purpose."""
     number = zlib.crc32(f"squid:{schema}:{purpose}".encode())
     return number - 2**32 if number >= 2**31 else number
-
-
-@cache
-def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
-    """Read one SQL file of the migrations and fill in the schema's names."""
-    text = files("squid_dagster.journal.postgres.migrations").joinpath("sql", f"{name}.sql").read_text("utf-8")
-    return fill_in(text, schema, suffix)
 
 
 def fill_in(text: LiteralString, schema: str, suffix: str = "") -> sql.Composed:
@@ -68,8 +59,3 @@ def statement(text: LiteralString, schema: str, suffix: LiteralString = "") -> b
     Rendered once: composing a statement anew for every call costs more than parsing its answer.
     """
     return sql.SQL(text).format(schema=sql.Identifier(schema), suffix=sql.SQL(suffix)).as_bytes(None)
-
-
-def views_sql(schema: str, suffix: str = "") -> sql.Composed:
-    """Give the statements that create the live views, or their shadows."""
-    return sql.Composed([render(name, schema, suffix) for name in _VIEWS_SQL])

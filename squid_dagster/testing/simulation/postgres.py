@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from squid_dagster.testing.simulation.roles import Stage
 
 _WRITES = frozenset({"claim", "heartbeat", "settle", "start_runs", "decide", "release", "dead_letter_expired"})
-_KEPT = frozenset({"squid_schema", "squid_functions", "alembic_version", "journal_published"})
+_KEPT = frozenset({"squid_schema", "journal_published"})
 _MOST = 1000
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
 _SLOW = "squid:dispatch:slow"

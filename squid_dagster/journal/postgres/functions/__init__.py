@@ -3,18 +3,27 @@
 A migration that was released still creates the functions of its time; these take their place. A file holds one
 `CREATE OR REPLACE FUNCTION`, preceded by `DROP FUNCTION IF EXISTS` where a signature went away. Code of every version
 down to `squid_schema.oldest_code` calls these, so that a signature goes away when no such code calls it any more.
+
+The comment on a function is the digest of its file, so that an upgrade replaces those that differ, and no others.
 """
 
 import hashlib
 from functools import cache
 from importlib.resources import files
+from typing import LiteralString
 
 from psycopg import sql
 
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.schema import fill_in, statement
+from squid_dagster.journal.postgres.schema import fill_in
 
-_SET_DIGEST = "UPDATE {schema}.squid_functions SET digest = %s"
+# pg_proc_proname_args_nsp_index, pg_description_o_c_o_index
+COMMENTS: LiteralString = """SELECT json_object_agg(p.proname, d.description)
+      FROM pg_catalog.pg_proc p
+      LEFT JOIN pg_catalog.pg_description d
+        ON d.objoid = p.oid AND d.classoid = 'pg_catalog.pg_proc'::regclass AND d.objsubid = 0
+     WHERE p.proname = ANY (%(names)s) AND p.pronamespace = to_regnamespace(%(schema)s)"""
+_COMMENT: LiteralString = "COMMENT ON FUNCTION {} IS {}"
 
 
 @cache
@@ -27,18 +36,20 @@ def sources() -> dict[str, str]:
 
 
 @cache
-def digest() -> str:
-    """Return what tells these functions from those of other code."""
-    return hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sources().items()).encode()).hexdigest()
+def digests() -> dict[str, str]:
+    """Return by name what tells each function from that of other code."""
+    return {name: f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" for name, text in sources().items()}
 
 
-def render_function(name: str, schema: str) -> sql.Composed:
-    """Return the statements that make one function in a schema."""
-    return fill_in(sources()[name], schema)
+def comments_arguments(schema: str) -> dict[str, object]:
+    """Return what `COMMENTS` asks for, of the functions that have a file."""
+    return {"names": list(sources()), "schema": schema}
 
 
 def apply_functions(connection: PgConnection, schema: str) -> None:
-    """Create or replace every function, in the open transaction, and record their digest."""
-    for name in sources():
-        connection.execute(render_function(name, schema))
-    connection.execute(statement(_SET_DIGEST, schema), (digest(),))
+    """Create or replace every function that is not the one of its file, in the open transaction."""
+    (there,) = connection.execute(COMMENTS, comments_arguments(schema)).fetchone() or (None,)
+    for name, digest in digests().items():
+        if (there or {}).get(name) != digest:
+            connection.execute(fill_in(sources()[name], schema))
+            connection.execute(sql.SQL(_COMMENT).format(sql.Identifier(schema, name), sql.Literal(digest)))

@@ -1,1 +1,0 @@
-"""One module per step, in order. A step that was released is never edited."""
