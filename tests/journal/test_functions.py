@@ -1,6 +1,7 @@
 """SQL functions: one file each in their current state, replaced by every upgrade that finds other ones."""
 
 import re
+from importlib.resources import files
 from typing import NamedTuple
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from squid_dagster.journal.postgres import functions
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.drift import drift
+from squid_dagster.journal.postgres.rows import ATTEMPT_COLUMNS, RUN_COLUMNS
 from squid_dagster.journal.postgres.schema import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SchemaOutdated
@@ -31,6 +33,22 @@ def test_every_function_of_the_schema_has_its_file(postgres: PostgresStorage) ->
             "SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace(%s)", (postgres.schema,)
         ).fetchall()
     assert sorted(name for (name,) in found) == sorted(functions.sources())
+
+
+@pytest.mark.parametrize(("table", "columns"), [("runs", RUN_COLUMNS), ("attempts", ATTEMPT_COLUMNS)])
+def test_rows_have_the_columns_of_their_table(postgres: PostgresStorage, table: str, columns: tuple[str, ...]) -> None:
+    with raw(postgres) as connection:
+        found = connection.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+            (table,),
+        ).fetchall()
+    assert sorted(columns) == sorted(name for (name,) in found)
+
+
+def test_no_function_of_this_code_names_the_columns_of_a_row_one_by_one() -> None:
+    for name in ("append_entries", "settle_runs", "start_runs"):
+        text = files(functions).joinpath(f"{name}.sql").read_text("utf-8")
+        assert "definition_fingerprint" not in text
 
 
 def test_functions_of_other_code_are_noticed_and_replaced(postgres: PostgresStorage) -> None:

@@ -143,11 +143,12 @@ def _scheduled_row(attempt: Attempt, stopped: bool) -> Row:
     }
 
 
-_UNSCHEDULED: Row = dict.fromkeys(
-    """run_id runnable_key idempotency_key attempt_number queue step input visible_at rank max_deliveries definition
-    workflow definition_version definition_fingerprint intent_digest position last_at status claim_id claim_token_hash
-    owner_id lease_until deliveries fencing_token outcome_digest settled_at wakeup_emitted due_at""".split()  # noqa: SIM905
-)
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_EXAMPLE = Attempt("", "", "", 1, "", "", None, _EPOCH, 0, 1, None, None, None, "", 0, _EPOCH)
+_UNSCHEDULED: Row = dict.fromkeys(_scheduled_row(_EXAMPLE, stopped=False))
+# The columns of both tables, as everybody has them who names them one by one.
+RUN_COLUMNS = tuple(run_row("", RunUnit.fold([]), 0))
+ATTEMPT_COLUMNS = tuple(new_attempt_row(_EXAMPLE, ""))
 _ATTEMPT_TIMES = ("visible_at", "last_at", "lease_until", "settled_at", "due_at")
 
 

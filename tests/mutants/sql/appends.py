@@ -26,6 +26,15 @@ REVISION, TAKE_STALE = function("revision_of"), function("take_positions")
 DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
 STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
 
+# Where lists of columns are filled in: what a row that is there takes from the new one.
+COLUMNS, EXCLUDED = "journal/postgres/functions/__init__.py", 'f"EXCLUDED.{name}" for name in values'
+
+
+def kept(table: str, column: str) -> str:
+    """Return what fills in the lists so that rows of a table keep what they have in a column."""
+    return f'("{table}." if name == "{column}" and table in "{table}" else "EXCLUDED.") + name for name in values'
+
+
 _APPEND_ENTRIES = (
     # --- expected revisions and new threads
     Mutant("any revision will do", APPEND, "WHERE p_expected[i] <> v_revs[i]", "WHERE false", (COMMITS,)),
@@ -53,24 +62,24 @@ _APPEND_ENTRIES = (
     Mutant("a receipt names the revisions before", APPEND, "json_object_agg(p_threads[i], v_revs[i] + p_counts[i])", "json_object_agg(p_threads[i], v_revs[i])", (COMMITS,)),
     # --- rows of the views
     Mutant("the end of a run leaves its attempts", APPEND, "DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);", "NULL;", (VIEW_RULES, PLANNING)),
-    Mutant("a run has no position", APPEND, "CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END", "r.position", (VIEW_HISTORIES,)),
+    Mutant("a run has no position", APPEND, "SELECT run_id, CASE WHEN position < 0 THEN v_base - position ELSE position END", "SELECT run_id, position", (VIEW_HISTORIES,)),
     # The position of a run that is there is not updated: the caller sends the one that it has read.
-    Mutant("a run keeps its status", APPEND, "EXCLUDED.status, EXCLUDED.workflow", "runs.status, EXCLUDED.workflow", (VIEW_RULES,)),
-    Mutant("a run that ended is not fenced", APPEND, "EXCLUDED.fenced,", "runs.fenced,", (VIEW_RULES,)),
-    Mutant("a quarantined run goes on", APPEND, "EXCLUDED.quarantined,", "runs.quarantined,", (VIEW_RULES,)),
-    Mutant("an end without its fence goes unnoticed", APPEND, "EXCLUDED.unfenced,", "runs.unfenced,", (VIEW_RULES,)),
-    Mutant("a run does not know its children", APPEND, "EXCLUDED.has_children,", "runs.has_children,", (VIEW_HISTORIES,)),
-    Mutant("a run keeps its number of visits", APPEND, "EXCLUDED.applied_visits,", "runs.applied_visits,", (VIEW_RULES,)),
-    Mutant("an attempt has no position", APPEND, "CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END", "a.position", (VIEW_HISTORIES,)),
-    Mutant("an attempt keeps its status", APPEND, "EXCLUDED.last_at, EXCLUDED.status,", "EXCLUDED.last_at, attempts.status,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its lease", APPEND, "EXCLUDED.lease_until,", "attempts.lease_until,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its claim", APPEND, "EXCLUDED.claim_id,", "attempts.claim_id,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its token", APPEND, "EXCLUDED.claim_token_hash,", "attempts.claim_token_hash,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its deliveries", APPEND, "EXCLUDED.deliveries,", "attempts.deliveries,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its fencing token", APPEND, "EXCLUDED.fencing_token,", "attempts.fencing_token,", (VIEW_RULES,)),
-    Mutant("an attempt stays due", APPEND, "EXCLUDED.due_at,", "attempts.due_at,", (VIEW_RULES,)),
-    Mutant("an attempt keeps its outcome", APPEND, "EXCLUDED.outcome_digest,", "attempts.outcome_digest,", (VIEW_RULES,)),
-    Mutant("an attempt is never applied", APPEND, "EXCLUDED.applied_digest)", "attempts.applied_digest)", (VIEW_RULES, PLANNING)),
+    Mutant("a run that is there keeps its row", APPEND, "DO UPDATE SET ({run_columns}) = ({run_excluded})", "DO NOTHING", (VIEW_RULES,)),
+    Mutant("a run that ended is not fenced", COLUMNS, EXCLUDED, kept("runs", "fenced"), (VIEW_RULES,)),
+    Mutant("a quarantined run goes on", COLUMNS, EXCLUDED, kept("runs", "quarantined"), (VIEW_RULES,)),
+    Mutant("an end without its fence goes unnoticed", COLUMNS, EXCLUDED, kept("runs", "unfenced"), (VIEW_RULES,)),
+    Mutant("a run does not know its children", COLUMNS, EXCLUDED, kept("runs", "has_children"), (VIEW_HISTORIES,)),
+    Mutant("a run keeps its number of visits", COLUMNS, EXCLUDED, kept("runs", "applied_visits"), (VIEW_RULES,)),
+    Mutant("an attempt has no position", APPEND, "SELECT run_id, runnable_key, CASE WHEN position < 0 THEN v_base - position ELSE position END", "SELECT run_id, runnable_key, position", (VIEW_HISTORIES,)),
+    Mutant("an attempt that is there keeps its row", APPEND, "DO UPDATE SET (position, {attempt_columns}) = (EXCLUDED.position, {attempt_excluded})", "DO NOTHING", (VIEW_RULES,)),
+    Mutant("an attempt keeps its lease", COLUMNS, EXCLUDED, kept("attempts", "lease_until"), (VIEW_RULES,)),
+    Mutant("an attempt keeps its claim", COLUMNS, EXCLUDED, kept("attempts", "claim_id"), (VIEW_RULES,)),
+    Mutant("an attempt keeps its token", COLUMNS, EXCLUDED, kept("attempts", "claim_token_hash"), (VIEW_RULES,)),
+    Mutant("an attempt keeps its deliveries", COLUMNS, EXCLUDED, kept("attempts", "deliveries"), (VIEW_RULES,)),
+    Mutant("an attempt keeps its fencing token", COLUMNS, EXCLUDED, kept("attempts", "fencing_token"), (VIEW_RULES,)),
+    Mutant("an attempt stays due", COLUMNS, EXCLUDED, kept("attempts", "due_at"), (VIEW_RULES,)),
+    Mutant("an attempt keeps its outcome", COLUMNS, EXCLUDED, kept("attempts", "outcome_digest"), (VIEW_RULES,)),
+    Mutant("an attempt is never applied", COLUMNS, EXCLUDED, kept("attempts", "applied_digest"), (VIEW_RULES, PLANNING)),
     Mutant("children are not recorded", APPEND, "IF p_children IS NOT NULL THEN", "IF false THEN", (VIEW_RULES, COMMITS)),
     Mutant("a resumed queue stays paused", APPEND, "SET paused = EXCLUDED.paused", "SET paused = queues.paused", (VIEW_RULES,)),
     Mutant("a queue is never paused", APPEND, "IF p_queues IS NOT NULL THEN", "IF false THEN", (VIEW_RULES,)),

@@ -72,9 +72,7 @@ SETTLEMENT_MUTANTS = (
     Mutant("a digest is of another number", FILE, "entry_digest(p.thread, p.seq,", "entry_digest(p.thread, p.position,", (FAST,)),
     Mutant("an entry is of another time", FILE, "p.type, p_runs[p.m], p_at, p.data,\n", "p.type, p_runs[p.m], clock_timestamp(), p.data,\n", (FAST,)),
     # --- rows
-    Mutant("a new attempt has no position", FILE, "a.intent_digest, p.position, a.last_at", "a.intent_digest, a.position, a.last_at", (FAST,)),
-    Mutant("a new attempt is due at another time", FILE, "a.wakeup_emitted, a.due_at,", "a.wakeup_emitted, a.due_at + interval '1 day',", (FAST,)),
-    Mutant("a new attempt is not planned", FILE, "a.planned_digest, a.applied_digest\n", "NULL, a.applied_digest\n", (FAST,)),
+    Mutant("a new attempt has no position", FILE, "a.runnable_key, p.position, {attempt_columns}", "a.runnable_key, a.position, {attempt_columns}", (FAST,)),
     Mutant("new attempts have no row", FILE, "WHERE p.row IS NOT NULL ORDER BY p.position", "WHERE false ORDER BY p.position", (FAST,)),
     Mutant("a settled attempt stays claimed", FILE, "SET status = 'completed', input = NULL,", "SET input = NULL,", (FAST,)),
     Mutant("a settled attempt keeps its input", FILE, "SET status = 'completed', input = NULL,", "SET status = 'completed',", (FAST,)),

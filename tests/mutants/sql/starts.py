@@ -33,7 +33,6 @@ START_MUTANTS = (
     Mutant("all runs have the position of the first", FILE, "v_base + (r.ordinality - 1) * p_queue_facts - r.position", "v_base - r.position", (STENCILS,)),
     Mutant("attempts of all runs have positions of the first", FILE, "v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position", "v_base - a.position", (STENCILS,)),
     Mutant("each attempt has the position of a run of its own", FILE, "(a.ordinality - 1) / v_attempts * p_queue_facts", "(a.ordinality - 1) * p_queue_facts", (STENCILS,)),
-    Mutant("an attempt is due at another time", FILE, "a.wakeup_emitted, a.due_at,", "a.wakeup_emitted, a.due_at + interval '1 day',", (STENCILS,)),
     Mutant("a start has no receipt", FILE, "SELECT p_commit, json_object_agg", "SELECT gen_random_uuid(), json_object_agg", (STENCILS,)),
     Mutant("the receipt leaves out the runs", FILE, "\n             UNION ALL\n            SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id) t", ") t", (STENCILS,)),
     Mutant("the receipt names the revision before", FILE, "v_thread AS id, v_rev AS rev", "v_thread AS id, v_rev - 1 AS rev", (STENCILS,)),

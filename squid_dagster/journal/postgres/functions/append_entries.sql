@@ -60,47 +60,17 @@ BEGIN
         DELETE FROM {schema}.attempts WHERE run_id = ANY (p_ended);
     END IF;
     IF p_runs IS NOT NULL THEN
-        INSERT INTO {schema}.runs
-        SELECT r.run_id, CASE WHEN r.position < 0 THEN v_base - r.position ELSE r.position END, r.status,
-               r.workflow, r.trigger, r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id,
-               r.replayed_from_run_id, r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state,
-               r.terminal_status, r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed,
-               r.cataloged, r.unfenced, r.has_children, r.window_start
-          FROM json_populate_recordset(NULL::{schema}.runs, p_runs) r
-            ON CONFLICT (run_id) DO UPDATE SET (
-               status, workflow, trigger, queue, definition_version, definition_fingerprint, parent_run_id,
-               replayed_from_run_id, started_at, start_digest, planned_visits, applied_visits, manual_state,
-               terminal_status, terminal_digest, ended_at, fenced, quarantine, quarantined, indexed, cataloged,
-               unfenced, has_children, window_start
-               ) = (
-               EXCLUDED.status, EXCLUDED.workflow, EXCLUDED.trigger, EXCLUDED.queue, EXCLUDED.definition_version,
-               EXCLUDED.definition_fingerprint, EXCLUDED.parent_run_id, EXCLUDED.replayed_from_run_id,
-               EXCLUDED.started_at, EXCLUDED.start_digest, EXCLUDED.planned_visits, EXCLUDED.applied_visits,
-               EXCLUDED.manual_state, EXCLUDED.terminal_status, EXCLUDED.terminal_digest, EXCLUDED.ended_at,
-               EXCLUDED.fenced, EXCLUDED.quarantine, EXCLUDED.quarantined, EXCLUDED.indexed, EXCLUDED.cataloged,
-               EXCLUDED.unfenced, EXCLUDED.has_children, EXCLUDED.window_start);
+        INSERT INTO {schema}.runs (run_id, position, {run_columns})
+        SELECT run_id, CASE WHEN position < 0 THEN v_base - position ELSE position END, {run_columns}
+          FROM json_populate_recordset(NULL::{schema}.runs, p_runs)
+            ON CONFLICT (run_id) DO UPDATE SET ({run_columns}) = ({run_excluded});
     END IF;
     IF p_attempts IS NOT NULL THEN
-        INSERT INTO {schema}.attempts
-        SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
-               a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
-               a.intent_digest, CASE WHEN a.position < 0 THEN v_base - a.position ELSE a.position END, a.last_at,
-               a.status, a.claim_id, a.claim_token_hash, a.owner_id, a.lease_until, a.deliveries, a.fencing_token,
-               a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at, a.planned_digest, a.applied_digest
-          FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts) a
-            ON CONFLICT (run_id, runnable_key) DO UPDATE SET (
-               idempotency_key, attempt_number, queue, step, input, visible_at, rank, max_deliveries, definition,
-               workflow, definition_version, definition_fingerprint, intent_digest, position, last_at, status, claim_id,
-               claim_token_hash, owner_id, lease_until, deliveries, fencing_token, outcome_digest, settled_at,
-               wakeup_emitted, due_at, planned_digest, applied_digest
-               ) = (
-               EXCLUDED.idempotency_key, EXCLUDED.attempt_number, EXCLUDED.queue, EXCLUDED.step, EXCLUDED.input,
-               EXCLUDED.visible_at, EXCLUDED.rank, EXCLUDED.max_deliveries, EXCLUDED.definition, EXCLUDED.workflow,
-               EXCLUDED.definition_version, EXCLUDED.definition_fingerprint, EXCLUDED.intent_digest, EXCLUDED.position,
-               EXCLUDED.last_at, EXCLUDED.status, EXCLUDED.claim_id, EXCLUDED.claim_token_hash, EXCLUDED.owner_id,
-               EXCLUDED.lease_until, EXCLUDED.deliveries, EXCLUDED.fencing_token, EXCLUDED.outcome_digest,
-               EXCLUDED.settled_at, EXCLUDED.wakeup_emitted, EXCLUDED.due_at, EXCLUDED.planned_digest,
-               EXCLUDED.applied_digest);
+        INSERT INTO {schema}.attempts (run_id, runnable_key, position, {attempt_columns})
+        SELECT run_id, runnable_key, CASE WHEN position < 0 THEN v_base - position ELSE position END, {attempt_columns}
+          FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts)
+            ON CONFLICT (run_id, runnable_key)
+            DO UPDATE SET (position, {attempt_columns}) = (EXCLUDED.position, {attempt_excluded});
     END IF;
     IF p_children IS NOT NULL THEN
         INSERT INTO {schema}.children

@@ -109,12 +109,8 @@ BEGIN
                {schema}.entry_digest(p.thread, p.seq, p.type, p_runs[p.m], p_at, p.data)
           FROM placed p ORDER BY p.position
     ), attempts AS (
-        INSERT INTO {schema}.attempts
-        SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
-               a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
-               a.intent_digest, p.position, a.last_at, a.status, a.claim_id, a.claim_token_hash, a.owner_id,
-               a.lease_until, a.deliveries, a.fencing_token, a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at,
-               a.planned_digest, a.applied_digest
+        INSERT INTO {schema}.attempts (run_id, runnable_key, position, {attempt_columns})
+        SELECT a.run_id, a.runnable_key, p.position, {attempt_columns}
           FROM placed p CROSS JOIN LATERAL json_populate_record(NULL::{schema}.attempts, p.row) a
          WHERE p.row IS NOT NULL ORDER BY p.position
     )

@@ -70,22 +70,13 @@ BEGIN
                        WITH ORDINALITY AS n (k, type, run_id, data, ord) OFFSET 0) e
          ORDER BY e.ord
     ), runs AS (
-        INSERT INTO {schema}.runs
-        SELECT r.run_id, v_base + (r.ordinality - 1) * p_queue_facts - r.position, r.status, r.workflow, r.trigger,
-               r.queue, r.definition_version, r.definition_fingerprint, r.parent_run_id, r.replayed_from_run_id,
-               r.started_at, r.start_digest, r.planned_visits, r.applied_visits, r.manual_state, r.terminal_status,
-               r.terminal_digest, r.ended_at, r.fenced, r.quarantine, r.quarantined, r.indexed, r.cataloged, r.unfenced,
-               r.has_children, r.window_start
+        INSERT INTO {schema}.runs (run_id, position, {run_columns})
+        SELECT r.run_id, v_base + (r.ordinality - 1) * p_queue_facts - r.position, {run_columns}
           FROM json_populate_recordset(NULL::{schema}.runs, p_rows) WITH ORDINALITY r
     ), attempts AS (
-        INSERT INTO {schema}.attempts
-        SELECT a.run_id, a.runnable_key, a.idempotency_key, a.attempt_number, a.queue, a.step, a.input, a.visible_at,
-               a.rank, a.max_deliveries, a.definition, a.workflow, a.definition_version, a.definition_fingerprint,
-               a.intent_digest,
-               v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position,
-               a.last_at, a.status, a.claim_id, a.claim_token_hash, a.owner_id, a.lease_until, a.deliveries,
-               a.fencing_token, a.outcome_digest, a.settled_at, a.wakeup_emitted, a.due_at, a.planned_digest,
-               a.applied_digest
+        INSERT INTO {schema}.attempts (run_id, runnable_key, position, {attempt_columns})
+        SELECT a.run_id, a.runnable_key, v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position,
+               {attempt_columns}
           FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts) WITH ORDINALITY a
     )
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
