@@ -1,27 +1,32 @@
 """Ours, driven by the orders of the comparison in `bench.peers`; runs in the project's own environment.
 
 Nothing is switched off: every fact is journalled, leases are held and kept alive, all views are up to date. The setting
-is one worker process with as many steps at a time as `concurrency` says; starts in bulk are calls of `start_many`.
+is one worker process with as many steps at a time as `concurrency` says, or several of these; starts in bulk are calls
+of `start_many`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from threading import Thread
 
 from pydantic import BaseModel
 
-from bench.peers.wire import WARM_UP, Countdown, Order, Stopwatch, asked, obey, say
+from bench.peers.wire import CHAIN, WARM_UP, WIDTH, Countdown, Order, Stopwatch, asked, obey, say
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.workflow import Workflow
+from squid_dagster.workflow import StepContext, Workflow
 
 SCHEMA = "squid"
 QUEUE = "default"
-WORKFLOWS = {1: "one_step", 3: "three_steps"}
 
 
 class Job(BaseModel):
     """What every system gets as the input of a job."""
 
     n: int
+
+
+def _nothing() -> None:
+    """Handle nothing."""
 
 
 def prepare(order: Order) -> None:
@@ -35,10 +40,10 @@ def single(order: Order) -> None:
     """Start one run after another."""
     with _connect(order, _nothing) as squid:
         for n in range(WARM_UP):
-            squid.start(WORKFLOWS[order.steps], {"n": n})
+            squid.start(order.workflow, {"n": n})
         with Stopwatch(order.count):
             for n in range(order.count):
-                squid.start(WORKFLOWS[order.steps], {"n": n})
+                squid.start(order.workflow, {"n": n})
 
 
 def bulk(order: Order) -> None:
@@ -47,14 +52,25 @@ def bulk(order: Order) -> None:
     with _connect(order, _nothing) as squid, Stopwatch(order.count):
         for start in range(0, order.count, chunk):
             payloads = [{"n": n} for n in range(start, min(start + chunk, order.count))]
-            squid.start_many(WORKFLOWS[order.steps], payloads)
+            squid.start_many(order.workflow, payloads)
 
 
 def drain(order: Order) -> None:
     """Work until nothing is due."""
-    with _connect(order, Countdown(order.count).tick) as squid:
+    with _connect(order, Countdown(order.runs).tick) as squid:
         worker = squid.new_worker(QUEUE, concurrency=order.settings["concurrency"], until_idle=True)
         say("ready")
+        worker.run()
+
+
+def share(order: Order) -> None:
+    """Wait for a line, then work beside other processes until the benchmark closes our input."""
+    with _connect(order, _nothing) as squid:
+        worker = squid.new_worker(QUEUE, concurrency=order.settings["concurrency"])
+        lines = asked()
+        say("ready")
+        next(lines)
+        Thread(target=_stop_after, args=(lines, worker.stop), daemon=True).start()
         worker.run()
 
 
@@ -71,20 +87,27 @@ def trickle(order: Order) -> None:
     with _connect(order, _nothing) as squid:
         for number in asked():
             say("sending")
-            squid.start(WORKFLOWS[order.steps], {"n": number})
+            squid.start(order.workflow, {"n": number})
 
 
 def _connect(order: Order, handle: Callable[[], None]) -> Squid:
-    return Squid.connect(order.url, workflows(handle), schema=SCHEMA)
+    others = _OTHERS[order.workflow](handle) if order.workflow in _OTHERS else []
+    return Squid.connect(order.url, [*workflows(handle), *others], schema=SCHEMA)
+
+
+def _stop_after(lines: Iterator[int], stop: Callable[[], None]) -> None:
+    for _ in lines:
+        continue
+    stop()
 
 
 def workflows(handle: Callable[[], None]) -> list[Workflow]:
-    """Return the workflows of all orders, whose last steps call `handle`."""
+    """Return a workflow of one step and one of three, whose last steps call `handle`."""
     return [_one_step(handle), _three_steps(handle)]
 
 
 def _one_step(handle: Callable[[], None]) -> Workflow:
-    workflow = Workflow(WORKFLOWS[1], payload=Job)
+    workflow = Workflow("one_step", payload=Job)
 
     @workflow.step
     def only(n: int) -> int:
@@ -95,7 +118,7 @@ def _one_step(handle: Callable[[], None]) -> Workflow:
 
 
 def _three_steps(handle: Callable[[], None]) -> Workflow:
-    workflow = Workflow(WORKFLOWS[3], payload=Job)
+    workflow = Workflow("three_steps", payload=Job)
 
     @workflow.step
     def first(n: int) -> int:
@@ -113,9 +136,50 @@ def _three_steps(handle: Callable[[], None]) -> Workflow:
     return workflow
 
 
-def _nothing() -> None:
-    """Handle nothing: this process starts runs and works on none."""
+def _chain(handle: Callable[[], None]) -> list[Workflow]:
+    workflow = Workflow("chain", payload=Job)
+    _add(workflow, "step_0", "n: int")
+    for i in range(1, CHAIN):
+        _add(workflow, f"step_{i}", f"step_{i - 1}: int", handle if i == CHAIN - 1 else _nothing)
+    return [workflow]
 
+
+def _fan(handle: Callable[[], None]) -> list[Workflow]:
+    workflow = Workflow("fan", payload=Job)
+    _add(workflow, "root", "n: int")
+    for i in range(WIDTH):
+        _add(workflow, f"side_{i}", "root: int")
+    _add(workflow, "join", ", ".join(f"side_{i}: int" for i in range(WIDTH)), handle)
+    return [workflow]
+
+
+def _family(handle: Callable[[], None]) -> list[Workflow]:
+    parent, child = Workflow("family", payload=Job), Workflow("child", payload=Job)
+
+    @parent.step
+    def start_all(ctx: StepContext, n: int) -> int:
+        for number in range(WIDTH):
+            ctx.start_child_run(child.name, {"n": n}, child_key=f"c-{number}")
+        handle()
+        return WIDTH
+
+    @child.step
+    def only(n: int) -> int:
+        handle()
+        return n + 1
+
+    return [parent, child]
+
+
+def _add(workflow: Workflow, name: str, parameters: str, handle: Callable[[], None] = _nothing) -> None:
+    made: dict[str, Callable[..., int]] = {}
+    source = f"def {name}({parameters}) -> int:\n    handle()\n    return 1"
+    exec(source, {"handle": handle}, made)  # noqa: S102  a function of that name and signature
+    workflow.step(made[name])
+
+
+_OTHERS = {"chain": _chain, "fan": _fan, "family": _family}
 
 if __name__ == "__main__":
-    obey({"prepare": prepare, "single": single, "bulk": bulk, "drain": drain, "work": work, "trickle": trickle})
+    commands = {"prepare": prepare, "single": single, "bulk": bulk, "drain": drain, "share": share, "work": work}
+    obey({**commands, "trickle": trickle})

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import make_url
 
-from bench.drain import QUEUE, WORKFLOWS, workflows
+from bench.drain import QUEUE, workflows
 from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
@@ -28,7 +28,6 @@ AHEAD, CHUNK = 1_500, 100  # runs that wait at most; how many of each kind are s
 CONCURRENCY = 10
 LAST_QUARTER_AT_LEAST = 0.8
 
-_ONE, _THREE = WORKFLOWS[1], WORKFLOWS[3]
 _HOLD = "SELECT count(*) FROM bench.runs"
 _DEAD = """SELECT relname, n_dead_tup, pg_total_relation_size(relid) / 1048576 FROM pg_stat_user_tables
     WHERE schemaname = 'bench' AND n_dead_tup > 1000 ORDER BY n_dead_tup DESC"""
@@ -64,8 +63,8 @@ class Side:
         if self.started - self.counts[_RUNS] >= ahead:
             time.sleep(0.005)
             return
-        self.squid.start_many(_ONE, [{"n": n} for n in range(2 * CHUNK)])
-        self.squid.start_many(_THREE, [{"n": n} for n in range(CHUNK)])
+        self.squid.start_many("one_step", [{"n": n} for n in range(2 * CHUNK)])
+        self.squid.start_many("three_steps", [{"n": n} for n in range(CHUNK)])
         self.started += 3 * CHUNK
 
     def _wait(self) -> None:

@@ -2,13 +2,16 @@
 
 Its best documented setting: a queue with or without `worker_concurrency`, whichever is faster, polled far more often
 than the default of once a second; asynchronous or threaded workflows, whichever is faster. A job is a workflow without
-a step of its own, which is the least that dbos can make durable; a workflow of three steps calls three. In bulk many
-workflows are enqueued with one transaction (`enqueue_in_transaction`), which beat concurrent calls of `enqueue_async`.
+a step of its own, which is the least that dbos can make durable; a workflow of several steps calls them one after
+another. Steps side by side are asynchronous and gathered. Children are started in place or enqueued, whichever is
+faster. In bulk many workflows are enqueued with one transaction (`enqueue_in_transaction`), which beat concurrent calls
+of `enqueue_async`.
 """
 
 # mypy: disable-error-code="import-not-found"
 # mypy: allow-untyped-decorators
 
+import asyncio
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 from dbos import DBOS, DBOSClient
 
-from bench.peers.wire import WARM_UP, Countdown, Order, Stopwatch, asked, obey, say
+from bench.peers.wire import CHAIN, WARM_UP, WIDTH, Countdown, Order, Stopwatch, asked, obey, say
 
 QUEUE = "bench"
 APPLICATION = "bench"
-WORKFLOWS = {1: "one_step", 3: "three_steps"}
 
 
 def prepare(order: Order) -> None:
@@ -53,7 +55,7 @@ def bulk(order: Order) -> None:
 
 def drain(order: Order) -> None:
     """Serve the queue until the benchmark closes our input."""
-    _serve(order, Countdown(order.count).tick)
+    _serve(order, Countdown(order.runs).tick)
 
 
 def work(order: Order) -> None:
@@ -97,7 +99,7 @@ def _launch(order: Order, handle: Callable[[], None]) -> None:
         }
     )
     if order.settings.get("workflows") == "async":
-        _register_async(handle)
+        _register_async(handle, queued_children=order.settings.get("children") == "queued")
     else:
         _register(handle)
     DBOS.launch()
@@ -108,37 +110,69 @@ def _register(handle: Callable[[], None]) -> None:
     def step(n: int) -> int:
         return n + 1
 
-    @DBOS.workflow(name=WORKFLOWS[1])
+    @DBOS.workflow(name="one_step")
     def one_step(n: int) -> int:
         handle()
         return n + 1
 
-    @DBOS.workflow(name=WORKFLOWS[3])
+    @DBOS.workflow(name="three_steps")
     def three_steps(n: int) -> int:
         result: int = step(step(step(n)))
         handle()
         return result
 
+    @DBOS.workflow(name="chain")
+    def chain(n: int) -> int:
+        for _ in range(CHAIN):
+            n = step(n)
+        handle()
+        return n
 
-def _register_async(handle: Callable[[], None]) -> None:
+
+def _register_async(handle: Callable[[], None], *, queued_children: bool) -> None:
     @DBOS.step()
     async def step(n: int) -> int:
         return n + 1
 
-    @DBOS.workflow(name=WORKFLOWS[1])
+    @DBOS.workflow(name="one_step")
     async def one_step(n: int) -> int:
         handle()
         return n + 1
 
-    @DBOS.workflow(name=WORKFLOWS[3])
+    @DBOS.workflow(name="three_steps")
     async def three_steps(n: int) -> int:
         result: int = await step(await step(await step(n)))
         handle()
         return result
 
+    @DBOS.workflow(name="chain")
+    async def chain(n: int) -> int:
+        for _ in range(CHAIN):
+            n = await step(n)
+        handle()
+        return n
+
+    @DBOS.workflow(name="fan")
+    async def fan(n: int) -> int:
+        root = await step(n)
+        sides = await asyncio.gather(*(step(root) for _ in range(WIDTH)))
+        result: int = await step(sum(sides))
+        handle()
+        return result
+
+    @DBOS.workflow(name="family")
+    async def family(n: int) -> int:
+        for _ in range(WIDTH):
+            if queued_children:
+                await DBOS.enqueue_workflow_async(QUEUE, one_step, n)
+            else:
+                await DBOS.start_workflow_async(one_step, n)
+        handle()
+        return WIDTH
+
 
 def _options(order: Order) -> Any:
-    return {"workflow_name": WORKFLOWS[order.steps], "queue_name": QUEUE}
+    return {"workflow_name": order.workflow, "queue_name": QUEUE}
 
 
 if __name__ == "__main__":

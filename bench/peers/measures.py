@@ -2,8 +2,10 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -11,9 +13,10 @@ import psycopg
 from bench.peers.process import PATIENCE_SECONDS, BenchError, Process
 from bench.peers.server import Server
 from bench.peers.systems import Candidates, Settings, System
-from bench.peers.wire import WARM_UP, Order
+from bench.peers.wire import SHAPES, WARM_UP, Order
 
 _POLL_SECONDS = 0.001
+_SHARED_POLL_SECONDS = 0.05  # while handlers run, and of a drain that takes seconds
 _LATENCY_WARM_UP = 5
 _PAUSE_SECONDS = (0.15, 0.25)  # longer than any system buffers a completion, and never in step with a poll
 
@@ -46,14 +49,37 @@ def bulk_start(server: Server, system: System, settings: Settings, _: random.Ran
     return [_starts(server, system, Order("bulk", "", system.sizes.bulk, settings=settings), 0)]
 
 
-def drain_jobs(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
-    """Jobs a second that one process completes."""
-    return [_drain(server, system, Order("drain", "", system.sizes.drain, 1, settings))]
+def drain(
+    name: str, workflow: str, each: int, server: Server, system: System, settings: Settings, _: random.Random
+) -> list[float]:
+    """Starts a second that one process completes, times `each`."""
+    order = Order("drain", "", system.drains[name].count, workflow, settings)
+    with _filled(server, system, order) as url, Process(system.command, replace(order, url=url)) as process:
+        ready: float = process.wait_for("ready")["at"]
+        first: float = process.wait_for("last")["first"]
+        end = _wait_until_done(url, system, order)
+        process.finish()
+    # A system that begins while it still starts up is not charged for the rest of that.
+    return [order.count * each / (end - min(ready, first))]
 
 
-def drain_workflows(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
-    """Workflows of three steps a second that one process completes."""
-    return [_drain(server, system, Order("drain", "", system.sizes.workflows, 3, settings))]
+def share_drain(
+    name: str, workflow: str, server: Server, system: System, settings: Settings, _: random.Random
+) -> list[float]:
+    """Starts a second that some processes complete together, from the moment when all of them are up."""
+    order = Order("share", "", system.drains[name].count, workflow, settings)
+    with _filled(server, system, order) as url, ExitStack() as stack:
+        ordered = replace(order, url=url)
+        processes = [stack.enter_context(Process(system.command, ordered)) for _ in range(settings["processes"])]
+        for process in processes:
+            process.wait_for("ready")
+        begin = time.monotonic()
+        for process in processes:
+            process.ask()
+        end = _wait_until_done(url, system, order, _SHARED_POLL_SECONDS)
+        for process in processes:
+            process.finish()
+    return [order.count / (end - begin)]
 
 
 def idle_latency(server: Server, system: System, settings: Settings, chance: random.Random) -> list[float]:
@@ -71,15 +97,32 @@ def idle_latency(server: Server, system: System, settings: Settings, chance: ran
                 client.ask()
                 sent = client.wait_for("sending")
                 found.append((worker.wait_for("handled")["at"] - sent["at"]) * 1e3)
-            _wait_until_done(url, system, len(found), 1)
+            _wait_until_done(url, system, Order("trickle", url, len(found)))
     return found[_LATENCY_WARM_UP:]
 
 
+def _drain_of(name: str, unit: str, workflow: str, each: int = 1) -> Measurement:
+    return _of_drains(name, unit, partial(drain, name, workflow, each))
+
+
+def _of_drains(name: str, unit: str, take: Callable[..., list[float]]) -> Measurement:
+    return Measurement(
+        name,
+        unit,
+        take,
+        lambda system: system.drains[name].count if name in system.drains else 0,
+        lambda system: system.drains[name].candidates,
+    )
+
+
+SHARED = "shared three-step drain"
 MEASUREMENTS = (
-    Measurement("one-step drain", "jobs/s", drain_jobs, lambda s: s.sizes.drain, lambda s: s.drains),
-    Measurement(
-        "three-step drain", "workflows/s", drain_workflows, lambda s: s.sizes.workflows, lambda s: s.workflow_drains
-    ),
+    _drain_of("one-step drain", "jobs/s", "one_step"),
+    _drain_of("three-step drain", "workflows/s", "three_steps"),
+    _of_drains(SHARED, "workflows/s", partial(share_drain, SHARED, "three_steps")),
+    _drain_of("step of a chain", "steps/s", "chain", SHAPES["chain"].steps),
+    _drain_of("sibling of a fan-out", "steps/s", "fan", SHAPES["fan"].steps),
+    _drain_of("child of a parent", "runs/s", "family", SHAPES["family"].runs),
     Measurement("single start", "starts/s", single_start, lambda s: s.sizes.single, lambda s: [s.starts]),
     Measurement("bulk start", "starts/s", bulk_start, lambda s: s.sizes.bulk, lambda s: [s.starts]),
     Measurement("idle latency", "ms", idle_latency, lambda s: s.sizes.latency, lambda s: s.idles),
@@ -99,35 +142,33 @@ def _starts(server: Server, system: System, order: Order, extra: int) -> float:
     return float(timed["count"] / timed["seconds"])
 
 
-def _drain(server: Server, system: System, order: Order) -> float:
-    """Fill a queue, then time one process from being ready until its last job is seen as done by another session."""
+@contextmanager
+def _filled(server: Server, system: System, order: Order) -> Iterator[str]:
+    """Yield a copy of the system's database whose queue holds what the order is about."""
     with server.copy_of(system.name) as url:
-        order = replace(order, url=url)
-        with Process(system.command, replace(order, command="bulk", settings=system.starts)) as process:
+        with Process(system.command, replace(order, command="bulk", url=url, settings=system.starts)) as process:
             process.finish()
         server.settle(url)
-        with Process(system.command, order) as process:
-            ready: float = process.wait_for("ready")["at"]
-            first: float = process.wait_for("last")["first"]
-            end = _wait_until_done(url, system, order.count, order.steps)
-            process.finish()
-    # A system that begins while it still starts up is not charged for the rest of that.
-    return order.count / (end - min(ready, first))
+        yield url
 
 
-def _wait_until_done(url: str, system: System, count: int, steps: int) -> float:
-    """Give the time at which the system's tables first say that all is done; asks only once handlers have run."""
+def _wait_until_done(url: str, system: System, order: Order, poll_seconds: float = _POLL_SECONDS) -> float:
+    """Return the time at which the system's tables first say that all is done.
+
+    Raises:
+        BenchError: they do not say so in time, or another of its tables disagrees.
+    """
     with psycopg.connect(url, autocommit=True) as connection:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (done := _one(connection, system.done, {})) < count:
+        while (done := _one(connection, system.done, {})) < order.runs:
             if time.monotonic() > deadline:
-                msg = f"{system.name} ran {count} jobs, and after {PATIENCE_SECONDS:g} s its table has {done} as done"
+                msg = f"{system.name} was to end {order.runs} runs in {PATIENCE_SECONDS:g} s, and its table has {done}"
                 raise BenchError(msg)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll_seconds)
         end = time.monotonic()
-        proven = _one(connection, system.proof, {"steps": steps})
-    if not done == proven == count:
-        msg = f"{system.name} ran {count} jobs, and its tables have {done} and {proven} as done"
+        proven = _one(connection, system.proof, {"steps": SHAPES[order.workflow].steps})
+    if not done == proven == order.runs:
+        msg = f"{system.name} ran {order.runs} jobs, and its tables have {done} and {proven} as done"
         raise BenchError(msg)
     return end
 

@@ -66,7 +66,7 @@ def bulk(order: Order) -> None:
 
 def drain(order: Order) -> None:
     """Run until the queue is empty."""
-    uvloop.run(_run(order, Countdown(order.count).tick, QueueExecutionMode.drain))
+    uvloop.run(_run(order, Countdown(order.runs).tick, QueueExecutionMode.drain))
 
 
 def work(order: Order) -> None:

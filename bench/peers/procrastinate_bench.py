@@ -46,7 +46,7 @@ def bulk(order: Order) -> None:
 
 def drain(order: Order) -> None:
     """Run until the queue is empty."""
-    _loop(order)(_run(order, Countdown(order.count).tick, wait=False))
+    _loop(order)(_run(order, Countdown(order.runs).tick, wait=False))
 
 
 def work(order: Order) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from bench.peers.systems import OURS
+from bench.peers.systems import ONE_PROCESS, OURS
 
 T = TypeVar("T")
 Samples = Mapping[str, Sequence[float]]  # by system
@@ -22,10 +22,13 @@ class Target:
     at_least: float
 
 
+# Of times on an idle queue, the middle may be half a millisecond above the peer's 4.1 ms, and the tail not at all.
 TARGETS = {
     "one-step drain": (Target("dbos", 5.0), Target("procrastinate", 5.0), Target("pgqueuer", 0.3)),
-    "three-step drain": (Target("dbos", 5.0),),
-    "idle latency p50": (Target("procrastinate", 1.0),),
+    "three-step drain": (Target("dbos", 25.0),),
+    "shared three-step drain": (Target(ONE_PROCESS, 1.3),),
+    "idle latency p50": (Target("procrastinate", 0.9),),
+    "idle latency p99": (Target("procrastinate", 1.0),),
 }
 
 
@@ -82,7 +85,7 @@ def percentile(samples: Sequence[float], share: float) -> float:
 def table(found: Sequence[Figure]) -> str:
     """Show all figures, with how many times as good we are, and the targets."""
     peers = list(dict.fromkeys(peer for figure in found for peer in figure.peers))
-    head = f"{'median of rounds':<18} {'unit':<12} {OURS:>9}" + "".join(f"{peer:>22}" for peer in peers) + "   targets"
+    head = f"{'median of rounds':<24} {'unit':<12} {OURS:>9}" + "".join(f"{peer:>22}" for peer in peers) + "   targets"
     lines = [head]
     for figure in found:
         cells = "".join(f"{_cell(figure, peer):>22}" for peer in peers)
@@ -90,7 +93,7 @@ def table(found: Sequence[Figure]) -> str:
             f"{target.at_least:g}x {target.peer} {'reached' if kept else 'MISSED'}"
             for target, kept in figure.targets().items()
         )
-        lines.append(f"{figure.name:<18} {figure.unit:<12} {_number(figure.ours):>9}{cells}   {targets}")
+        lines.append(f"{figure.name:<24} {figure.unit:<12} {_number(figure.ours):>9}{cells}   {targets}")
     lines.append("In brackets: how many times as good as that peer ours is; above 1 is better for rates and for times.")
     return "\n".join(lines)
 

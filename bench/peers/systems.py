@@ -3,7 +3,8 @@
 A peer may have several candidates for a setting. They led when more were tried (`python -m bench tune` does it again),
 and all are options that the peer itself documents (uvloop for procrastinate is an extra). Every round runs them all,
 and the one with the best median counts: which one that is differs between machines, and no peer shall lose by a
-setting. Ours has one. The sizes give each system a few seconds of work: a slow one gets fewer jobs.
+setting. Ours has one. Its drain by several processes stands beside the same by one, which is a system of its own here.
+The sizes give each system a few seconds of work: a slow one gets fewer jobs.
 """
 
 import sys
@@ -14,28 +15,40 @@ from typing import Any
 from bench.peers import environment
 
 OURS = "ours"
+ONE_PROCESS = "one-process"  # of ours
+PROCESSES = 4  # of ours, beside one
 Settings = Mapping[str, Any]
 Candidates = Sequence[Settings]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much work a system gets in one round."""
+    """How much else a system gets to do in one round."""
 
-    drain: int
-    workflows: int  # none for a system that has no steps
     single: int
     bulk: int
-    latency: int = 40
+    latency: int = 100
 
     def quick(self) -> "Sizes":
         """Give a tenth of it, enough to see that everything works."""
-        return Sizes(self.drain // 10, self.workflows // 10, self.single // 10, self.bulk // 10, 5)
+        return Sizes(self.single // 10, self.bulk // 10, self.latency // 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How many starts a system drains in one round, in one setting or another."""
+
+    count: int
+    candidates: Candidates
+
+    def quick(self) -> "Drain":
+        """Return a tenth of it, in the first setting only."""
+        return Drain(max(1, self.count // 10), self.candidates[:1])
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system under measurement.
+    """One system under measurement. It takes part in those drains, by measurement, that it can do.
 
     `waiting` and `done` are SQL on its own tables: how many jobs are there to be run, and how many are completed.
     `proof` gives, from another table of its, how many jobs of so many steps it knows to be completed.
@@ -46,12 +59,11 @@ class System:
     module: str
     sizes: Sizes
     starts: Settings
-    drains: Candidates
+    drains: Mapping[str, Drain]
     idles: Candidates
     waiting: str
     done: str
     proof: str
-    workflow_drains: Candidates = ()
 
     @property
     def command(self) -> list[str]:
@@ -63,40 +75,61 @@ class System:
         return replace(
             self,
             sizes=self.sizes.quick(),
-            drains=self.drains[:1],
-            workflow_drains=self.workflow_drains[:1],
+            drains={name: drain.quick() for name, drain in self.drains.items()},
             idles=self.idles[:1],
         )
 
 
+_DBOS_ASYNC: Candidates = (
+    {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
+    {"workflows": "async", "worker_concurrency": 300, "polling_interval_sec": 0.01, "pool_size": 20},
+)
+_DBOS_SYNC: Candidates = (
+    {"workflows": "sync", "worker_concurrency": 50, "polling_interval_sec": 0.01, "pool_size": 20},
+    {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
+)
+_OURS = System(
+    name=OURS,
+    python=sys.executable,
+    module="bench.drain",
+    sizes=Sizes(single=300, bulk=10_000),
+    starts={"bulk_chunk": 1_000},
+    drains={
+        "one-step drain": Drain(10_000, [{"concurrency": 300}]),
+        "three-step drain": Drain(2_000, [{"concurrency": 300}]),
+        "shared three-step drain": Drain(6_000, [{"concurrency": 300, "processes": PROCESSES}]),
+        "step of a chain": Drain(300, [{"concurrency": 300}]),
+        "sibling of a fan-out": Drain(30, [{"concurrency": 300}]),
+        "child of a parent": Drain(30, [{"concurrency": 300}]),
+    },
+    idles=({"concurrency": 10}, {"concurrency": 1}),
+    waiting="SELECT count(*) FROM squid.runs WHERE status <> 'completed'",
+    done="SELECT count(*) FROM squid.runs WHERE status = 'completed'",
+    proof="SELECT count(*) / %(steps)s FROM squid.journal_entries WHERE type = 'attempt_completed'",
+)
 _SYSTEMS = (
-    System(
-        name=OURS,
-        python=sys.executable,
-        module="bench.drain",
-        sizes=Sizes(drain=10_000, workflows=2_000, single=300, bulk=10_000),
-        starts={"bulk_chunk": 1_000},
-        drains=({"concurrency": 300},),
-        workflow_drains=({"concurrency": 300},),
-        idles=({"concurrency": 10}, {"concurrency": 1}),
-        waiting="SELECT count(*) FROM squid.runs WHERE status <> 'completed'",
-        done="SELECT count(*) FROM squid.runs WHERE status = 'completed'",
-        proof="SELECT count(*) / %(steps)s FROM squid.journal_entries WHERE type = 'attempt_completed'",
+    _OURS,
+    replace(
+        _OURS,
+        name=ONE_PROCESS,
+        sizes=Sizes(0, 0, 0),
+        drains={"shared three-step drain": Drain(6_000, [{"concurrency": 300, "processes": 1}])},
     ),
     System(
         name="dbos",
         python=environment.PYTHON,
         module="bench.peers.dbos_bench",
-        sizes=Sizes(drain=1_000, workflows=300, single=300, bulk=1_000),
+        sizes=Sizes(single=300, bulk=1_000),
         starts={"bulk_chunk": 500},
-        drains=(
-            {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.1, "pool_size": 20},
-            {"workflows": "async", "worker_concurrency": 300, "polling_interval_sec": 0.01, "pool_size": 20},
-        ),
-        workflow_drains=(
-            {"workflows": "sync", "worker_concurrency": 50, "polling_interval_sec": 0.01, "pool_size": 20},
-            {"workflows": "sync", "worker_concurrency": 20, "polling_interval_sec": 0.01, "pool_size": 20},
-        ),
+        drains={
+            "one-step drain": Drain(1_000, _DBOS_ASYNC),
+            "three-step drain": Drain(300, _DBOS_SYNC),
+            "step of a chain": Drain(100, _DBOS_SYNC),
+            "sibling of a fan-out": Drain(10, _DBOS_ASYNC),
+            "child of a parent": Drain(
+                10, [{**one, "children": way} for way in ("started", "queued") for one in _DBOS_ASYNC]
+            ),
+        },
         idles=(
             {"workflows": "sync", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 5},
             {"workflows": "async", "worker_concurrency": None, "polling_interval_sec": 0.001, "pool_size": 20},
@@ -111,12 +144,17 @@ _SYSTEMS = (
         name="procrastinate",
         python=environment.PYTHON,
         module="bench.peers.procrastinate_bench",
-        sizes=Sizes(drain=1_500, workflows=0, single=300, bulk=10_000),
+        sizes=Sizes(single=300, bulk=10_000),
         starts={"bulk_chunk": 1_000},
-        drains=(
-            {"concurrency": 3, "pool_size": 4, "uvloop": True},
-            {"concurrency": 10, "pool_size": 11, "uvloop": True},
-        ),
+        drains={
+            "one-step drain": Drain(
+                1_500,
+                [
+                    {"concurrency": 3, "pool_size": 4, "uvloop": True},
+                    {"concurrency": 10, "pool_size": 11, "uvloop": True},
+                ],
+            )
+        },
         idles=({"concurrency": 1, "pool_size": 2, "uvloop": True},),
         waiting="SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'",
         done="SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'",
@@ -126,12 +164,17 @@ _SYSTEMS = (
         name="pgqueuer",
         python=environment.PYTHON,
         module="bench.peers.pgqueuer_bench",
-        sizes=Sizes(drain=20_000, workflows=0, single=300, bulk=50_000),
+        sizes=Sizes(single=300, bulk=50_000),
         starts={"bulk_chunk": 10_000},
-        drains=(
-            {"batch_size": 1_000, "managers": 1, "pool_size": 4},
-            {"batch_size": 1_000, "managers": 2, "pool_size": 4},
-        ),
+        drains={
+            "one-step drain": Drain(
+                20_000,
+                [
+                    {"batch_size": 1_000, "managers": 1, "pool_size": 4},
+                    {"batch_size": 1_000, "managers": 2, "pool_size": 4},
+                ],
+            )
+        },
         idles=({"batch_size": 10, "managers": 1, "pool_size": 1},),
         waiting="SELECT count(*) FROM pgqueuer WHERE status = 'queued'",
         done="SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'",

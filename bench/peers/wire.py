@@ -13,6 +13,25 @@ from itertools import count
 from typing import Any
 
 WARM_UP = 20  # starts before a rate is taken, so that plans are cached and pools are open
+CHAIN, WIDTH = 11, 100  # steps one after another; siblings, or children
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one start leads to: runs, its own and those of its children, of so many steps each."""
+
+    steps: int = 1
+    runs: int = 1
+
+
+# By the name of the workflow. A fan-out has a step before its siblings and one after them.
+SHAPES = {
+    "one_step": Shape(),
+    "three_steps": Shape(steps=3),
+    "chain": Shape(steps=CHAIN),
+    "fan": Shape(steps=1 + WIDTH + 1),
+    "family": Shape(runs=1 + WIDTH),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +41,13 @@ class Order:
     command: str
     url: str
     count: int = 0
-    steps: int = 1
+    workflow: str = "one_step"
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """How many runs its starts lead to; the last step of each calls the handler."""
+        return self.count * SHAPES[self.workflow].runs
 
     def text(self) -> str:
         """Give the order as the argument of a process."""

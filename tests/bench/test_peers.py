@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from bench.peers import results
+from bench.peers.measures import MEASUREMENTS, SHARED
 from bench.peers.process import BenchError, Process
-from bench.peers.systems import OURS, SYSTEMS
+from bench.peers.systems import ONE_PROCESS, OURS, SYSTEMS
 from bench.peers.wire import Order
 
 RATES = {OURS: [900.0, 1000.0, 5000.0], "dbos": [100.0, 400.0, 100.0], "pgqueuer": [2000.0, 4000.0, 4000.0]}
@@ -52,8 +53,32 @@ def test_the_file_is_a_list_with_versions_and_settings_in_every_item(tmp_path: P
 def test_a_quick_system_has_a_tenth_of_the_work_in_one_setting() -> None:
     for system in SYSTEMS.values():
         quick = system.quick()
-        assert quick.sizes.drain * 10 == system.sizes.drain
-        assert len(quick.drains) == len(quick.idles) == 1
+        assert {name: drain.count * 10 for name, drain in quick.drains.items()} == {
+            name: drain.count for name, drain in system.drains.items()
+        }
+        assert {len(drain.candidates) for drain in quick.drains.values()} == {len(quick.idles)} == {1}
+
+
+def test_every_target_is_about_a_figure_that_the_peer_has() -> None:
+    measured = {
+        figure.name: {system.name for system in SYSTEMS.values() if measurement.jobs(system)}
+        for measurement in MEASUREMENTS
+        for figure in results.figures(measurement.name, measurement.unit, {OURS: [1.0]})
+    }
+    for name, targets in results.TARGETS.items():
+        assert {OURS, *(target.peer for target in targets)} <= measured[name]
+
+
+def test_four_processes_of_ours_are_judged_beside_one() -> None:
+    slow, fast = ({OURS: [ours], ONE_PROCESS: [1000.0]} for ours in (1299.0, 1300.0))
+    for samples, kept in ((slow, False), (fast, True)):
+        (figure,) = results.figures(SHARED, "workflows/s", samples)
+        assert list(figure.targets().values()) == [kept]
+
+
+def test_every_drain_of_a_system_is_measured() -> None:
+    measured = {measurement.name for measurement in MEASUREMENTS}
+    assert all(system.drains.keys() <= measured for system in SYSTEMS.values())
 
 
 def test_a_process_that_fails_is_an_error_with_its_last_words() -> None:
