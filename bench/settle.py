@@ -2,14 +2,24 @@
 
 Steps do nothing, so that what is measured is the claim, the call and the settlement. All figures of one call come from
 one server, and each ratio from runs that were drained one after another.
+
+Long and wide runs are compared with the tenth step of a run. One such step takes less than a tick of the clock of CPU
+times, so its cost is that of many: small runs in which fifteen such steps are settled, less as many with five. Starts,
+ends and pauses cancel out, and no reading of the meter falls into a run. Visits are those of runs one after another in
+one warm worker, each as alone as the long one. Siblings are those of runs whose first steps are done, in groups as full
+as in the wide one. Either side is a median of several such spans, so that no checkpoint decides.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from threading import Lock
 
 from pydantic import BaseModel
 
@@ -17,11 +27,15 @@ from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.runtime.report import SettledAttempt
 from squid_dagster.workflow import StepContext, Workflow, path
 
 RUNS, CHAIN, WIDTH = 400, 11, 100
 VISITS, SIBLINGS, CHILDREN = 10_000, 2_000, 10_000
 WINDOW = 100  # visits, siblings or children of which the mean is taken
+BEFORE, BEYOND = 5, 15  # steps of the runs whose difference is what the tenth step costs
+EARLY_RUNS, SPANS, LATE_SPANS = 40, 5, 3
+_PATIENCE = timedelta(minutes=5)
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,11 +51,15 @@ class Cost:
 
     client: float
     server: float
-    wal: int
+    wal: float
 
     def __sub__(self, other: "Cost") -> "Cost":
         """Return what was spent since."""
         return Cost(self.client - other.client, self.server - other.server, self.wal - other.wal)
+
+    def __truediv__(self, steps: int) -> "Cost":
+        """Return the mean of so many steps."""
+        return Cost(self.client / steps, self.server / steps, self.wal / steps)
 
     @property
     def microseconds(self) -> float:
@@ -169,47 +187,105 @@ def _drain(squid: Squid, meter: Meter, workflow: Workflow, runs: int) -> float:
 
 
 def lengths(visits: int) -> list[Measure]:
-    """Measure visits of one step, early and late in one run."""
-    workflow = loop(visits)
-    with _squid(workflow) as (squid, meter):
-        run_id = squid.start(workflow.name, {}).run_id
-        costs = _watched(squid, meter, visits)
+    """Measure visits of one step, the tenth and the last of them."""
+    workflows = {each: loop(each) for each in (BEFORE, BEYOND, visits)}
+    with _squid(*workflows.values()) as (squid, meter):
+        early = _tenth(lambda size: _in_turn(squid, meter, workflows[size], size))
+        run_id = squid.start(workflows[visits].name, {}).run_id
+        late = _last(_watched(squid, meter, visits))
         assert squid.inspect_run(run_id).status == "completed"
-    return _early_and_late(f"visit {visits:,} of a loop", costs)
+    return _early_and_late(f"visit {visits:,} of a loop", early, late)
 
 
 def widths(siblings: int) -> list[Measure]:
-    """Measure siblings of one fan-out, the first and the last of them."""
-    workflow = fan(siblings)
-    with _squid(workflow) as (squid, meter):
-        run_id = squid.start(workflow.name, {}).run_id
-        costs = _watched(squid, meter, siblings)
+    """Measure siblings of one fan-out: the tenth of a narrow one, and the last of a wide one."""
+    workflows = {each: fan(each) for each in (BEFORE, BEYOND, siblings)}
+
+    with _squid(*workflows.values()) as (squid, meter):
+
+        def narrow(size: int) -> Cost:
+            squid.start_many(workflows[size].name, [{}] * EARLY_RUNS)
+            for _ in range(EARLY_RUNS):
+                squid.execute_next()  # what plans the siblings
+            before = meter.read()
+            squid.worker(until_idle=True, concurrency=10)
+            return meter.read() - before
+
+        early = _tenth(narrow)
+        run_id = squid.start(workflows[siblings].name, {}).run_id
+        squid.execute_next()
+        late = _last(_watched(squid, meter, siblings))
         assert squid.inspect_run(run_id).status == "completed"
-    return _early_and_late(f"sibling {siblings:,}", costs)
+    return _early_and_late(f"sibling {siblings:,}", early, late)
 
 
 def families(children: int) -> list[Measure]:
-    """Measure starts of children by one step."""
+    """Measure starts of children by one step, the tenth and the last of them."""
     parent, child = Workflow("parent", payload=Job), chain(1)
     costs: list[Cost] = []
 
     with _squid() as (empty, meter):
 
         @parent.step
-        def start_all(ctx: StepContext) -> int:
-            for number in range(children):
-                if number % WINDOW == 0:
+        def start_all(ctx: StepContext, n: int) -> int:
+            for number in range(n):
+                if n == children and number % WINDOW == 0:
                     costs.append(meter.read())
                     progress("children", number, children)
-                ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}")
-            costs.append(meter.read())
-            return children
+                ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}", queue="children")
+            return n
 
         squid = Squid(empty.journal, [parent, child])
-        run_id = squid.start("parent", {}).run_id
-        squid.execute_next()
+
+        def small_families(size: int) -> Cost:
+            squid.start_many("parent", [{"n": size}] * EARLY_RUNS, queue="parents")
+            before = meter.read()
+            squid.worker("parents", until_idle=True, concurrency=1)
+            return meter.read() - before
+
+        early = _tenth(small_families)
+        run_id = squid.start("parent", {"n": children}, queue="parents").run_id
+        squid.execute_next("parents")
+        costs.append(meter.read())
         assert squid.inspect_run(run_id).status == "completed"
-    return _early_and_late(f"child {children:,} of one parent", costs)
+    return _early_and_late(f"child {children:,} of one parent", early, _last(costs))
+
+
+def _tenth(spend: Callable[[int], Cost]) -> list[Cost]:
+    """Return the mean of the steps around the tenth, for every span; the first span warms up."""
+    spans = []
+    for number in range(SPANS + 1):
+        more, less = spend(BEYOND), spend(BEFORE)
+        spans.append((more - less) / (EARLY_RUNS * (BEYOND - BEFORE)))
+        progress("early spans", number, SPANS)
+    return spans[1:]
+
+
+def _last(costs: list[Cost]) -> list[Cost]:
+    """Return the mean of a step in each of the last windows, but for the one in which the run ends."""
+    return [(after - before) / WINDOW for before, after in pairwise(costs[-LATE_SPANS - 2 : -1])]
+
+
+def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> Cost:
+    """Drain runs of so many attempts in one worker, each started when the one before has ended; return what it took."""
+    left, counting = EARLY_RUNS * attempts, Lock()
+
+    def settled(outcomes: Sequence[SettledAttempt]) -> None:
+        nonlocal left
+        with counting:
+            left -= len(outcomes)
+            ended, over = left % attempts == 0, left == 0
+        if over:
+            worker.stop()
+        elif ended:
+            squid.start(workflow.name, {})
+
+    worker = squid.new_worker("default", concurrency=10, housekeeping=None, max_age=_PATIENCE, on_settled=settled)
+    squid.start(workflow.name, {})
+    before = meter.read()
+    worker.run()
+    assert left == 0
+    return meter.read() - before
 
 
 def _watched(squid: Squid, meter: Meter, steps: int) -> list[Cost]:
@@ -217,9 +293,9 @@ def _watched(squid: Squid, meter: Meter, steps: int) -> list[Cost]:
     costs: list[Cost] = []
     done = 0
 
-    def settled(attempts: object) -> None:
+    def settled(attempts: Sequence[SettledAttempt]) -> None:
         nonlocal done
-        before, done = done // WINDOW, done + len(attempts)  # type: ignore[arg-type]  # a sequence
+        before, done = done // WINDOW, done + len(attempts)
         costs.extend([meter.read()] * (done // WINDOW - before))
         progress("settled", min(done, steps), steps)
 
@@ -227,17 +303,18 @@ def _watched(squid: Squid, meter: Meter, steps: int) -> list[Cost]:
     return costs
 
 
-def _early_and_late(name: str, costs: list[Cost]) -> list[Measure]:
-    """Compare the second window, when all is warm, with the last one but one, before the run ends."""
-    early, late = costs[2] - costs[1], costs[-2] - costs[-3]
+def _early_and_late(name: str, early: list[Cost], late: list[Cost]) -> list[Measure]:
+    """Compare the medians of spans."""
+    early_us, late_us = (median(cost.microseconds for cost in costs) for costs in (early, late))
+    early_wal, late_wal = (median(cost.wal for cost in costs) for costs in (early, late))
     return [
-        _beside(name, late.microseconds / WINDOW, early.microseconds / WINDOW, 1.5, "the second hundred"),
+        _beside(name, late_us, early_us, 1.5, "the 10th"),
         Measure(
             f"WAL of {name}",
             "times as much",
-            late.wal / early.wal,
+            late_wal / early_wal,
             at_most=1.5,
-            detail=f"{late.wal / WINDOW:,.0f} bytes beside {early.wal / WINDOW:,.0f}",
+            detail=f"{late_wal:,.0f} bytes beside {early_wal:,.0f}",
         ),
     ]
 
