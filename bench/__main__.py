@@ -60,12 +60,12 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     measures = [measure for name in names if name in ALONE for measure in ALONE[name]()]
-    measures += snapshot.measure(options.minutes) if "snapshot" in names else []
     try:
+        measures += snapshot.measure(options.minutes) if "snapshot" in names else []
         measures += _spark(options.facts) if "spark" in names else []
     except BenchError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        kept = False  # what was measured before is shown
     return 0 if (not measures or show(measures)) and kept else 1
 
 

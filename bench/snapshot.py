@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 
 from bench.drain import QUEUE, workflows
 from bench.journals import new_journal
+from bench.peers.process import BenchError
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
@@ -24,7 +25,7 @@ from squid_dagster.journal.postgres.connection import connect
 
 MINUTES = 10.0  # of work in each database
 SLICES, WARM_UP_RUNS = 40, 300
-AHEAD, CHUNK = 1_500, 100  # runs that wait at most; how many of each kind are started at a time
+AHEAD, CHUNK = 600, 100  # runs that wait at most; how many of each kind are started at a time
 CONCURRENCY = 10
 LAST_QUARTER_AT_LEAST = 0.8
 
@@ -42,6 +43,7 @@ class Side:
     name: str
     squid: Squid
     counts: Any
+    alive: Callable[[], bool]
     started: int = 0
     runs_per_second: list[float] = field(default_factory=list)
 
@@ -61,7 +63,7 @@ class Side:
 
     def _supply(self, ahead: int) -> None:
         if self.started - self.counts[_RUNS] >= ahead:
-            time.sleep(0.005)
+            self._pause()
             return
         self.squid.start_many("one_step", [{"n": n} for n in range(2 * CHUNK)])
         self.squid.start_many("three_steps", [{"n": n} for n in range(CHUNK)])
@@ -69,7 +71,13 @@ class Side:
 
     def _wait(self) -> None:
         while self.counts[_RUNS] < self.started:
-            time.sleep(0.005)
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self.alive():
+            msg = f"the worker of the database {self.name!r} has ended; {self.counts[_RUNS]:,.0f} runs were done"
+            raise BenchError(msg)
+        time.sleep(0.005)
 
     def quarter(self, number: int) -> float:
         """Return the mean of a quarter of all slices."""
@@ -87,7 +95,11 @@ class Side:
 
 
 def measure(minutes: float = MINUTES) -> list[Measure]:
-    """Work in both databases in turn; compare the quarters."""
+    """Work in both databases in turn; compare the quarters.
+
+    Raises:
+        BenchError: a worker ended before its time.
+    """
     slices = max(4, min(SLICES, int(minutes * 15)) // 4 * 4)
     with new_journal() as storage, ExitStack() as stack:
         url = storage.engine.url.render_as_string(hide_password=False)
@@ -123,7 +135,7 @@ def _side(name: str, url: str) -> Iterator[Side]:
     worker.start()
     with Squid(storage, workflows(lambda: None)) as squid:
         try:
-            yield Side(name, squid, counts)
+            yield Side(name, squid, counts, worker.is_alive)
         finally:
             stop.set()
             worker.join(60)
