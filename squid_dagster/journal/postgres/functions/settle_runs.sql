@@ -25,10 +25,9 @@ DECLARE
     v_bad     integer[];
     v_keys    text[];
     v_receipt json;
+    v_threads bigint[];                   -- by m: the revision of the run's thread
     v_queues  text[];                     -- those that get facts, sorted
     v_revs    bigint[];                   -- of the threads of these
-    v_counts  bigint[];
-    v_threads bigint[];                   -- by m: the revision of the run's thread
     v_base    bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared({gate});
@@ -61,16 +60,43 @@ BEGIN
                    AND queue = p_queues[c.m] AND lease_until > v_now AND last_at <= p_at AND planned_digest IS NOT NULL
                    AND applied_digest IS NULL AS held
               FROM {schema}.attempts WHERE run_id = p_runs[c.m] AND runnable_key = c.key FOR UPDATE) a ON true;
-    -- attempts_pkey, once in the life of a run
-    SELECT array_agg(v_ok[m] AND m <> ALL (coalesce(v_bad, '{{}}'))
-                     AND NOT (p_ends[m] AND EXISTS (
+    -- journal_threads_pkey; attempts_pkey, once in the life of a run; anomalies_run. A run's thread is written by holders of
+    -- its row alone. So all is decided here, and the locks that others wait for, those of queues, are held for the rest.
+    SELECT array_agg(coalesce(v_ok[n.m] AND n.m <> ALL (coalesce(v_bad, '{{}}'))
+                              AND t.rev = coalesce(p_revs[n.m], t.rev) AND q.id IS NOT NULL, false)
+                     AND NOT (p_ends[n.m] AND EXISTS (
                          SELECT FROM {schema}.attempts a
-                          WHERE a.run_id = p_runs[m] AND a.status IN ('available', 'retry_scheduled', 'claimed')
+                          WHERE a.run_id = n.id AND a.status IN ('available', 'retry_scheduled', 'claimed')
                             AND a.runnable_key <> ALL (v_keys)))
-                     -- anomalies_run
-                     AND NOT (p_revs[m] IS NULL AND EXISTS (
-                         SELECT FROM {schema}.anomalies a WHERE a.run_id = p_runs[m])) ORDER BY m)
-      INTO v_ok FROM generate_subscripts(p_runs, 1) m;
+                     AND NOT (p_revs[n.m] IS NULL AND EXISTS (
+                         SELECT FROM {schema}.anomalies a WHERE a.run_id = n.id)) ORDER BY n.m),
+           array_agg(t.rev ORDER BY n.m)
+      INTO v_ok, v_threads
+      FROM unnest(p_runs) WITH ORDINALITY n (id, m)
+      LEFT JOIN {schema}.journal_threads t ON t.id = 'squid:run:' || n.id
+      LEFT JOIN {schema}.journal_threads q ON q.id = 'squid:dispatch:' || p_queues[n.m];
+    IF true <> ALL (v_ok) THEN
+        RETURN json_build_object('now', v_now, 'written', NULL);
+    END IF;
+
+    -- attempts_pkey, runs_pkey
+    IF p_settled IS NOT NULL THEN
+        UPDATE {schema}.attempts a SET status = 'completed', input = NULL, outcome_digest = n.outcome_digest,
+               settled_at = p_at, last_at = p_at, due_at = NULL, applied_digest = n.applied_digest
+          FROM json_to_recordset(p_settled) AS n (m int, runnable_key text, outcome_digest text, applied_digest text)
+         WHERE v_ok[n.m] AND a.run_id = p_runs[n.m] AND a.runnable_key = n.runnable_key;
+    END IF;
+    DELETE FROM {schema}.attempts a USING generate_subscripts(p_runs, 1) m
+     WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];
+    UPDATE {schema}.runs r SET status = n.status, planned_visits = r.planned_visits + n.planned,
+           applied_visits = r.applied_visits + n.applied,
+           manual_state = CASE WHEN p_ends[n.m] THEN NULL ELSE coalesce(n.manual_state, r.manual_state) END,
+           terminal_status = CASE WHEN p_ends[n.m] THEN n.status END, terminal_digest = n.terminal_digest,
+           ended_at = CASE WHEN p_ends[n.m] THEN p_at END, fenced = p_ends[n.m]
+      FROM json_to_recordset(p_rows) AS n (m int, status text, planned int, applied int, manual_state json,
+           terminal_digest text)
+     WHERE v_ok[n.m] AND r.run_id = p_runs[n.m];
+
     -- journal_threads_pkey, twice, in the order of ids: those of queues before those of runs.
     SELECT array_agg(q.queue ORDER BY q.queue COLLATE "C"), array_agg(q.rev ORDER BY q.queue COLLATE "C")
       INTO v_queues, v_revs
@@ -81,17 +107,11 @@ BEGIN
                     SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || n.queue FOR UPDATE) t) q;
     v_revs := ARRAY(SELECT {schema}.revision_of('squid:dispatch:' || v_queues[i], v_revs[i])
                       FROM generate_subscripts(v_queues, 1) i ORDER BY i);
-    SELECT array_agg(coalesce(v_ok[n.m] AND t.rev = coalesce(p_revs[n.m], t.rev) AND p_queues[n.m] = ANY (v_queues),
-                              false) ORDER BY n.m), array_agg(t.rev ORDER BY n.m)
-      INTO v_ok, v_threads
-      FROM unnest(p_runs) WITH ORDINALITY n (id, m)
-      LEFT JOIN LATERAL (
-            SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:run:' || n.id AND v_ok[n.m] FOR UPDATE) t ON true;
-    IF true <> ALL (v_ok) THEN
-        RETURN json_build_object('now', v_now, 'written', NULL);
-    END IF;
+    PERFORM FROM unnest(p_runs) WITH ORDINALITY n (id, m)
+            CROSS JOIN LATERAL (
+                SELECT FROM {schema}.journal_threads WHERE id = 'squid:run:' || n.id AND v_ok[n.m] FOR UPDATE) t;
 
-    v_base := {schema}.take_number((SELECT count(*) FROM json_to_recordset(p_entries) AS e (m int) WHERE v_ok[e.m]));
+    v_base := {schema}.take_number(json_array_length(p_entries));
     WITH placed AS MATERIALIZED (
         SELECT v_base + row_number() OVER (ORDER BY e.ord) AS position, e.m, e.k, e.type, e.data, e.row,
                CASE WHEN e.k IS NULL THEN 'squid:dispatch:' || p_queues[e.m] ELSE 'squid:run:' || p_runs[e.m] END
@@ -113,41 +133,15 @@ BEGIN
         SELECT a.run_id, a.runnable_key, p.position, {attempt_columns}
           FROM placed p CROSS JOIN LATERAL json_populate_record(NULL::{schema}.attempts, p.row) a
          WHERE p.row IS NOT NULL ORDER BY p.position
-    )
-    SELECT array_agg(coalesce(n.count, 0) ORDER BY q.i) INTO v_counts
-      FROM unnest(v_queues) WITH ORDINALITY q (queue, i)
-      LEFT JOIN LATERAL (
-            SELECT count(*) FROM placed p WHERE p.k IS NULL AND p.thread = 'squid:dispatch:' || q.queue) n ON true;
-
-    -- attempts_pkey, runs_pkey
-    IF p_settled IS NOT NULL THEN
-        UPDATE {schema}.attempts a SET status = 'completed', input = NULL, outcome_digest = n.outcome_digest,
-               settled_at = p_at, last_at = p_at, due_at = NULL, applied_digest = n.applied_digest
-          FROM json_to_recordset(p_settled) AS n (m int, runnable_key text, outcome_digest text, applied_digest text)
-         WHERE v_ok[n.m] AND a.run_id = p_runs[n.m] AND a.runnable_key = n.runnable_key;
-    END IF;
-    DELETE FROM {schema}.attempts a USING generate_subscripts(p_runs, 1) m
-     WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];
-    UPDATE {schema}.runs r SET status = n.status, planned_visits = r.planned_visits + n.planned,
-           applied_visits = r.applied_visits + n.applied,
-           manual_state = CASE WHEN p_ends[n.m] THEN NULL ELSE coalesce(n.manual_state, r.manual_state) END,
-           terminal_status = CASE WHEN p_ends[n.m] THEN n.status END, terminal_digest = n.terminal_digest,
-           ended_at = CASE WHEN p_ends[n.m] THEN p_at END, fenced = p_ends[n.m]
-      FROM json_to_recordset(p_rows) AS n (m int, status text, planned int, applied int, manual_state json,
-           terminal_digest text)
-     WHERE v_ok[n.m] AND r.run_id = p_runs[n.m];
-    -- journal_threads_pkey
-    WITH counted AS (
-        SELECT e.m, max(e.k) AS count FROM json_to_recordset(p_entries) AS e (m int, k int)
-         WHERE v_ok[e.m] AND e.k IS NOT NULL GROUP BY e.m
     ), moved AS (
-        UPDATE {schema}.journal_threads t SET rev = v_threads[c.m] + c.count
-          FROM counted c WHERE t.id = 'squid:run:' || p_runs[c.m] RETURNING t.id, t.rev
+        -- journal_threads_pkey
+        UPDATE {schema}.journal_threads t SET rev = n.rev
+          FROM (SELECT thread, max(seq) AS rev FROM placed WHERE k IS NOT NULL GROUP BY thread) n
+         WHERE t.id = n.thread RETURNING t.id, t.rev
     )
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
     SELECT p_commit, json_object_agg(t.id, t.rev), clock_timestamp()
-      FROM (SELECT 'squid:dispatch:' || v_queues[i] AS id, v_revs[i] + v_counts[i] AS rev
-              FROM generate_subscripts(v_queues, 1) i
+      FROM (SELECT thread AS id, max(seq) AS rev FROM placed WHERE k IS NULL GROUP BY thread
              UNION ALL
             SELECT id, rev FROM moved) t;
     RETURN json_build_object('now', v_now, 'written', (
