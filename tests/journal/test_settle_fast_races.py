@@ -198,6 +198,25 @@ def test_what_a_rival_does_while_the_fast_way_waits_for_the_run_is_seen(postgres
     assert_views_agree_with_the_journal(postgres)
 
 
+def test_a_takeover_that_comes_while_the_fast_way_waits_for_the_attempt_is_seen(postgres: PostgresStorage) -> None:
+    # given an attempt that another transaction is about to take over, and holds
+    squid = Squid(postgres, [chain("a")])
+    squid.start("chain")
+    (held,) = squid.runtime.dispatch.claim(QUEUE, "worker")
+    before = all_entries(postgres)
+    with ThreadPoolExecutor(1) as pool, raw(postgres, autocommit=False) as connection:
+        connection.execute("SELECT FROM attempts WHERE runnable_key = %s FOR UPDATE", (held.ref.runnable_key,))
+        # when it is settled meanwhile
+        settling = pool.submit(squid.runtime.dispatch.settle, [done(held)], squid.runtime.plan)
+        wait_for_a_lock(postgres)
+        connection.execute("UPDATE attempts SET claim_id = 'rival', claim_token_hash = 'rival'")
+        connection.commit()
+        (answer,) = settling.result(30)
+    # then the outcome is refused, and nothing is written
+    refused(answer, StaleClaim)
+    assert all_entries(postgres) == before
+
+
 def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once(postgres: PostgresStorage) -> None:
     # given the last two steps before a join, and their run held by somebody
     wf = Workflow("join")
