@@ -71,7 +71,7 @@ _APPEND_ENTRIES = (
     Mutant("a run does not know its children", COLUMNS, EXCLUDED, kept("runs", "has_children"), (VIEW_HISTORIES,)),
     Mutant("a run keeps its number of visits", COLUMNS, EXCLUDED, kept("runs", "applied_visits"), (VIEW_RULES,)),
     Mutant("an attempt has no position", APPEND, "SELECT run_id, runnable_key, CASE WHEN position < 0 THEN v_base - position ELSE position END", "SELECT run_id, runnable_key, position", (VIEW_HISTORIES,)),
-    Mutant("an attempt that is there keeps its row", APPEND, "DO UPDATE SET (position, {attempt_columns}) = (EXCLUDED.position, {attempt_excluded})", "DO NOTHING", (VIEW_RULES,)),
+    Mutant("an attempt keeps its status", COLUMNS, EXCLUDED, kept("attempts", "status"), (VIEW_RULES,)),
     Mutant("an attempt keeps its lease", COLUMNS, EXCLUDED, kept("attempts", "lease_until"), (VIEW_RULES,)),
     Mutant("an attempt keeps its claim", COLUMNS, EXCLUDED, kept("attempts", "claim_id"), (VIEW_RULES,)),
     Mutant("an attempt keeps its token", COLUMNS, EXCLUDED, kept("attempts", "claim_token_hash"), (VIEW_RULES,)),
