@@ -97,7 +97,7 @@ _TO_REPAIR: LiteralString = """
                 SELECT FROM unnest(%(definitions)s::text[], %(steps)s::text[]) w (definition, step)
                  WHERE w.definition = a.definition AND w.step = a.step))
         AND (a.status IS NULL OR a.attempt_number > 1 AND a.planned_digest IS NULL
-             OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings
+             OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id || '' = a.run_id  -- attempts_siblings
                                AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number))
       ORDER BY a.run_id LIMIT %(limit)s)
     UNION
@@ -128,7 +128,7 @@ _TO_REPAIR: LiteralString = """
 _DEAD: LiteralString = """SELECT to_json(a) FROM {schema}.attempts a
     WHERE a.status = 'dead_lettered' AND a.applied_digest IS NULL AND a.position > %(after)s
       AND (%(queue)s::text IS NULL OR a.queue = %(queue)s)
-      AND NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id
+      AND NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id || '' = a.run_id
                          AND s.idempotency_key = a.idempotency_key AND s.attempt_number > a.attempt_number)
     ORDER BY a.position LIMIT %(limit)s"""
 # attempts_due, from lane to lane and so many of each; attempts_leased; queues

@@ -51,7 +51,8 @@ _READ_NEWS += ENTRY + f"WHERE thread = t.id AND seq > t.rev AND {PLANNED_BY} ORD
 _READ_START: LiteralString = ENTRY + "WHERE thread = %s AND type = 'run_started' ORDER BY seq LIMIT 1"
 # children_key
 _HAS_CHILD: LiteralString = """SELECT FROM {schema}.children
-    WHERE run_id = %(run_id)s AND left(child_key, 200) = left(%(key)s, 200) AND child_key = %(key)s LIMIT 1"""
+    WHERE md5(run_id || ' ' || child_key) = md5(%(run_id)s || ' ' || %(key)s) AND run_id || '' = %(run_id)s
+      AND child_key = %(key)s LIMIT 1"""
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
 _READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"

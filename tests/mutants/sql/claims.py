@@ -81,10 +81,10 @@ _CLAIM_ATTEMPTS = (
     Mutant("dead letters use up claim ids", FILE, "count(*) FILTER (WHERE NOT g.dead) OVER (ORDER BY g.ord) END::int AS nth", "g.ord END::int AS nth", (DEAD_LETTERS,)),
     Mutant("the owner is not recorded", FILE, "owner_id = CASE WHEN f.dead THEN a.owner_id ELSE p_owner END", "owner_id = a.owner_id", (CLAIMING,)),
     # --- fencing tokens
-    Mutant("the fencing token falls with a retry", FILE, "(SELECT coalesce(max(s.fencing_token), 0) FROM {schema}.attempts s\n                 WHERE s.run_id = a.run_id AND s.idempotency_key = a.idempotency_key)", "coalesce(a.fencing_token, 0)", (LEASES,)),
-    Mutant("runs of one idempotency key share fencing tokens", FILE, "WHERE s.run_id = a.run_id AND s.idempotency_key", "WHERE s.idempotency_key", (LEASES,)),
-    Mutant("all visits of a run share fencing tokens", FILE, "WHERE s.run_id = a.run_id AND s.idempotency_key = a.idempotency_key)", "WHERE s.run_id = a.run_id)", (LEASES, AGREEMENT)),
-    Mutant("attempts that are claimed together share a fencing token", FILE, "+ count(*) FILTER (WHERE NOT g.dead)\n                     OVER (PARTITION BY a.run_id, a.idempotency_key ORDER BY g.ord) AS token", "+ 1 AS token", (LEASES,)),
+    Mutant("the fencing token falls with a retry", FILE, "(SELECT coalesce(max(s.fencing_token), 0) FROM {schema}.attempts s\n                 WHERE s.idempotency_key = a.idempotency_key AND s.run_id || '' = g.run_id)", "(SELECT s.fencing_token FROM {schema}.attempts s WHERE s.run_id = g.run_id AND s.runnable_key = g.runnable_key)", (LEASES,)),
+    Mutant("runs of one idempotency key share fencing tokens", FILE, "AND s.run_id || '' = g.run_id)", ")", (LEASES,)),
+    Mutant("all visits of a run share fencing tokens", FILE, "WHERE s.idempotency_key = a.idempotency_key AND s.run_id || '' = g.run_id)", "WHERE s.run_id = g.run_id)", (LEASES, AGREEMENT)),
+    Mutant("attempts that are claimed together share a fencing token", FILE, "+ count(*) FILTER (WHERE NOT g.dead)\n                     OVER (PARTITION BY g.run_id, a.idempotency_key ORDER BY g.ord) AS token", "+ 1 AS token", (LEASES,)),
     Mutant("a dead letter uses up a fencing token", FILE, "+ count(*) FILTER (WHERE NOT g.dead)\n", "+ count(*)\n", (LEASES,)),
     # --- deliveries and dead letters
     Mutant("a claim is not counted as a delivery", FILE, "ELSE a.deliveries + 1 END", "ELSE a.deliveries END", (CLAIMING,)),
@@ -130,7 +130,7 @@ _CLAIM_ATTEMPTS = (
     Mutant("a lost answer is given again in part", FILE, "- 2 * v_wanted - v_most_dead", "- 2", (LOST_ANSWERS,)),
     Mutant("a lost answer forgets what stands before dead letters", FILE, "- 2 * v_wanted - v_most_dead", "- 2 * v_wanted", (LOST_ANSWERS,)),
     Mutant("a lost answer gives the claims of others", FILE, "WHERE c.id = p_commit AND a.claim_id = ANY (p_claim_ids);", "WHERE c.id = p_commit;", (LOST_ANSWERS,)),
-    Mutant("a lost answer gives a claim once for each earlier one", FILE, "\n           AND a.claim_id = e.data->>'claim_id'\n", "\n", (LOST_ANSWERS,)),
+    Mutant("a lost answer gives a claim once for each earlier one", FILE, "\n                   AND a.claim_id = e.data->>'claim_id' OFFSET 0) a\n", " OFFSET 0) a\n", (LOST_ANSWERS,)),
 )  # fmt: skip
 
 # Equivalent: which time counts within the margin of lateness, and that a lane without due work begins now (the mark is

@@ -105,7 +105,7 @@ _REPAIR = (
     Mutant("a dead letter that waits for a person is repaired", FILE, "\n                 WHERE w.definition = a.definition AND w.step = a.step))", " WHERE false))", (REPAIR,)),
     Mutant("dead letters of other steps wait for a person", FILE, "WHERE w.definition = a.definition AND w.step = a.step))", "WHERE w.definition = a.definition))", (REPAIR,)),
     Mutant("dead letters of other definitions wait for a person", FILE, "WHERE w.definition = a.definition AND w.step = a.step))", "WHERE w.step = a.step))", (REPAIR,)),
-    Mutant("a failure with a retry is repaired", FILE, "OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id = a.run_id  -- attempts_siblings", "OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE false", (REPAIR,)),
+    Mutant("a failure with a retry is repaired", FILE, "OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE s.run_id || '' = a.run_id  -- attempts_siblings", "OR NOT EXISTS (SELECT FROM {schema}.attempts s WHERE false", (REPAIR,)),
     Mutant("an end without its fence is not repaired", FILE, "WHERE r.run_id > %(after)s AND r.unfenced\n", "WHERE false\n", (REPAIR,)),
     Mutant("ends without a fence of any queue are repaired", FILE, "AND r.unfenced\n        AND (%(queue)s::text IS NULL OR r.queue IS NULL OR r.queue = %(queue)s)", "AND r.unfenced", (REPAIR,)),
     Mutant("an ended parent is repaired", FILE, "AND r.terminal_status IS NULL AND r.has_children AND NOT r.quarantined", "AND r.has_children AND NOT r.quarantined", (REPAIR,)),

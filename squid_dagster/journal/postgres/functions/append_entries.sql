@@ -89,7 +89,7 @@ BEGIN
 
     UPDATE {schema}.journal_threads t SET rev = v_revs[i] + p_counts[i]
       FROM generate_subscripts(p_threads, 1) i
-     WHERE t.id = p_threads[i] AND NOT v_new[i] AND starts_with(p_threads[i], 'squid:run:');
+     WHERE t.id = ANY (ARRAY[p_threads[i]]) AND NOT v_new[i] AND starts_with(p_threads[i], 'squid:run:');
     SELECT json_object_agg(p_threads[i], v_revs[i] + p_counts[i]) INTO v_receipt
       FROM generate_subscripts(p_threads, 1) i;
     IF p_commit IS NOT NULL THEN

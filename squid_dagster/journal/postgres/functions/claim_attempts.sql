@@ -56,11 +56,15 @@ BEGIN
         -- journal_entries_thread, attempts_pkey
         SELECT json_agg(a ORDER BY e.seq) INTO v_claimed
           FROM {schema}.journal_commits c
-          JOIN {schema}.journal_entries e ON e.thread = v_thread AND e.type = 'attempt_claimed'
-           AND e.seq <= (c.receipt->>v_thread)::bigint
-           AND e.seq > (c.receipt->>v_thread)::bigint - 2 * v_wanted - v_most_dead
-          JOIN {schema}.attempts a ON a.run_id = e.run_id AND a.runnable_key = e.data->>'runnable_key'
-           AND a.claim_id = e.data->>'claim_id'
+         CROSS JOIN LATERAL (
+                SELECT * FROM {schema}.journal_entries e
+                 WHERE e.thread = v_thread AND e.type = 'attempt_claimed'
+                   AND e.seq <= (c.receipt->>v_thread)::bigint
+                   AND e.seq > (c.receipt->>v_thread)::bigint - 2 * v_wanted - v_most_dead OFFSET 0) e
+         CROSS JOIN LATERAL (
+                SELECT * FROM {schema}.attempts a
+                 WHERE a.run_id = e.run_id AND a.runnable_key = e.data->>'runnable_key'
+                   AND a.claim_id = e.data->>'claim_id' OFFSET 0) a
          WHERE c.id = p_commit AND a.claim_id = ANY (p_claim_ids);
         RETURN json_build_object('claimed', v_claimed, 'dead', 0);
     END IF;
@@ -199,13 +203,15 @@ BEGIN
                CASE WHEN NOT g.dead THEN count(*) FILTER (WHERE NOT g.dead) OVER (ORDER BY g.ord) END::int AS nth
           FROM unnest(v_got_runs, v_got_keys, v_got_dead) WITH ORDINALITY AS g(run_id, runnable_key, dead, ord)
     ), taken AS (
-        -- attempts_siblings: the fencing token counts claims over all attempts of the idempotency key.
+        -- attempts_pkey; attempts_siblings: the fencing token counts claims over all attempts of the idempotency key.
         SELECT g.*, a.deliveries, greatest(v_now, a.last_at) AS at,
                (SELECT coalesce(max(s.fencing_token), 0) FROM {schema}.attempts s
-                 WHERE s.run_id = a.run_id AND s.idempotency_key = a.idempotency_key)
+                 WHERE s.idempotency_key = a.idempotency_key AND s.run_id || '' = g.run_id)
                + count(*) FILTER (WHERE NOT g.dead)
-                     OVER (PARTITION BY a.run_id, a.idempotency_key ORDER BY g.ord) AS token
-          FROM got g JOIN {schema}.attempts a USING (run_id, runnable_key)
+                     OVER (PARTITION BY g.run_id, a.idempotency_key ORDER BY g.ord) AS token
+          FROM got g CROSS JOIN LATERAL (
+               SELECT a.deliveries, a.last_at, a.idempotency_key FROM {schema}.attempts a
+                WHERE a.run_id = g.run_id AND a.runnable_key = g.runnable_key OFFSET 0) a
     ), facts AS (
         SELECT t.*, CASE WHEN t.dead THEN 'attempt_dead_lettered' ELSE 'attempt_claimed' END AS type,
                CASE WHEN t.dead THEN json_build_object(
@@ -240,7 +246,7 @@ BEGIN
                settled_at = CASE WHEN f.dead THEN f.at ELSE a.settled_at END,
                input = CASE WHEN f.dead THEN NULL ELSE a.input END,
                last_at = f.at
-          FROM facts f WHERE a.run_id = f.run_id AND a.runnable_key = f.runnable_key
+          FROM facts f WHERE a.run_id = ANY (ARRAY[f.run_id]) AND a.runnable_key = f.runnable_key
         RETURNING a.*, f.ord
     )
     SELECT json_agg(m ORDER BY m.ord) INTO v_claimed FROM moved m WHERE m.status = 'claimed';

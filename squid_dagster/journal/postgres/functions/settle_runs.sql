@@ -73,8 +73,10 @@ BEGIN
            array_agg(t.rev ORDER BY n.m)
       INTO v_ok, v_threads
       FROM unnest(p_runs) WITH ORDINALITY n (id, m)
-      LEFT JOIN {schema}.journal_threads t ON t.id = 'squid:run:' || n.id
-      LEFT JOIN {schema}.journal_threads q ON q.id = 'squid:dispatch:' || p_queues[n.m];
+      LEFT JOIN LATERAL (
+            SELECT rev FROM {schema}.journal_threads WHERE id = 'squid:run:' || n.id OFFSET 0) t ON true
+      LEFT JOIN LATERAL (
+            SELECT id FROM {schema}.journal_threads WHERE id = 'squid:dispatch:' || p_queues[n.m] OFFSET 0) q ON true;
     IF true <> ALL (v_ok) THEN
         RETURN json_build_object('now', v_now, 'written', NULL);
     END IF;
@@ -84,10 +86,10 @@ BEGIN
         UPDATE {schema}.attempts a SET status = 'completed', input = NULL, outcome_digest = n.outcome_digest,
                settled_at = p_at, last_at = p_at, due_at = NULL, applied_digest = n.applied_digest
           FROM json_to_recordset(p_settled) AS n (m int, runnable_key text, outcome_digest text, applied_digest text)
-         WHERE v_ok[n.m] AND a.run_id = p_runs[n.m] AND a.runnable_key = n.runnable_key;
+         WHERE v_ok[n.m] AND a.run_id = ANY (ARRAY[p_runs[n.m]]) AND a.runnable_key = n.runnable_key;
     END IF;
-    DELETE FROM {schema}.attempts a USING generate_subscripts(p_runs, 1) m
-     WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];
+    DELETE FROM {schema}.attempts WHERE run_id = ANY (ARRAY(
+        SELECT p_runs[m] FROM generate_subscripts(p_runs, 1) m WHERE p_ends[m] AND v_ok[m]));
     UPDATE {schema}.runs r SET status = n.status, planned_visits = r.planned_visits + n.planned,
            applied_visits = r.applied_visits + n.applied,
            manual_state = CASE WHEN p_ends[n.m] THEN NULL ELSE coalesce(n.manual_state, r.manual_state) END,
@@ -95,7 +97,7 @@ BEGIN
            ended_at = CASE WHEN p_ends[n.m] THEN p_at END, fenced = p_ends[n.m]
       FROM json_to_recordset(p_rows) AS n (m int, status text, planned int, applied int, manual_state json,
            terminal_digest text)
-     WHERE v_ok[n.m] AND r.run_id = p_runs[n.m];
+     WHERE v_ok[n.m] AND r.run_id = ANY (ARRAY[p_runs[n.m]]);
 
     -- journal_threads_pkey, twice, in the order of ids: those of queues before those of runs.
     SELECT array_agg(q.queue ORDER BY q.queue COLLATE "C"), array_agg(q.rev ORDER BY q.queue COLLATE "C")
@@ -137,7 +139,7 @@ BEGIN
         -- journal_threads_pkey
         UPDATE {schema}.journal_threads t SET rev = n.rev
           FROM (SELECT thread, max(seq) AS rev FROM placed WHERE k IS NOT NULL GROUP BY thread) n
-         WHERE t.id = n.thread RETURNING t.id, t.rev
+         WHERE t.id = ANY (ARRAY[n.thread]) RETURNING t.id, t.rev
     )
     INSERT INTO {schema}.journal_commits (id, receipt, committed_at)
     SELECT p_commit, json_object_agg(t.id, t.rev), clock_timestamp()

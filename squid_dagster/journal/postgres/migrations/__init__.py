@@ -12,7 +12,7 @@ from psycopg import sql
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.schema import fill_in
 
-_VIEWS = ("0001_3_views", "0007_indexes")  # together, the newest definition of the views
+_VIEWS = ("0001_3_views", "0007_indexes", "0008_indexes")  # together, the newest definition of the views
 
 
 @cache
