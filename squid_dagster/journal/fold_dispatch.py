@@ -1,8 +1,16 @@
-"""Dispatch on any storage: read the queue's thread, fold it, append if nobody else did meanwhile, else begin again."""
+"""Dispatch on any storage: read what is new of a queue, decide, append if nobody else did meanwhile, else begin again.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+A queue and the planner's states of its runs are kept as they were read last (`QueueView`, `PlanStates`), so that a
+claim and a settled step cost the same early and late in a run, and beside few attempts and many. What is kept is never
+believed: each commit names the revisions that it was decided by.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum, auto
+from itertools import islice
+from threading import RLock
 
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
@@ -25,6 +33,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.group import Group, ask, judge
 from squid_dagster.journal.plan_states import KnownState, PlanStates
+from squid_dagster.journal.queue_view import QueueView
 from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.rounds import answer_in_rounds, outcome_bytes
 from squid_dagster.journal.settling import (
@@ -39,17 +48,20 @@ from squid_dagster.journal.settling import (
     settled,
 )
 from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.journal.thread_views import ThreadViews
 from squid_dagster.limits import MAX_CLAIMS
-from squid_dagster.protocol.attempts import Attempt, Suspicion, definition_key, suspicion_of
+from squid_dagster.protocol.attempts import Attempt, Suspicion, suspicion_of
 from squid_dagster.protocol.checks import checks_arguments
-from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
+from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
-from squid_dagster.protocol.facts import AttemptClaimed, Fact
+from squid_dagster.protocol.facts import AttemptClaimed, AttemptFailed, ChildRunStarted, Fact, RunTerminal
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
+
+_MOST_PARENTS = 2_000  # of which child keys are kept
 
 
 @checks_arguments
@@ -59,8 +71,10 @@ class FoldDispatchStore:
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage."""
         self._storage = storage
-        self._queues: dict[str, tuple[int, DispatchProjection]] = {}
+        self._lock = RLock()  # held while what is kept is read on and looked at, never during a commit
+        self._queues = ThreadViews(storage, QueueView, sys.maxsize)
         self._states = PlanStates()
+        self._child_keys = ThreadViews(storage, _ChildKeys, _MOST_PARENTS)
 
     def claim(
         self,
@@ -75,22 +89,23 @@ class FoldDispatchStore:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
         while True:
-            revision, projection = self._fold(queue)
             tokens = dict(new_claims(limit))
-            facts = self._claim_facts(projection, owner_id, lease, definitions, tokens, suspects)
+            with self._lock:
+                revision, view = self._queues.read(dispatch_thread(queue))
+                facts = self._claim_facts(view, owner_id, lease, definitions, tokens, suspects)
+                taken = _claimed(view, facts)
             if not facts:
                 return []
             try:
                 self._storage.append(dispatch_thread(queue), facts, expected_rev=revision)
-            except Conflict:
+            except Conflict as conflict:
+                self._doubt(conflict)
                 continue
-            _, projection = self._fold(queue)
-            taken = (projection.runs[f.run_id].attempts[f.runnable_key] for f in facts if f.type == "attempt_claimed")
-            return [make_claim(attempt, tokens) for attempt in taken if attempt.claim_id in tokens]
+            return [make_claim(attempt, tokens) for attempt in taken]
 
     def _claim_facts(
         self,
-        projection: DispatchProjection,
+        view: QueueView,
         owner_id: str,
         lease: timedelta,
         definitions: Collection[str] | None,
@@ -103,12 +118,10 @@ class FoldDispatchStore:
         counted: dict[tuple[str, str], int] = {}
         if suspects is not None:
             suspects.taken = suspects.passed_over = Suspicion.NONE
-        for attempt in projection.claimable(now):
+        for attempt in view.claimable(now, definitions):
             if not unused:
                 break
-            if not _of(attempt, definitions):
-                continue
-            run = self._run(projection, attempt.run_id)
+            run = self._run(view, attempt.run_id)
             if run.stopped:
                 continue
             spent = dead_letter_fact(attempt, now)
@@ -164,25 +177,55 @@ class FoldDispatchStore:
         decision: Decision,
         *,
         fence: ClaimRef | None = None,
-        lineage: Lineage | None = None,  # runs are read whole here
+        lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Read runs and write what follows, as the contract says."""
         while True:
             revisions = self._fence_revision(fence)
             now = self._storage.now()  # before reading: what was true then is never judged by a later time
-            found = {run_id: self._storage.read_run(run_id) for run_id in run_ids}
-            units = {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
+            units, seen = self._units(run_ids, fence, lineage)
+            revisions |= seen
             if fence is not None:
                 check_held(units[fence.run_id], fence, now)
             facts = list(decision(units, now))
             if not facts:
                 return []
-            revisions |= {run_thread(run_id): revision_of(run_id, entries) for run_id, entries in found.items()}
             try:
                 commit_in_order(self._storage, facts, revisions)
-            except Conflict:
+            except Conflict as conflict:
+                self._doubt(conflict)
                 continue
             return facts
+
+    def _units(
+        self, run_ids: Collection[str], fence: ClaimRef | None, lineage: Lineage | None
+    ) -> tuple[dict[str, RunUnit], dict[str, int]]:
+        """Return these runs, and the revisions of their threads; of a lineage's run its start, its end and the attempt
+        of the fence, unless it has a child of that key: then it is read whole like the others."""
+        units: dict[str, RunUnit] = {}
+        revisions: dict[str, int] = {}
+        for run_id in run_ids:
+            thread = run_thread(run_id)
+            brief = self._brief(lineage, fence) if lineage is not None and run_id == lineage.run_id else None
+            if brief is not None:
+                revisions[thread], units[run_id] = brief
+            else:
+                entries = self._storage.read_run(run_id)
+                revisions[thread], units[run_id] = revision_of(run_id, entries), RunUnit.fold(entries)
+        return units, revisions
+
+    def _brief(self, lineage: Lineage, fence: ClaimRef | None) -> tuple[int, RunUnit] | None:
+        run_id = lineage.run_id
+        with self._lock:
+            revision, state = self._state(run_id)
+            _, linked = self._child_keys.read(run_thread(run_id))  # last: a link that comes after `state` is a conflict
+            if lineage.child_key in linked.keys:
+                return None
+            unit = RunUnit(RunProjection(run_id, state.start, terminal_status=state.terminal_status))
+            if fence is not None and fence.run_id == run_id:
+                _, view = self._queues.read(dispatch_thread(fence.queue))
+                unit.dispatch = view.part(run_id, [fence.runnable_key])
+            return revision, unit
 
     def _fence_revision(self, fence: ClaimRef | None) -> dict[str, int]:
         """Return the revision of the claim's queue: a takeover before the commit makes that a conflict."""
@@ -196,21 +239,26 @@ class FoldDispatchStore:
     ) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
         check_definitions(definitions)
-        _, projection = self._fold(check_part(queue, "queue"))
-        found = (a for a in projection.visible(self._storage.now()) if _of(a, definitions))
-        return [a for a in found if not self._run(projection, a.run_id).stopped][:limit]
+        with self._lock:
+            _, view = self._queues.read(dispatch_thread(check_part(queue, "queue")))
+            found = self._of_open_runs(view, view.visible(self._storage.now(), definitions))
+            return list(islice(found, limit))
 
     def expired(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
     ) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
         check_definitions(definitions)
-        return [a for a in self._expired(check_part(queue, "queue")) if _of(a, definitions)][:limit]
+        return self._expired(check_part(queue, "queue"), definitions)[:limit]
 
-    def _expired(self, queue: str) -> list[Attempt]:
-        _, projection = self._fold(queue)
-        found = [a for a in projection.expired(self._storage.now()) if not self._run(projection, a.run_id).stopped]
+    def _expired(self, queue: str, definitions: Collection[str] | None = None) -> list[Attempt]:
+        with self._lock:
+            _, view = self._queues.read(dispatch_thread(queue))
+            found = list(self._of_open_runs(view, view.expired(self._storage.now(), definitions)))
         return sorted(found, key=lambda a: (a.lease_until or a.visible_at, a.position))
+
+    def _of_open_runs(self, view: QueueView, found: Iterable[Attempt]) -> Iterator[Attempt]:
+        return (attempt for attempt in found if not self._run(view, attempt.run_id).stopped)
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming."""
@@ -220,22 +268,22 @@ class FoldDispatchStore:
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
 
-    def _fold(self, queue: str) -> tuple[int, DispatchProjection]:
-        """Bring the projection of a queue up to date; it costs what was appended since the last time."""
-        revision, projection = self._queues.get(queue, (0, DispatchProjection()))
-        news = self._storage.read(dispatch_thread(queue), after=revision)
-        if news:
-            revision, projection = news[-1].seq, DispatchProjection.fold(news, onto=projection)
-            self._queues[queue] = (revision, projection)
-        return revision, projection
-
-    def _run(self, projection: DispatchProjection, run_id: str) -> RunDispatch:
-        """Give a run's part of the queue, fenced also by what its own thread says."""
-        part = projection.runs.get(run_id, RunDispatch()).copy()
-        run = RunProjection.fold(self._storage.read(run_thread(run_id)))
-        part.fenced = part.fenced or run.terminal
-        part.quarantined = part.quarantined or run.quarantine is not None
+    def _run(self, view: QueueView, run_id: str) -> RunDispatch:
+        """Return a run's part of the queue, to look at, fenced also by what its own thread says."""
+        part = view.run(run_id)
+        if not part.fenced:
+            state = self._state(run_id).state
+            if state.stopped:
+                view.stop(run_id, ended=state.terminal, quarantined=state.quarantined)
         return part
+
+    def _doubt(self, conflict: Conflict) -> None:
+        """Forget a thread that is shorter than it was: it was deleted."""
+        if conflict.actual < conflict.expected:
+            with self._lock:
+                self._queues.forget(conflict.thread)
+                self._child_keys.forget(conflict.thread)
+                self._states.take(parse_thread(conflict.thread).part)
 
     def _group(
         self,
@@ -256,7 +304,8 @@ class FoldDispatchStore:
             while True:
                 try:
                     found = self._group_once(queue, mine, _at_places(fact_of, places), plan, recorded)
-                except Conflict:
+                except Conflict as conflict:
+                    self._doubt(conflict)
                     continue
                 answers |= dict(zip(places, found, strict=True))
                 break
@@ -275,21 +324,25 @@ class FoldDispatchStore:
         now = (
             self._storage.now()
         )  # before reading: a lease that is extended meanwhile must not look as if it had run out
-        revision, projection = self._fold(queue)
-        runs = {ref.run_id: self._run(projection, ref.run_id) for ref in refs}
-        group = judge(refs, fact_of, runs.__getitem__, now)
-        revisions: dict[str, int] = {}
-        if plan is not None:
-            revisions = self._plan(group, runs, plan, now)
-        group.check(self._storage.max_fact_bytes)
+        with self._lock:
+            revision, view = self._queues.read(dispatch_thread(queue))
+            for run_id in {ref.run_id: None for ref in refs}:
+                self._run(view, run_id)
+            group = judge(refs, fact_of, view.run, now)
+            runs = _parts(view, refs, group)
+            revisions: dict[str, int] = {}
+            if plan is not None:
+                revisions = self._plan(group, runs, plan, now)
+            group.check(self._storage.max_fact_bytes)
+        written = group.members(group.facts)
         after = {
-            run_id: settled(run, (fact for i, fact in group.facts.items() if refs[i].run_id == run_id))
-            for run_id, run in runs.items()
+            run_id: settled(run, (group.facts[i] for i in written.get(run_id, ()))) for run_id, run in runs.items()
         }
         planned = arrange(fact for facts in group.planned.values() for fact in facts)
         appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in planned]
         new = {refs[i].claim_id: after[refs[i].run_id].attempts[refs[i].runnable_key] for i in group.facts}
         self._write(queue, revision, list(group.facts.values()), appends, lambda: recorded.update(new))
+        self._note_ends(view, group)
         return [
             Answer(ref, error=group.errors[i])
             if i in group.errors and ref.claim_id not in recorded
@@ -307,11 +360,23 @@ class FoldDispatchStore:
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
             after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
-            state = states[run_id].state.copy()
-            return ask(plan, PlanRequest(run_id, state, attempts, after.attempts, now, max_fact_bytes))
+            state = states[run_id].state
+            state.begin()
+            try:
+                return ask(plan, PlanRequest(run_id, state, attempts, after.attempts, now, max_fact_bytes))
+            finally:
+                state.roll_back()  # what is written of it is read with the rest
 
         group.plan(members, plan_of)
         return {run_thread(run_id): known.revision for run_id, known in states.items()}
+
+    def _note_ends(self, view: QueueView, group: Group) -> None:
+        """Let go of the runs that the group has ended."""
+        with self._lock:
+            for fact in (fact for facts in group.planned.values() for fact in facts):
+                if isinstance(fact, RunTerminal):
+                    view.stop(fact.run_id, ended=True, quarantined=False)
+                    self._states.take(fact.run_id)
 
     def _state(self, run_id: str) -> KnownState:
         """Bring the planner's state of a run up to date; it costs what was appended since the last time."""
@@ -373,6 +438,42 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
         storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
 
 
+class _ChildKeys:
+    """The keys of the children that a run's thread links."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+
+    def add(self, entry: Entry) -> None:
+        """Take in one entry."""
+        if isinstance(entry.fact, ChildRunStarted):
+            self.keys.add(entry.fact.child_key)
+
+
+def _claimed(view: QueueView, facts: Iterable[Fact]) -> list[Attempt]:
+    """Return what these facts claim, as it is once they are written."""
+    claims = [fact for fact in facts if isinstance(fact, AttemptClaimed)]
+    by_run: dict[str, list[AttemptClaimed]] = {}
+    for fact in claims:
+        by_run.setdefault(fact.run_id, []).append(fact)
+    after = {
+        run_id: settled(view.part(run_id, [fact.runnable_key for fact in mine]), mine)
+        for run_id, mine in by_run.items()
+    }
+    return [after[fact.run_id].attempts[fact.runnable_key] for fact in claims]
+
+
+def _parts(view: QueueView, refs: Sequence[ClaimRef], group: Group) -> dict[str, RunDispatch]:
+    """Return of each run that the group is about the attempts that it names or would create, and their visits."""
+    keys: dict[str, list[str]] = {}
+    for ref in refs:
+        keys.setdefault(ref.run_id, []).append(ref.runnable_key)
+    for i, fact in group.facts.items():
+        if isinstance(fact, AttemptFailed) and fact.retry_runnable_key is not None:
+            keys[refs[i].run_id].append(fact.retry_runnable_key)
+    return {run_id: view.part(run_id, mine) for run_id, mine in keys.items()}
+
+
 class _Verdict(Enum):
     """What a claim does about an attempt that it has come to."""
 
@@ -395,11 +496,6 @@ def _suspect_verdict(attempt: Attempt, suspects: Suspects | None, *, anything_ta
         return _Verdict.TAKE_ALONE
     suspects.passed_over = suspicion
     return _Verdict.STOP if allowed else _Verdict.PASS_OVER
-
-
-def _of(attempt: Attempt, definitions: Collection[str] | None) -> bool:
-    """Tell whether the attempt is of one of these definitions; None: of any."""
-    return definitions is None or definition_key(attempt.workflow, attempt.definition_fingerprint) in definitions
 
 
 def _at_places(fact_of: FactOf, places: list[int]) -> FactOf:

@@ -1,7 +1,9 @@
 """A storage in memory: the twin of the Postgres one, for tests, simulation and time travel. Safe between threads."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from threading import RLock
 from typing import NamedTuple
 from uuid import UUID
@@ -33,6 +35,9 @@ class _Stored(NamedTuple):
 
     def entry(self) -> Entry:
         return Entry(self.thread, self.seq, self.position, decode(self.thread, *self.encoded))
+
+
+_position = attrgetter("position")
 
 
 @checks_arguments
@@ -123,7 +128,8 @@ class MemoryStorage:
         """Give entries between two cuts."""
         check_revision(limit, "limit")
         with self._lock:
-            found = [stored for stored in self._journal if after < stored.position <= upto][:limit]
+            begin, end = (bisect_right(self._journal, each, key=_position) for each in (after, upto))
+            found = self._journal[begin:end][:limit]
         return [stored.entry() for stored in found]
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
