@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from threading import Lock
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -36,6 +37,7 @@ WINDOW = 100  # visits, siblings or children of which the mean is taken
 BEFORE, BEYOND = 5, 15  # steps of the runs whose difference is what the tenth step costs
 EARLY_RUNS, SPANS, LATE_SPANS = 40, 5, 3
 _PATIENCE = timedelta(minutes=5)
+S = TypeVar("S")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -192,7 +194,7 @@ def lengths(visits: int) -> list[Measure]:
     with _squid(*workflows.values()) as (squid, meter):
         early = _tenth(lambda size: _in_turn(squid, meter, workflows[size], size))
         run_id = squid.start(workflows[visits].name, {}).run_id
-        late = _last(_watched(squid, meter, visits))
+        late = _last(watched(squid, meter.read, visits))
         assert squid.inspect_run(run_id).status == "completed"
     return _early_and_late(f"visit {visits:,} of a loop", early, late)
 
@@ -214,28 +216,16 @@ def widths(siblings: int) -> list[Measure]:
         early = _tenth(narrow)
         run_id = squid.start(workflows[siblings].name, {}).run_id
         squid.execute_next()
-        late = _last(_watched(squid, meter, siblings))
+        late = _last(watched(squid, meter.read, siblings))
         assert squid.inspect_run(run_id).status == "completed"
     return _early_and_late(f"sibling {siblings:,}", early, late)
 
 
 def families(children: int) -> list[Measure]:
     """Measure starts of children by one step, the tenth and the last of them."""
-    parent, child = Workflow("parent", payload=Job), chain(1)
-    costs: list[Cost] = []
-
     with _squid() as (empty, meter):
-
-        @parent.step
-        def start_all(ctx: StepContext, n: int) -> int:
-            for number in range(n):
-                if n == children and number % WINDOW == 0:
-                    costs.append(meter.read())
-                    progress("children", number, children)
-                ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}", queue="children")
-            return n
-
-        squid = Squid(empty.journal, [parent, child])
+        *workflows, costs = family(meter.read, children)
+        squid = Squid(empty.journal, workflows)
 
         def small_families(size: int) -> Cost:
             squid.start_many("parent", [{"n": size}] * EARLY_RUNS, queue="parents")
@@ -246,7 +236,6 @@ def families(children: int) -> list[Measure]:
         early = _tenth(small_families)
         run_id = squid.start("parent", {"n": children}, queue="parents").run_id
         squid.execute_next("parents")
-        costs.append(meter.read())
         assert squid.inspect_run(run_id).status == "completed"
     return _early_and_late(f"child {children:,} of one parent", early, _last(costs))
 
@@ -288,16 +277,38 @@ def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> C
     return meter.read() - before
 
 
-def _watched(squid: Squid, meter: Meter, steps: int) -> list[Cost]:
-    """Work until nothing is due; return what was spent at every `WINDOW` steps."""
-    costs: list[Cost] = []
+def family(read: Callable[[], S], children: int, window: int = WINDOW) -> tuple[Workflow, Workflow, list[S]]:
+    """Return a workflow that starts children on a queue of theirs, that of the children, and what is read.
+
+    It is read at every `window` starts, where so many `children` are started; smaller families are not watched.
+    """
+    parent, child = Workflow("parent", payload=Job), chain(1)
+    costs: list[S] = []
+
+    @parent.step
+    def start_all(ctx: StepContext, n: int) -> int:
+        for number in range(n):
+            if n == children and number % window == 0:
+                costs.append(read())
+                progress("children", number, children)
+            ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}", queue="children")
+        if n == children:
+            costs.append(read())
+        return n
+
+    return parent, child, costs
+
+
+def watched(squid: Squid, read: Callable[[], S], steps: int, window: int = WINDOW) -> list[S]:
+    """Work until nothing is due; return what was read at every `window` steps."""
+    costs: list[S] = []
     done = 0
 
     def settled(attempts: Sequence[SettledAttempt]) -> None:
         nonlocal done
-        before, done = done // WINDOW, done + len(attempts)
-        if done // WINDOW > before:  # a reading costs as much as a step
-            costs.append(meter.read())
+        before, done = done // window, done + len(attempts)
+        if done // window > before:  # a reading costs as much as a step
+            costs.append(read())
             progress("settled", min(done, steps), steps)
 
     squid.new_worker("default", concurrency=10, until_idle=True, on_settled=settled).run()

@@ -46,8 +46,8 @@ BUGS = (
     Bug(
         "an end on the run's own thread is no fence",
         "journal.fold_dispatch:FoldDispatchStore._run",
-        "part.fenced or run.terminal",
-        "part.fenced",
+        "ended=state.terminal",
+        "ended=False",
     ),
     Bug("an ended run takes results", "journal.settling:find", "if run.fenced:", "if False:"),
     Bug(
@@ -58,9 +58,9 @@ BUGS = (
     ),
     Bug(
         "a claim takes what another holds",
-        "protocol.dispatch:RunDispatch.claimable",
-        "a.due_at <= at",
-        "(a.due_at <= at or a.claim_id)",
+        "protocol.attempts:Attempt.due_at",
+        "return self.lease_until",
+        "return self.visible_at",
     ),
     Bug("heartbeats extend nothing", "runtime.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"),
     Bug(
@@ -154,9 +154,7 @@ BUGS = (
         "windows_due(cron, cursor, at, _MOST)]",
         "windows_due(cron, cursor, at, _MOST)[-1:]]",
     ),
-    Bug(
-        "a paused queue gives claims", "protocol.dispatch:DispatchProjection.claimable", "if a.queue not in paused", ""
-    ),
+    Bug("a paused queue gives claims", "journal.queue_view:QueueView.claimable", "iter(()) if self.paused else ", ""),
     # --- recovery
     Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
     Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),
