@@ -134,9 +134,11 @@ class QueueView:
     def stop(self, run_id: str, *, ended: bool, quarantined: bool) -> None:
         """Note that the run's own thread says that it has ended, or is quarantined: neither is ever taken back."""
         run = self._runs.setdefault(run_id, _Run())
+        known = run.dispatch.fenced, run.dispatch.quarantined
         run.dispatch.fenced |= ended
         run.dispatch.quarantined |= quarantined
-        self._stopped.append(run)
+        if known != (run.dispatch.fenced, run.dispatch.quarantined):
+            self._stopped.append(run)
 
     def claimable(self, at: datetime, definitions: Collection[str] | None) -> Iterator[Attempt]:
         """Yield what a claim may take or dead-letter then, in claim order. A paused queue gives none."""
