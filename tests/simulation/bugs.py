@@ -38,12 +38,6 @@ BUGS = (
         "",
     ),
     Bug(
-        "a claim ignores the run's end",
-        "journal.fold_dispatch:FoldDispatchStore._claim_facts",
-        "run = self._run(view, attempt.run_id)",
-        "run = view.run(attempt.run_id)",
-    ),
-    Bug(
         "an end on the run's own thread is no fence",
         "journal.fold_dispatch:FoldDispatchStore._run",
         "ended=state.terminal",
