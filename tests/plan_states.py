@@ -8,6 +8,7 @@ _SAME = (
     "start",
     "planned",
     "open",
+    "launches",
     "undo_failures",
     "failure",
     "manual_state",

@@ -11,12 +11,12 @@ from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import AttemptReleased, Runnable
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.launches import Launch, latest_launches
 from squid_dagster.protocol.plan_state import COMPENSATE, PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external import is_external
-from squid_dagster.workflow.launches import Launch, latest_launch
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import unprogressed
 
@@ -93,7 +93,7 @@ class Case:
 
     def launch_of(self, attempt: Attempt) -> Launch | None:
         """Give the latest request for work elsewhere that an attempt waits for; None while nobody has asked for it."""
-        return latest_launch(self.run.command_history, attempt.runnable_key)
+        return latest_launches(self.run.command_history).get(attempt.runnable_key)
 
     def step_of(self, attempt: Attempt) -> StepDefinition | None:
         """Give the definition of an attempt's step, where it is known."""

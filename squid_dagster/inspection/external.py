@@ -8,8 +8,8 @@ from squid_dagster.inspection.sentences import named
 from squid_dagster.inspection.shown import shown_object, span
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch
 from squid_dagster.workflow.external import target_of
-from squid_dagster.workflow.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch
 
 _SENSOR = "squid_external_sensor"
 

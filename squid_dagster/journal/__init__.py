@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from squid_dagster.journal.checkpoints import load_run
     from squid_dagster.journal.clock import Clock, SystemClock, VirtualClock
     from squid_dagster.journal.dispatch import (
         Answer,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 # Exported lazily, so that a command which only looks at the configuration loads no database driver.
 _HOMES = {
-    "checkpoints": ("load_run",),
     "clock": ("Clock", "SystemClock", "VirtualClock"),
     "dispatch": (
         "Answer",
@@ -107,7 +105,6 @@ __all__ = [
     "SystemClock",
     "VirtualClock",
     "WorkerRow",
-    "load_run",
     "open_journal",
     "quarantine",
     "rebuild_views",

@@ -1,34 +1,56 @@
-"""Reading a run at the price of its latest facts: from a checkpoint, where there is one that can be used."""
+"""Checkpoints of the planner's states of runs: who knows nothing of a run reads one, and what came since.
 
+A cache: one that is lost, damaged or of another version costs time alone. It is written anew when about as much has
+come since as it takes to read it, so that the cost of both stays in proportion to what is appended.
+"""
+
+from squid_dagster.journal.plan_states import KnownState
 from squid_dagster.journal.storage import Storage
+from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
+
+logger = redacting_logger(__name__)
 
 CHECKPOINT_EVERY = 256  # facts; below that, folding from the start costs less than reading a checkpoint
 
 
 @checked
-def load_run(storage: Storage, run_id: str) -> tuple[int, RunProjection]:
-    """Give a run's revision and projection; a lost, damaged or foreign checkpoint only costs time.
-
-    Whoever has to fold `CHECKPOINT_EVERY` facts or more leaves a checkpoint behind.
-    """
+def load_state(storage: Storage, run_id: str) -> KnownState:
+    """Return the planner's state of a run, from its checkpoint and the facts since; or from the whole thread, if that
+    holds what the planner never writes."""
     thread = run_thread(run_id)
-    covered, projection = _from_checkpoint(storage, thread)
-    news = storage.read(thread, after=covered)
-    revision = news[-1].seq if news else covered
-    projection = RunProjection.fold(news, onto=projection)
-    if len(news) >= CHECKPOINT_EVERY:
-        storage.put_checkpoint(thread, revision, projection.dump())
-    return revision, projection
+    saved = storage.get_checkpoint(thread)
+    revision, state = KnownState(0, PlanState()) if saved is None else state_of(saved.revision, saved.data)
+    for entry in storage.read(thread, after=revision):
+        state.add(entry)
+        revision = entry.seq
+    if not state.plain:
+        return KnownState(revision, PlanState.of(RunProjection.fold(storage.read(thread))))
+    keep_checkpoint(storage, run_id, revision, state)
+    return KnownState(revision, state)
 
 
-def _from_checkpoint(storage: Storage, thread: str) -> tuple[int, RunProjection]:
-    checkpoint = storage.get_checkpoint(thread)
-    if checkpoint is not None:
-        try:
-            return checkpoint.revision, RunProjection.load(checkpoint.data)
-        except ValueError:  # written by another version of the fold: begin at the beginning
-            storage.delete_checkpoint(thread)
-    return 0, RunProjection()
+def state_of(revision: int, data: str) -> KnownState:
+    """Return the state of a checkpoint; the one before all facts, if this version of the fold cannot read it."""
+    try:
+        state = PlanState.load(data)
+    except ValueError:
+        return KnownState(0, PlanState())
+    state.checkpoint = revision
+    return KnownState(revision, state)
+
+
+def keep_checkpoint(storage: Storage, run_id: str, revision: int, state: PlanState) -> None:
+    """Write a checkpoint of a state as of that revision, if it is time for one; failing to do so is no error."""
+    since = revision - state.checkpoint
+    if since < CHECKPOINT_EVERY or since < state.size or not state.plain or state.terminal:
+        return
+    try:
+        storage.put_checkpoint(run_thread(run_id), revision, state.dump())
+    except SquidError as error:
+        logger.debug("no checkpoint of run %s: %s", run_id, error)
+    state.checkpoint = revision

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from squid_dagster.journal.commands import CommandDecision, CommandTarget
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
@@ -162,7 +163,7 @@ class PlanRequest:
     max_fact_bytes: int | None = None
 
 
-# Gives the facts that a command writes about runs, as all of their facts tell them, at that time; none: nothing to do.
+# Gives the facts that are written about runs, as all of their facts tell them, at that time; none: nothing to do.
 # May raise to refuse, and may be asked again. Pure.
 Decision = Callable[[Mapping[str, RunUnit], datetime], Sequence[Fact]]
 # Gives the facts that follow from settled attempts: applied results, plans, schedules, the end. Pure.
@@ -256,6 +257,15 @@ class DispatchStore(Protocol):
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the `fence` may not act any more; nothing is written.
+            SquidError: whatever the decision raises; nothing is written then.
+        """
+
+    def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
+        """Write what `decision` makes of runs, as `decide` does, from what the targets ask for and no more.
+
+        The cost does not depend on how long the runs are, unless a thread holds what the planner never writes.
+
+        Raises:
             SquidError: whatever the decision raises; nothing is written then.
         """
 

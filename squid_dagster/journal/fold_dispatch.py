@@ -12,6 +12,7 @@ from enum import Enum, auto
 from itertools import islice
 from threading import RLock
 
+from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     Answer,
@@ -196,6 +197,15 @@ class FoldDispatchStore:
                 self._doubt(conflict)
                 continue
             return facts
+
+    def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
+        """Write what follows from a command, as the contract says; runs are read whole here."""
+        by_id = {target.run_id: target for target in targets}
+
+        def whole(units: Mapping[str, RunUnit], now: datetime) -> Sequence[Fact]:
+            return decision({run_id: CommandedRun.of(units[run_id], target) for run_id, target in by_id.items()}, now)
+
+        return self.decide(by_id.keys(), whole)
 
     def _units(
         self, run_ids: Collection[str], fence: ClaimRef | None, lineage: Lineage | None

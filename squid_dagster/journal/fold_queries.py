@@ -30,6 +30,7 @@ from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.protocol.unit import RunUnit, apply_unit, planned_but_unscheduled
 
 _PAGE = 5_000  # entries in one read
@@ -167,6 +168,11 @@ class FoldQueries:
                 if wanted and (definitions is None or key in definitions) and attempt.due_at and attempt.due_at <= now:
                     due.setdefault(attempt.queue, []).append(attempt.due_at)
         return [BacklogRow(queue, min(len(times), limit), min(times)) for queue, times in sorted(due.items())]
+
+    def children(self, run_id: str) -> list[str]:
+        """Return the children of a run, by its own thread."""
+        check_part(run_id, "run_id")
+        return sorted(RunProjection.fold(self._storage.read(run_thread(run_id))).children)
 
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, as the contract says."""

@@ -196,6 +196,9 @@ class JournalQueries(Protocol):
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, of one run or of all; one entry's are never split over two pages."""
 
+    def children(self, run_id: str) -> list[str]:
+        """Return the runs that a run has linked as its children, by id; as they stand in the journal now."""
+
     def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
         """Return how far a cron trigger has come, by the windows that runs were started for."""
 

@@ -7,24 +7,36 @@ The fold follows histories as the planner writes them. A fact that does not fit 
 cannot be read) makes the state not `plain`: then fold the whole thread to a `RunProjection`, and use `PlanState.of`.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, NoReturn, Self
+from functools import cache
+from typing import Annotated, Any, NamedTuple, NoReturn, Self
 
-from pydantic import JsonValue
+from pydantic import BeforeValidator, JsonValue, PlainSerializer, TypeAdapter
 
 from squid_dagster.protocol.anomalies import Reason, unreadable
-from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunStarted
+from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.launches import Launch, latest_launches, launched_key, next_launch
 from squid_dagster.protocol.run import ManualState, RunProjection, manual_state, resolves, run_status
 from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
 
 COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation
 FAIL = "fail"  # where a transition leads that fails the run
+DUMP_VERSION = 2  # raise it when a rule or a field of `PlanState` changes: older checkpoints are then ignored
 _RUN_PREFIX = run_thread("")
 _ABSENT: Any = object()
+
+
+# JSON has no tuples for keys.
+_ToUndo = Annotated[
+    dict[tuple[str, int], JsonValue],
+    PlainSerializer(lambda values: [[step, visit, result] for (step, visit), result in values.items()]),
+    BeforeValidator(lambda rows: {(step, visit): result for step, visit, result in rows}),
+]
 
 
 class StateNeeded(SquidError):
@@ -82,7 +94,8 @@ class PlanState:
     steps: dict[str, StepState] = field(default_factory=dict)
     planned: dict[str, Runnable] = field(default_factory=dict)  # by runnable key, of open visits alone
     open: dict[str, int] = field(default_factory=dict)  # open visits by idempotency key: the last attempt planned
-    to_undo: dict[tuple[str, int], JsonValue] = field(default_factory=dict)  # results by step and visit, oldest first
+    launches: dict[str, Launch] = field(default_factory=dict)  # the latest of each open attempt, by runnable key
+    to_undo: _ToUndo = field(default_factory=dict)  # results by step and visit, oldest first
     undo_failures: list[JsonObject] = field(default_factory=list)
     done: int = 0  # steps that have an outcome, compensations aside
     planned_visits: int = 0
@@ -97,6 +110,7 @@ class PlanState:
     weight: int = 0  # about how many characters its outputs have
     closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
     assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
+    checkpoint: int = field(default=0, compare=False)  # the revision that the latest checkpoint of it stands for
     saved: "PlanState | None" = field(default=None, repr=False, compare=False)  # by `begin`
     changes: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list, repr=False, compare=False)
 
@@ -127,6 +141,8 @@ class PlanState:
             if runnable.idempotency_key not in closed:
                 state._open(key, runnable)
         state.closed = frozenset(run.planned).difference(state.planned)
+        launches = latest_launches(run.command_history)
+        state.launches = {key: launch for key, launch in launches.items() if key in state.planned}
         for visit in visits(run):
             state._apply(visit.runnable, visit.fact)
         undone = {_undone(each) for each in runnables.values()}
@@ -142,6 +158,7 @@ class PlanState:
             steps=dict(self.steps),
             planned=dict(self.planned),
             open=dict(self.open),
+            launches=dict(self.launches),
             to_undo=dict(self.to_undo),
             undo_failures=list(self.undo_failures),
         )
@@ -173,6 +190,26 @@ class PlanState:
         if self.saved is not None and known is not _ABSENT:
             self.changes.append((values, key, known))
         return known
+
+    @property
+    def size(self) -> int:
+        """About how many facts would take as long to fold as this takes to read: it grows with what is open."""
+        return len(self.steps) + len(self.planned) + len(self.to_undo) + max(self.weight, 0) // 500
+
+    def dump(self) -> str:
+        """Return the state as JSON, for a checkpoint."""
+        body = _adapter().dump_python(self, mode="json", exclude=_PASSING)
+        return json.dumps({"version": DUMP_VERSION, "digest": digest(body), "state": body})
+
+    @classmethod
+    def load(cls, text: str) -> "PlanState":
+        """Read what `dump` wrote. Raises `ValueError` if that is damaged, or of another version of the fold."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.get("version") != DUMP_VERSION:
+            raise ValueError("written by another version of the fold")
+        if found.get("digest") != digest(found.get("state")):
+            raise ValueError("damaged: its digest does not fit")
+        return _adapter().validate_json(json.dumps(found["state"]))
 
     @property
     def terminal(self) -> bool:
@@ -238,6 +275,7 @@ class PlanState:
         if fact.run_id != self.run_id:
             return False
         if fact.type == "run_signal_received":
+            self._launch(fact)
             return True
         if self.terminal:
             return False
@@ -258,6 +296,11 @@ class PlanState:
             case "entry_quarantined":
                 self.quarantined = True
         return True
+
+    def _launch(self, signal: RunSignalReceived) -> None:
+        key = launched_key(signal)
+        if key in self.planned:
+            self._set(self.launches, key, next_launch(self.launches.get(key), signal))
 
     def _plan(self, runnable: Runnable) -> bool:
         run_id, step, key = self.run_id or "", runnable.step, runnable.idempotency_key
@@ -289,7 +332,8 @@ class PlanState:
             return False
         last: int = self._pop(self.open, runnable.idempotency_key)
         for number in range(1, last + 1):
-            self._pop(self.planned, f"{runnable.idempotency_key}:{number}")
+            for values in (self.planned, self.launches):
+                self._pop(values, f"{runnable.idempotency_key}:{number}")
         self.applied_visits += 1
         self._apply(runnable, fact)
         return True
@@ -354,8 +398,18 @@ class PlanState:
 
 
 _SCALARS = tuple(
-    each.name for each in fields(PlanState) if each.name not in ("steps", "planned", "open", "saved", "changes")
+    each.name
+    for each in fields(PlanState)
+    if each.name not in ("steps", "planned", "open", "launches", "checkpoint", "saved", "changes")
 )
+# Not part of a checkpoint: what is only there while a plan is made, and what a state has that is never kept.
+_PASSING = {"closed", "assumed", "checkpoint", "saved", "changes"}
+
+
+@cache
+def _adapter() -> TypeAdapter[PlanState]:
+    # Built on first use: most processes never touch a checkpoint.
+    return TypeAdapter(PlanState)
 
 
 def _weight(value: JsonValue) -> int:

@@ -1,13 +1,10 @@
 """The run fold: what the facts of a run's own thread say about its plan, its results and its end."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, Self
-
-from pydantic import TypeAdapter
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly, unreadable
 from squid_dagster.protocol.entries import Entry, digest
@@ -75,8 +72,6 @@ class Quarantine(NamedTuple):
     seq: int
     reason: str
 
-
-FOLD_VERSION = 1  # raise it when a rule or a field of `RunProjection` changes: older checkpoints are then ignored
 
 # Which action resolves which kind of manual step.
 _RESOLVES = {"pause": ("resumed",), "approval": ("approved", "rejected")}
@@ -154,21 +149,6 @@ class RunProjection:
         """Tell whether nothing more is to be scheduled or applied: the run has ended, or is quarantined."""
         return self.terminal or self.quarantine is not None
 
-    def dump(self) -> str:
-        """Give the projection as JSON, for a checkpoint."""
-        body = _adapter().dump_python(self, mode="json")
-        return json.dumps({"version": FOLD_VERSION, "digest": digest(body), "run": body})
-
-    @classmethod
-    def load(cls, text: str) -> "RunProjection":
-        """Read what `dump` wrote; raises `ValueError` when it is damaged or written by another version of the fold."""
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("version") != FOLD_VERSION:
-            raise ValueError("written by another version of the fold")
-        if found.get("digest") != digest(found.get("run")):
-            raise ValueError("damaged: its digest does not fit")
-        return _adapter().validate_json(json.dumps(found["run"]))
-
 
 def run_status(
     terminal_status: str | None,
@@ -188,12 +168,6 @@ def run_status(
     if planned_visits == 0:
         return "started" if started else "new"
     return "idle" if applied_visits >= planned_visits else "running"
-
-
-@cache
-def _adapter() -> TypeAdapter[RunProjection]:
-    # Built on first use: checkpoints are rare, and most processes never touch one.
-    return TypeAdapter(RunProjection)
 
 
 def apply_run(run: RunProjection, entry: Entry) -> None:

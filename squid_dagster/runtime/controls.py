@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 from squid_dagster.journal import Append
+from squid_dagster.journal.commands import CommandedRun, CommandTarget
 from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import visits
+from squid_dagster.protocol.plan_state import PlanState, visits
 from squid_dagster.protocol.redaction import redact, redact_object
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread
@@ -22,12 +23,13 @@ from squid_dagster.runtime.starting import Start, has_begun, start_run, started_
 from squid_dagster.workflow.planning import plan_resolution
 from squid_dagster.workflow.scheduling import plan_end, plan_retry
 
+AnyRun = TypeVar("AnyRun", PlanState, RunProjection)
 _ACTIONS = {
     SignalType.APPROVE_RUN: "approved",
     SignalType.REJECT_RUN: "rejected",
     SignalType.RESUME_RUN: "resumed",
 }
-Effect = Callable[[RunUnit, datetime], list[Fact]]
+Effect = Callable[[CommandedRun, datetime], list[Fact]]
 
 
 def resolve(
@@ -44,19 +46,19 @@ def resolve(
     at_step: JsonObject = {} if step is None else {"step": step}
     signal = Signal(type=command, payload={"run_id": run_id, **at_step, **_said(options)}, **options)
 
-    def effect(unit: RunUnit, now: datetime) -> list[Fact]:
-        if unit.run.terminal:
-            raise InvalidTransition(f"run {run_id!r} is {unit.run.status}: there is nothing that could be {action}")
-        state = unit.run.manual_state
-        if step is not None and state is not None and state.step != step:
-            raise InvalidTransition(f"run {run_id!r} waits at {state.step!r}, not at {step!r}: look at it again")
-        definition = runtime.definition_of(run_id, unit.run)
+    def effect(run: CommandedRun, now: datetime) -> list[Fact]:
+        state, manual = run.state, run.state.manual_state
+        if state.terminal:
+            raise InvalidTransition(f"run {run_id!r} is {state.status}: there is nothing that could be {action}")
+        if step is not None and manual is not None and manual.step != step:
+            raise InvalidTransition(f"run {run_id!r} waits at {manual.step!r}, not at {step!r}: look at it again")
+        definition = runtime.definition_of(run_id, state)
         result: JsonObject = {} if action == "resumed" else _review(action, signal, now)
         metadata: JsonObject = {"at": now.isoformat(), **_said(options)}
         room = runtime.storage.max_fact_bytes
-        return plan_resolution(definition, unit.run, action, result, metadata, now, max_fact_bytes=room)
+        return plan_resolution(definition, state, action, result, metadata, now, max_fact_bytes=room)
 
-    return _control(runtime, run_id, signal, effect)
+    return _control(runtime, CommandTarget(run_id, signal=signal.key), signal, effect)
 
 
 def _said(options: Mapping[str, Any]) -> JsonObject:
@@ -85,21 +87,21 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
     # it look as if somebody else had ended it.
     family = family_of(runtime, run_id) if cascade and runtime.storage.atomic_across_threads else [run_id]
 
-    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        run = _existing(run_id, units[run_id])
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        state = _existing(run_id, runs[run_id].state)
         receipts.clear()
-        first = signal.first(run)
+        first = signal.first(runs[run_id])
         if first is not None:
             receipts.append(Receipt.of(first, repeated=True))
             return []
-        if run.terminal:
-            raise InvalidTransition(f"run {run_id!r} has ended as {run.terminal_status}: it cannot be cancelled")
+        if state.terminal:
+            raise InvalidTransition(f"run {run_id!r} has ended as {state.terminal_status}: it cannot be cancelled")
         fact = signal.fact(run_id, now)
         receipts.append(Receipt.of(fact))
-        facts: list[Fact] = [fact, *plan_end(run, "cancelled", now)]
-        return facts + [f for child in family[1:] for f in _cancel_child(units[child].run, child, run_id, now)]
+        facts: list[Fact] = [fact, *plan_end(state, "cancelled", now)]
+        return facts + [f for child in family[1:] for f in _cancel_child(runs[child].state, child, run_id, now)]
 
-    runtime.decide(family, decision)
+    runtime.command([CommandTarget(run_id, signal=signal.key), *map(CommandTarget, family[1:])], decision)
     if cascade:
         # Also children that were linked while the family was gathered; no more can come: their parents have ended.
         for child in family_of(runtime, run_id)[1:]:
@@ -110,29 +112,30 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
 def cancel_orphan(runtime: Runtime, run_id: str, ancestor: str) -> bool:
     """Cancel a run because a run above it was cancelled with `cascade`; tell whether there was anything to do."""
 
-    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        return _cancel_child(units[run_id].run, run_id, ancestor, now)
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        return _cancel_child(runs[run_id].state, run_id, ancestor, now)
 
-    return bool(runtime.decide([run_id], decision))
+    return bool(runtime.command([CommandTarget(run_id)], decision))
 
 
-def _cancel_child(run: RunProjection, run_id: str, ancestor: str, now: datetime) -> list[Fact]:
-    if run.start is None or run.terminal:
+def _cancel_child(state: PlanState, run_id: str, ancestor: str, now: datetime) -> list[Fact]:
+    if state.start is None or state.terminal:
         return []
     signal = Signal(
         type=SignalType.CANCEL_RUN,
         payload={"run_id": run_id, "cascade": True, "cancelled_with": ancestor},
         idempotency_key=f"cascade:{ancestor}",
     )
-    return [signal.fact(run_id, now), *plan_end(run, "cancelled", now)]
+    return [signal.fact(run_id, now), *plan_end(state, "cancelled", now)]
 
 
 def family_of(runtime: Runtime, run_id: str) -> list[str]:
-    """Give a run and all runs below it, parents before their children."""
-    found = [run_id]
+    """Return a run and all runs below it, parents before their children."""
+    found, seen = [run_id], {run_id}
     for each in found:
-        unit = RunUnit.fold(runtime.storage.read_run(each))
-        found += [child for child in unit.run.children if child not in found]
+        children = [child for child in runtime.queries.children(each) if child not in seen]
+        found += children
+        seen.update(children)
     return found
 
 
@@ -144,27 +147,22 @@ def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, optio
     """
     signal = Signal(type=SignalType.RETRY_ATTEMPT, payload={"run_id": run_id, "runnable_key": runnable_key}, **options)
 
-    def effect(unit: RunUnit, now: datetime) -> list[Fact]:
-        dead = [
-            attempt
-            for attempt in unit.dispatch.attempts.values()
-            if attempt.status is AttemptStatus.DEAD_LETTERED
-            and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in unit.run.planned
-            and attempt.runnable_key not in unit.run.applied
-        ]
-        if unit.run.terminal:
-            raise InvalidTransition(f"run {run_id!r} has ended as {unit.run.terminal_status}: replay it instead")
-        if runnable_key is None and len(dead) != 1:
-            keys = ", ".join(sorted(attempt.runnable_key for attempt in dead)) or "none"
-            raise InvalidTransition(f"run {run_id!r} waits for {len(dead)} dead letters ({keys}): name one")
+    def effect(run: CommandedRun, now: datetime) -> list[Fact]:
+        if run.state.terminal:
+            raise InvalidTransition(f"run {run_id!r} has ended as {run.state.terminal_status}: replay it instead")
         if runnable_key is None:
-            return plan_retry(unit.run, dead[0], now)
-        attempt = unit.dispatch.attempts.get(runnable_key)
+            dead = run.dead_letters
+            if len(dead) != 1:
+                keys = ", ".join(sorted(attempt.runnable_key for attempt in dead)) or "none"
+                raise InvalidTransition(f"run {run_id!r} waits for {len(dead)} dead letters ({keys}): name one")
+            return plan_retry(run.state, dead[0], now)
+        attempt = run.dispatch.attempts.get(runnable_key)
         if attempt is None:
             raise NotFound(f"run {run_id!r} has no attempt {runnable_key!r}")
-        return plan_retry(unit.run, attempt, now)
+        return plan_retry(run.state, attempt, now)
 
-    return _control(runtime, run_id, signal, effect)
+    target = CommandTarget(run_id, runnable_key, dead_letters=runnable_key is None, signal=signal.key)
+    return _control(runtime, target, signal, effect)
 
 
 def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_irreversible: bool = False) -> Receipt:
@@ -186,7 +184,7 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
     if has_begun(runtime, new_id, signal):
         return started_before(runtime, new_id, signal)
     unit = RunUnit.fold(runtime.storage.read_run(run_id))
-    run = _existing(run_id, unit)
+    run = _existing(run_id, unit.run)
     assert run.start is not None  # noqa: S101  _existing refuses others
     done = [visit.runnable for visit in visits(run) if visit.succeeded]
     done += [
@@ -242,27 +240,27 @@ def set_queue_paused(runtime: Runtime, queue: str, paused: bool, options: Mappin
     return not repeated
 
 
-def _control(runtime: Runtime, run_id: str, signal: Signal, effect: Effect) -> Receipt:
+def _control(runtime: Runtime, target: CommandTarget, signal: Signal, effect: Effect) -> Receipt:
     """Record a command with its effect in one append; a repeat of its key gives the first receipt."""
     receipts: list[Receipt] = []
 
-    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        unit = units[run_id]
-        run = _existing(run_id, unit)
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        run = runs[target.run_id]
+        _existing(target.run_id, run.state)
         first = signal.first(run)
         receipts[:] = [] if first is None else [Receipt.of(first, repeated=True)]
         if first is not None:
             return []
-        fact: RunSignalReceived = signal.fact(run_id, now)
-        facts = effect(unit, now)
+        fact: RunSignalReceived = signal.fact(target.run_id, now)
+        facts = effect(run, now)
         receipts.append(Receipt.of(fact))
         return [fact, *facts]
 
-    runtime.decide([run_id], decision)
+    runtime.command([target], decision)
     return receipts[0]
 
 
-def _existing(run_id: str, unit: RunUnit) -> RunProjection:
-    if unit.run.start is None:
+def _existing(run_id: str, run: AnyRun) -> AnyRun:
+    if run.start is None:
         raise NotFound(f"there is no run {run_id!r}: list runs to find its id")
-    return unit.run
+    return run

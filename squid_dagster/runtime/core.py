@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Storage
+from squid_dagster.journal.commands import CommandDecision, CommandTarget
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     ClaimRef,
@@ -148,7 +149,13 @@ class Runtime:
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
-        written = self.dispatch.decide(run_ids, decision, fence=fence, lineage=lineage)
+        return self._scheduled(self.dispatch.decide(run_ids, decision, fence=fence, lineage=lineage))
+
+    def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
+        """Write what a command makes of runs, as `DispatchStore.command` does, and wake workers."""
+        return self._scheduled(self.dispatch.command(targets, decision))
+
+    def _scheduled(self, written: list[Fact]) -> list[Fact]:
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
         if queues and not self.store_wakes:
             self.notifier.notify(queues)  # a hint: losing it costs latency, never work

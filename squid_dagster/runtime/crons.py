@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from squid_dagster.journal import load_run
 from squid_dagster.journal.queries import ScheduleCursor
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
@@ -20,7 +19,7 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id, window_identity
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
-from squid_dagster.runtime.starting import Start, WorkflowRef, has_begun, write_starts
+from squid_dagster.runtime.starting import Start, WorkflowRef, beginning_of, has_begun, write_starts
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.triggers import Cron
 from squid_dagster.workflow.windows import Window, due_windows
@@ -196,7 +195,7 @@ def _start(
 
 
 def _started_before(runtime: Runtime, start: Start, cron: Cron) -> Receipt:
-    _, run = load_run(runtime.storage, start.run_id)
+    run = beginning_of(runtime.storage, start.run_id)
     first = next(iter(run.command_history), None)
     if first is None or first.signal_type != SignalType.START_CRON:
         raise ConflictingCommand(f"run id {start.run_id!r} of this window was used for something else")

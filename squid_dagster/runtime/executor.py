@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster.journal import load_run
+from squid_dagster.journal.checkpoints import load_state
 from squid_dagster.journal.dispatch import Answer, Claim, Failed, Outcome
 from squid_dagster.protocol.errors import IncompatibleDefinition
 from squid_dagster.runtime.children import ChildStarter
@@ -23,7 +23,7 @@ from squid_dagster.runtime.transactions import run_transactional
 from squid_dagster.workflow.context import Cancellation
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import InvalidInput, MissingResource
-from squid_dagster.workflow.state import outputs_of, payload_of
+from squid_dagster.workflow.state import Outputs, payload_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +68,5 @@ class Executor:
         return outcome_of(call, self.run_async, self.runtime.random_unit)
 
     def _state(self, definition: Definition, run_id: str) -> dict[str, Any]:
-        _, run = load_run(self.runtime.storage, run_id)
-        return {**payload_of(run), **outputs_of(definition, run)}
+        state = load_state(self.runtime.storage, run_id).state
+        return {**payload_of(state), **Outputs(definition, state)}

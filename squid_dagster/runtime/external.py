@@ -10,15 +10,17 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from squid_dagster.journal import Append, load_run
+from squid_dagster.journal import Append
+from squid_dagster.journal.checkpoints import load_state
+from squid_dagster.journal.commands import CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import Completed, Failed, hash_token
 from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
+from squid_dagster.journal.settling import settled
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
-from squid_dagster.protocol.dispatch import apply_dispatch
-from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.launches import Launch
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.redaction import redacted_error
@@ -27,7 +29,6 @@ from squid_dagster.runtime.execution import completed, error_map, failure
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external import is_external, plain_fingerprint
-from squid_dagster.workflow.launches import Launch, latest_launch
 from squid_dagster.workflow.planning import plan_settled
 
 _LEASE = timedelta(minutes=1)  # begins and ends in one commit
@@ -53,9 +54,8 @@ def _definition(runtime: Runtime, attempt: Attempt) -> Definition:
 
 
 def launch_of(runtime: Runtime, attempt: Attempt) -> Launch | None:
-    """Give the latest request for an attempt that is on record; None while nobody has asked for it."""
-    _, run = load_run(runtime.storage, attempt.run_id)
-    return latest_launch(run.command_history, attempt.runnable_key)
+    """Return the latest request for an open attempt that is on record; None while it was not asked for."""
+    return load_state(runtime.storage, attempt.run_id).state.launches.get(attempt.runnable_key)
 
 
 def note_external(
@@ -75,14 +75,14 @@ def note_external(
     signal = Signal(type=command, payload=_given(payload), **options)
     receipts: list[Receipt] = []
 
-    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        unit = units[run_id]
-        if _repeated(signal, run_id, unit, receipts):
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        run = runs[run_id]
+        if _repeated(signal, run_id, run, receipts):
             return []
-        _waiting(unit, run_id, key, now)
+        _waiting(run, run_id, key, now)
         return [_received(signal, run_id, now, receipts)]
 
-    runtime.decide([run_id], decision)
+    runtime.command([CommandTarget(run_id, key, signal=signal.key)], decision)
     return receipts[0]
 
 
@@ -108,50 +108,50 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
     claim_id = secrets.token_urlsafe(16) if signal.idempotency_key is None else sha256(named.encode()).hexdigest()[:32]
     token_hash, unit_drawn = hash_token(secrets.token_urlsafe(32)), runtime.random_unit()
     receipts: list[Receipt] = []
+    target = CommandTarget(run_id, key, signal=signal.key)
 
-    def settling(unit: RunUnit, now: datetime) -> list[Fact]:
-        """Give the facts that settle the attempt; none when this very signal has settled it."""
-        attempt = unit.dispatch.attempts.get(key)
-        if attempt is not None and not unit.run.stopped and attempt.status not in OPEN and attempt.claim_id == claim_id:
+    def settling(run: CommandedRun, now: datetime) -> list[Fact]:
+        """Return the facts that settle the attempt; none when this very signal has settled it."""
+        known = run.dispatch.attempts.get(key)
+        if known is not None and not run.state.stopped and known.status not in OPEN and known.claim_id == claim_id:
             return []
-        attempt = _waiting(unit, run_id, key, now)
-        step = runtime.definition_of(run_id, unit.run).steps[attempt.step]
-        return _settle(unit, attempt, step, given, (claim_id, token_hash), unit_drawn, max(now, attempt.last_at))
+        attempt = _waiting(run, run_id, key, now)
+        step = runtime.definition_of(run_id, run.state).steps[attempt.step]
+        return _settle(run, attempt, step, given, (claim_id, token_hash), unit_drawn, max(now, attempt.last_at))
 
-    def whole(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        unit = units[run_id]
-        if _repeated(signal, run_id, unit, receipts):
+    def whole(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        run = runs[run_id]
+        if _repeated(signal, run_id, run, receipts):
             return []
-        facts = settling(unit, now)
-        dispatch = unit.dispatch.copy()
-        for fact in facts:
-            apply_dispatch(dispatch, Entry(fact.thread, 0, 0, fact))
-        definition = runtime.definition_of(run_id, unit.run)
+        facts = settling(run, now)
+        after = settled(run.dispatch, facts).attempts
+        definition = runtime.definition_of(run_id, run.state)
         room = runtime.storage.max_fact_bytes
-        plan = plan_settled(definition, unit.run, [dispatch.attempts[key]], dispatch.attempts, now, max_fact_bytes=room)
+        plan = plan_settled(definition, run.state, [after[key]], after, now, max_fact_bytes=room)
         return [_received(signal, run_id, now, receipts), *facts, *plan]
 
     if not runtime.storage.atomic_across_threads:
         # The outcome first, by itself: a crash leaves an outcome from which nothing follows, which recovery knows.
-        _settle_first(runtime, run_id, lambda unit: _repeated(signal, run_id, unit, receipts), settling)
-    runtime.decide([run_id], whole)
+        _settle_first(runtime, target, lambda run: _repeated(signal, run_id, run, receipts), settling)
+    runtime.command([target], whole)
     return receipts[0]
 
 
 def _settle_first(
     runtime: Runtime,
-    run_id: str,
-    repeated: Callable[[RunUnit], bool],
-    settling: Callable[[RunUnit, datetime], list[Fact]],
+    target: CommandTarget,
+    repeated: Callable[[CommandedRun], bool],
+    settling: Callable[[CommandedRun, datetime], list[Fact]],
 ) -> None:
     """Write what settles an attempt to its queue alone, by compare-and-append: of two outcomes at once, one is."""
     storage = runtime.storage
     while True:
-        unit = RunUnit.fold(storage.read_run(run_id))
+        unit = RunUnit.fold(storage.read_run(target.run_id))
         thread = dispatch_thread(unit.dispatch.queue or runtime.queue)
         revision = storage.revision(thread)
-        unit = RunUnit.fold(storage.read_run(run_id))  # not older than the revision that is compared
-        facts = [] if repeated(unit) else settling(unit, storage.now())
+        unit = RunUnit.fold(storage.read_run(target.run_id))  # not older than the revision that is compared
+        run = CommandedRun.of(unit, target)
+        facts = [] if repeated(run) else settling(run, storage.now())
         try:
             if facts:
                 storage.commit([Append(thread, facts, revision)])
@@ -161,7 +161,7 @@ def _settle_first(
 
 
 def _settle(
-    unit: RunUnit,
+    run: CommandedRun,
     attempt: Attempt,
     step: StepDefinition,
     given: JsonObject,
@@ -181,7 +181,7 @@ def _settle(
         **fence,
         owner_id=f"external:{given.get('external_run_id') or ''}".rstrip(":"),
         lease_until=at + _LEASE,
-        fencing_token=unit.dispatch.tokens.get(attempt.idempotency_key, 0) + 1,
+        fencing_token=run.dispatch.tokens.get(attempt.idempotency_key, 0) + 1,
     )
     outcome = _outcome(given, step, attempt, random_unit)
     if isinstance(outcome, Completed):
@@ -205,11 +205,11 @@ def _outcome(given: JsonObject, step: StepDefinition, attempt: Attempt, random_u
     return failure(described, given.get("final") is True, step, attempt, lambda: random_unit)
 
 
-def _waiting(unit: RunUnit, run_id: str, key: str, now: datetime) -> Attempt:
-    """Give the external attempt that is meant, while it waits."""
-    if unit.run.stopped:
-        raise InvalidTransition(f"run {run_id!r} is {unit.run.status}: nothing is wanted for {key!r} any more")
-    attempt = unit.dispatch.attempts.get(key)
+def _waiting(run: CommandedRun, run_id: str, key: str, now: datetime) -> Attempt:
+    """Return the external attempt that is meant, while it waits."""
+    if run.state.stopped:
+        raise InvalidTransition(f"run {run_id!r} is {run.state.status}: nothing is wanted for {key!r} any more")
+    attempt = run.dispatch.attempts.get(key)
     if attempt is None:
         raise NotFound(f"run {run_id!r} has no attempt {key!r}")
     if not is_external(attempt):
@@ -221,11 +221,11 @@ def _waiting(unit: RunUnit, run_id: str, key: str, now: datetime) -> Attempt:
     return attempt
 
 
-def _repeated(signal: Signal, run_id: str, unit: RunUnit, receipts: list[Receipt]) -> bool:
+def _repeated(signal: Signal, run_id: str, run: CommandedRun, receipts: list[Receipt]) -> bool:
     receipts.clear()
-    if unit.run.start is None:
+    if run.state.start is None:
         raise NotFound(f"there is no run {run_id!r}: list runs to find its id")
-    first = signal.first(unit.run)
+    first = signal.first(run)
     if first is not None:
         receipts.append(Receipt.of(first, repeated=True))
     return first is not None

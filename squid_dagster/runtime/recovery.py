@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from squid_dagster.journal import Append, Storage, load_run, quarantine
+from squid_dagster.journal import Append, Storage, quarantine
 from squid_dagster.journal.queries import RunRow, WaitingStep
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
@@ -13,6 +13,7 @@ from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
+from squid_dagster.runtime.starting import beginning_of
 from squid_dagster.runtime.wiring import publish_cut
 from squid_dagster.workflow.dead_letters import waiting_steps
 from squid_dagster.workflow.registry import Registry
@@ -152,5 +153,4 @@ def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[F
 
 def _start_queue(storage: Storage, run_id: str) -> str:
     """Return the queue that a run was started for and has not been put on yet, as its start says."""
-    _, run = load_run(storage, run_id)
-    return queue_of(run)
+    return queue_of(beginning_of(storage, run_id))

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from squid_dagster.journal.commands import CommandedRun, SignalKey
 from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument
 from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.values import canonical
 
 Actor = str | dict[str, JsonValue]
@@ -70,23 +70,23 @@ class Signal:
             occurred_at=now,
         )
 
-    def first(self, run: RunProjection) -> RunSignalReceived | None:
-        """Give the fact that recorded this command the first time, if its key was used on the run before.
+    @property
+    def key(self) -> SignalKey | None:
+        """By what its repeats are found, if it has an idempotency key."""
+        return None if self.idempotency_key is None else SignalKey(self.type, self.idempotency_key)
+
+    def first(self, run: CommandedRun) -> RunSignalReceived | None:
+        """Return the fact that recorded this command the first time, if its key was used on the run before.
 
         Raises:
             ConflictingCommand: the key was used for another payload.
         """
-        if self.idempotency_key is None:
-            return None
-        for known in run.command_history:
-            if known.signal_type == self.type and known.idempotency_key == self.idempotency_key:
-                if not same_json(known.payload, self.payload):
-                    raise ConflictingCommand(
-                        f"idempotency key {self.idempotency_key!r} was used for another {self.type} of run "
-                        f"{run.run_id!r}: use a new key for a new command"
-                    )
-                return known
-        return None
+        if run.first is not None and not same_json(run.first.payload, self.payload):
+            raise ConflictingCommand(
+                f"idempotency key {self.idempotency_key!r} was used for another {self.type} of run "
+                f"{run.first.run_id!r}: use a new key for a new command"
+            )
+        return run.first
 
 
 def _no_inspection(run_id: str) -> Any:

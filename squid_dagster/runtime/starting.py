@@ -7,11 +7,12 @@ from datetime import datetime
 from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from squid_dagster.journal import load_run
+from squid_dagster.journal import Storage
 from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunStarted
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
+from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
@@ -23,6 +24,7 @@ from squid_dagster.workflow.planning import plan_start
 Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition
 
+_BEGINNING = 4  # entries, of which a start writes the first two
 _BATCH = 500  # runs in one commit of `start_many`
 
 
@@ -200,7 +202,7 @@ def has_begun(runtime: Runtime, run_id: str, signal: Signal) -> bool:
 
 def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
     """Give the receipt of a run that exists. Raises `ConflictingCommand` when it was started with something else."""
-    _, run = load_run(runtime.storage, run_id)
+    run = beginning_of(runtime.storage, run_id)
     first = next(iter(run.command_history), None)
     same = first is not None and first.signal_type == signal.type and same_json(first.payload, signal.payload)
     if first is None or run.start is None or not same:
@@ -213,6 +215,14 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
 
         repair_run(runtime, run_id)
     return Receipt.of(first, repeated=True)
+
+
+def beginning_of(storage: Storage, run_id: str) -> RunProjection:
+    """Return a run as its first facts tell it, its start and the command for it among them, if there are any at all."""
+    thread = run_thread(run_id)
+    run = RunProjection.fold(storage.read(thread, limit=_BEGINNING))
+    begun = run.start is not None and run.command_history
+    return run if begun else RunProjection.fold(storage.read(thread))
 
 
 def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:

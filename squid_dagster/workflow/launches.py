@@ -1,48 +1,18 @@
-"""Launching external steps: the request, made of a journalled input, and what a run says of earlier ones. Pure."""
+"""Launching external steps: the request, made of a journalled input. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.workflow.binding import call_arguments
 from squid_dagster.workflow.context import StepContext
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
 from squid_dagster.workflow.external import External
-
-EXTERNAL_REQUESTED, EXTERNAL_STARTED = "external_requested", "external_started"
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The latest request for an external attempt: by which launcher, the how many-th, and the run's id once known."""
-
-    launcher: str
-    requested_at: datetime
-    count: int
-    external_run_id: str | None = None
-
-
-def latest_launch(history: Iterable[RunSignalReceived], runnable_key: str) -> Launch | None:
-    """Give the latest request for an attempt as the run's commands tell it; None while nobody has asked."""
-    found: Launch | None = None
-    for signal in history:
-        payload: dict[str, Any] = signal.payload
-        if payload.get("runnable_key") != runnable_key:
-            continue
-        launcher = str(payload.get("launcher"))
-        if signal.signal_type == EXTERNAL_REQUESTED:
-            found = Launch(launcher, signal.occurred_at, 1 if found is None else found.count + 1)
-        elif signal.signal_type == EXTERNAL_STARTED:
-            asked = found or Launch(launcher, signal.occurred_at, 1)
-            found = Launch(launcher, asked.requested_at, asked.count, str(payload.get("external_run_id")))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def plan_settled(
 
 def plan_resolution(
     definition: Definition,
-    run: RunProjection,
+    run: PlanState | RunProjection,
     action: str,
     result: JsonObject,
     metadata: JsonObject,
@@ -88,17 +88,20 @@ def plan_resolution(
     *,
     max_fact_bytes: int | None = None,
 ) -> list[Fact]:
-    """Give the facts that follow from a person's decision: "resumed", "approved" or "rejected".
+    """Return the facts that follow from a person's decision: "resumed", "approved" or "rejected".
+
+    As of settled attempts: a `PlanState` is worked on.
 
     Raises:
         InvalidTransition: the run does not wait for such a decision.
     """
-    manual = run.manual_state
+    state = state_of(run)
+    manual = state.manual_state
     wanted = "pause" if action == "resumed" else "approval"
-    if run.stopped or manual is None or manual.kind != wanted:
-        waits = f"waits at {manual.kind} {manual.step!r}" if manual is not None else f"is {run.status}"
-        raise InvalidTransition(f"run {run.run_id!r} {waits}: there is nothing that could be {action}")
-    return _Planning(definition, PlanState.of(run), now, max_fact_bytes).resolve(manual.step, action, result, metadata)
+    if state.stopped or manual is None or manual.kind != wanted:
+        waits = f"waits at {manual.kind} {manual.step!r}" if manual is not None else f"is {state.status}"
+        raise InvalidTransition(f"run {state.run_id!r} {waits}: there is nothing that could be {action}")
+    return _Planning(definition, state, now, max_fact_bytes).resolve(manual.step, action, result, metadata)
 
 
 class _Planning:

@@ -25,24 +25,26 @@ DEFAULT_QUEUE = "default"
 _FINAL = (AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus.DEAD_LETTERED)
 
 
-def plan_retry(run: RunProjection, attempt: Attempt, now: datetime) -> list[Fact]:
-    """Give the facts that put a dead letter back: one more attempt at the same visit, visible at once.
+def plan_retry(run: PlanState | RunProjection, attempt: Attempt, now: datetime) -> list[Fact]:
+    """Return the facts that put a dead letter back: one more attempt at the same visit, visible at once.
 
     Raises:
         InvalidTransition: the attempt is no dead letter that its run waits for.
     """
-    planned = run.planned.get(attempt.runnable_key)
+    state = state_of(run)
+    planned = state.planned.get(attempt.runnable_key)
+    closed = state.is_closed(attempt.runnable_key, attempt.idempotency_key, attempt.step)
     key = f"{attempt.idempotency_key}:{attempt.attempt_number + 1}"
-    if attempt.status is not AttemptStatus.DEAD_LETTERED or planned is None or planned.runnable is None:
+    if attempt.status is not AttemptStatus.DEAD_LETTERED or (planned is None and not closed):
         raise InvalidTransition(f"{attempt.runnable_key!r} is {attempt.status}: only a dead letter can be retried")
-    if run.stopped or attempt.runnable_key in run.applied or key in run.planned:
+    if planned is None or state.stopped or key in state.planned:
         raise InvalidTransition(f"the run has gone on from {attempt.runnable_key!r}: there is nothing to retry")
-    again = planned.runnable.model_copy(
+    again = planned.model_copy(
         update={"runnable_key": key, "attempt_number": attempt.attempt_number + 1, "visible_at": now}
     )
     return [
         RunnablesPlanned(run_id=attempt.run_id, runnables=[again], occurred_at=now),
-        schedule(again, run.start, now),
+        schedule(again, state.start, now),
     ]
 
 

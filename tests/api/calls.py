@@ -15,6 +15,7 @@ from squid_dagster.backlog import Backlog, BacklogLeases
 from squid_dagster.backlog.leases import BacklogQueue
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
 from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.commands import CommandTarget
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.execution import make_context
@@ -349,6 +350,11 @@ def dispatch_calls(name: str) -> dict[str, Make]:
             {"run_ids": [w.open], "decision": lambda units, now: []},
             {"decision": "what it gives is its own business"},
         ),
+        f"{name}.command": lambda w: Call(
+            w.runtime.dispatch.command,
+            {"targets": [CommandTarget(w.open)], "decision": lambda runs, now: []},
+            {"decision": "what it gives is its own business"},
+        ),
         f"{name}.start_runs": lambda w: Call(w.runtime.dispatch.start_runs, {"runs": []}),
     }
 
@@ -366,6 +372,7 @@ def query_calls(name: str) -> dict[str, Make]:
         f"{name}.backlog": lambda w: Call(
             w.runtime.queries.backlog, {"queues": [w.queue], "definitions": None, "limit": 5}
         ),
+        f"{name}.children": lambda w: Call(w.runtime.queries.children, {"run_id": w.open}),
         f"{name}.anomalies": lambda w: Call(w.runtime.queries.anomalies, {"run_id": None, "limit": 5}),
         f"{name}.schedule_cursor": lambda w: Call(
             w.runtime.queries.schedule_cursor, {"workflow": "nightly", "trigger": "night"}
@@ -432,7 +439,6 @@ def other_calls() -> dict[str, Make]:
         "RunFilter.matches": lambda w: Call(
             journal.RunFilter().matches, {"row": w.runtime.queries.get_run(w.open)}, {"row": "what queries give"}
         ),
-        "load_run": lambda w: Call(journal.load_run, {"storage": w.storage, "run_id": w.open}),
         "quarantine": lambda w: Call(journal.quarantine, {"storage": w.storage, "entries": []}),
         "Backlog": lambda w: Call(Backlog, {"storage": w.storage}),
         "Backlog.create": lambda w: Call(

@@ -1,7 +1,7 @@
 """Every storage: a checkpoint is kept beside its thread, and never says more than the thread does."""
 
 from squid_dagster.journal.storage import Checkpoint, Storage
-from squid_dagster.protocol import RunProjection
+from squid_dagster.protocol.plan_state import PlanState
 from tests.facts import planned, signal, started
 from tests.journal.contract import AWKWARD, OTHER, OTHER_THREAD, THREAD
 
@@ -9,14 +9,14 @@ from tests.journal.contract import AWKWARD, OTHER, OTHER_THREAD, THREAD
 def test_a_checkpoint_comes_back_as_it_was_put_with_the_revision_that_it_covers(storage: Storage) -> None:
     # given a thread and a projection of it
     storage.append(THREAD, [signal(payload=AWKWARD), started(), planned()])
-    data = RunProjection.fold(storage.read(THREAD)).dump()
+    data = PlanState.fold(storage.read(THREAD)).dump()
     # when it is kept
     assert storage.get_checkpoint(THREAD) is None
     assert storage.put_checkpoint(THREAD, 3, data) is True
     # then it is there, to the last sign, for this thread only
     assert storage.get_checkpoint(THREAD) == Checkpoint(THREAD, 3, data)
     assert storage.get_checkpoint(OTHER_THREAD) is None
-    assert RunProjection.load(data) == RunProjection.fold(storage.read(THREAD))
+    assert PlanState.load(data) == PlanState.fold(storage.read(THREAD))
 
 
 def test_an_older_checkpoint_does_not_replace_a_newer_one(storage: Storage) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.protocol import Entry, Fact, run_thread
+from squid_dagster.protocol.launches import Launch
 from squid_dagster.protocol.plan_state import COMPENSATE, PlanState, StepState
 from squid_dagster.protocol.run import RunProjection
 from tests.facts import (
@@ -27,6 +28,7 @@ from tests.facts import (
     started,
     step_paused,
     step_resolved,
+    t,
     terminal,
     unknown,
 )
@@ -186,6 +188,30 @@ def test_commands_and_children_change_nothing_but_the_count_of_facts() -> None:
     assert state == other
 
 
+def _launch(kind: str, attempt: int = 1, **payload: Any) -> Fact:
+    return signal(signal_type=kind, payload={"runnable_key": key(attempt=attempt), "launcher": "l", **payload})
+
+
+def test_the_latest_launch_of_an_open_attempt_is_kept() -> None:
+    state = fold(started(), planned(), _launch("external_requested"))
+    assert state.launches == {key(): Launch("l", t(0), 1)}
+    again = fold(
+        started(), planned(), *[_launch("external_requested")] * 2, _launch("external_started", external_run_id="e")
+    )
+    assert again.launches == {key(): Launch("l", t(0), 2, "e")}
+
+
+def test_launches_go_with_the_visit_that_they_are_about() -> None:
+    retried: list[Fact] = [started(), planned(), _launch("external_requested"), planned(runnable(attempt=2))]
+    assert set(fold(*retried, _launch("external_started", 2)).launches) == {key(), key(attempt=2)}
+    assert fold(*retried, _launch("external_started", 2), applied(attempt=2)).launches == {}
+
+
+def test_a_launch_of_what_is_not_open_and_any_other_command_is_no_launch() -> None:
+    assert fold(started(), planned(), applied(), _launch("external_requested")).launches == {}
+    assert fold(started(), planned(), _launch("external_completed"), signal()).launches == {}
+
+
 def test_a_command_after_the_end_is_no_surprise() -> None:
     assert fold(started(), terminal(), signal()).plain
 
@@ -227,6 +253,65 @@ def test_what_is_not_plain_is_taken_back_too() -> None:
     assert not state.plain
     state.roll_back()
     assert state == fold(started(), planned())
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_gives_back_what_was_written() -> None:
+    state = fold(
+        signal(actor={"name": "ann"}),
+        started(input={"a": [1, None], "n": -0.0, "big": 10**30, "f": 0.1}, note="kept"),
+        planned(runnable(note="kept"), runnable(step="ship"), runnable(step="mail"), runnable(step="pack")),
+        _launch("external_requested"),
+        applied(step="ship", result=[1, 2.5, "s"], **OK),
+        applied(step="mail", result=None, **ERROR),
+        planned(runnable(step=f"{COMPENSATE}ship")),
+        applied(step=f"{COMPENSATE}ship", transition={"on": "error", "error": {"code": "stuck"}}),
+        step_paused(metadata={"a": 1}),
+        quarantined(),
+    )
+    assert state.plain
+
+    loaded = PlanState.load(state.dump())
+
+    assert loaded == state
+    assert loaded.dump() == state.dump()
+
+
+@pytest.mark.parametrize("text", ["", "5", "[]", "{}", '{"planned": 5}', '{"version": 1, "run": {}}', "not json"])
+def test_what_is_no_checkpoint_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"version|Expecting"):
+        PlanState.load(text)
+
+
+def test_a_damaged_checkpoint_is_refused() -> None:
+    text = fold(started()).dump()
+    with pytest.raises(ValueError, match="damaged"):
+        PlanState.load(text.replace("billing", "refunds"))
+
+
+def test_the_size_of_a_state_grows_with_what_is_open_and_what_it_holds_and_not_with_visits() -> None:
+    visits: list[Fact] = [started()]
+    for visit in range(1, 50):
+        visits += [planned(runnable(visit=visit, recovery={"compensated": False})), applied(visit=visit, **OK)]
+    assert fold(*visits).size == 1
+    assert fold(started(), planned(*(runnable(step=f"s{n}") for n in range(100)))).size == 200
+    assert fold(started(), planned(), applied(result="x" * 5000, **OK)).size >= 10
+
+
+@given(journals(), st.sampled_from(RUNS[:2]), st.integers(0, 30))
+def test_a_state_is_folded_on_from_its_checkpoint_as_from_the_beginning(
+    journal: list[Entry], run_id: str, split: int
+) -> None:
+    thread = [entry for entry in journal if entry.thread == run_thread(run_id)]
+    first = PlanState.fold(thread[:split])
+    loaded = PlanState.load(first.dump())
+    for state in (first, loaded):
+        for entry in thread[split:]:
+            state.add(entry)
+    assert loaded == first
+    assert list(loaded.to_undo.items()) == list(first.to_undo.items())
 
 
 # --- what is not plain ----------------------------------------------------------------------------------------------

@@ -372,46 +372,6 @@ def test_folding_in_two_parts_equals_folding_at_once_and_leaves_the_first_part_a
 
 
 @settings(max_examples=60)
-@given(journals(), st.sampled_from(RUNS[:2]))
-def test_a_checkpoint_gives_back_what_was_written(journal: list[Entry], run: str) -> None:
-    projection = RunProjection.fold(on_thread(journal, run))
-
-    assert RunProjection.load(projection.dump()) == projection
-
-
-def test_a_checkpoint_of_a_whole_run_gives_back_what_was_written() -> None:
-    projection = fold(
-        signal(actor={"name": "ann"}, metadata={"n": -0.0, "big": 10**30}),
-        started(input={"a": [1, None]}, note="kept"),
-        planned(runnable(note="kept"), runnable(step="ship")),
-        applied(result=None, transition={"to": "ship"}),
-        child(metadata={"a": 1}),
-        step_paused(),
-        step_resolved(),
-        step_paused(at=35, metadata={"a": 1}),
-        quarantined(),
-        applied(step="mail"),
-    )
-    ended = RunProjection.fold(entries([terminal(status="failed", error={"message": "no"})]), onto=projection)
-
-    assert RunProjection.load(projection.dump()) == projection
-    assert RunProjection.load(ended.dump()) == ended
-
-
-@pytest.mark.parametrize("text", ["", "5", "[]", "{}", '{"planned": 5}', "not json"])
-def test_what_is_no_checkpoint_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"version|Expecting"):
-        RunProjection.load(text)
-
-
-def test_a_damaged_checkpoint_is_refused() -> None:
-    text = fold(started()).dump()
-
-    with pytest.raises(ValueError, match="damaged"):
-        RunProjection.load(text.replace("billing", "refunds"))
-
-
-@settings(max_examples=60)
 @given(histories())
 def test_an_ended_run_never_changes_but_for_receipts_and_anomalies(history: list[Fact]) -> None:
     for run in RUNS[:2]:

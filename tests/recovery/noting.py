@@ -75,7 +75,7 @@ def _lines(frame: FrameType | None) -> Iterator[Line]:
 
 # What may append, of all that storages and dispatch stores can do; `append` is a method of lists too.
 WRITES = frozenset({"commit", "append", "claim", "heartbeat", "settle", "settle_within", "decide", "release"})
-WRITES |= {"dead_letter_expired", "start_runs"}
+WRITES |= {"command", "dead_letter_expired", "start_runs"}
 _FUNCTIONS = frozenset({"quarantine", "commit_in_order"})
 _JOURNALS = ("storage", "journal")
 

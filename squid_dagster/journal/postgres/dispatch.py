@@ -1,12 +1,14 @@
 """Dispatch on Postgres, set-based: a claim is one call; everything else is one locked, folded, combined commit."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
+from squid_dagster.journal.checkpoints import keep_checkpoint, state_of
+from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget, first_signal
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     Answer,
@@ -235,7 +237,7 @@ class PostgresDispatchStore:
         refs = [settlement.ref for settlement in settlements]
         answers: list[Answer] = []
         transaction = self._storage.join_transaction(connection)
-        self._write_group(
+        known = self._write_group(
             transaction,
             refs,
             lambda i, attempt, now: settle_fact(attempt, settlements[i], now),
@@ -244,6 +246,7 @@ class PostgresDispatchStore:
             answers,
             all_or_nothing=True,
         )
+        self._keep(known)
         return answers
 
     def start_runs(self, runs: Sequence[NewRun]) -> datetime:
@@ -331,6 +334,54 @@ class PostgresDispatchStore:
                 return
             self._write(transaction, units, self._verified(written), commit_id, hints=_queues(written))
 
+    def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
+        """Lock runs and write what follows from a command, as the contract says."""
+        commit_id = uuid4()
+        written: list[Fact] = []
+        persistently(lambda: self._command_once(targets, decision, commit_id, written))
+        return written
+
+    def _command_once(
+        self, targets: Sequence[CommandTarget], decision: CommandDecision, commit_id: UUID, written: list[Fact]
+    ) -> None:
+        known: dict[str, KnownState] = {}
+        with self._storage.transaction() as transaction:
+            keys = {(target.run_id, target.runnable_key) for target in targets if target.runnable_key is not None}
+            units = transaction.lock(Touched({target.run_id for target in targets}, set(), keys))
+            if written and transaction.committed(commit_id):
+                return  # written the first time; its acknowledgement was lost
+            known = self._read_states(transaction, [target.run_id for target in targets])
+            runs = {
+                target.run_id: _commanded(transaction, units, target, known[target.run_id].state) for target in targets
+            }
+            for _, state in known.values():
+                state.begin()
+            facts: Sequence[Fact] = ()
+            try:
+                facts = decision(runs, units.now)
+            finally:  # what is written is folded below, whether or not the decision has done so
+                for run_id, (revision, state) in known.items():
+                    state.roll_back()
+                    if not facts:
+                        self._states.put(run_id, revision, state)
+            written[:] = facts
+            if not written:
+                return
+            receipt = self._write(transaction, units, self._verified(written), commit_id, hints=_queues(written))
+        for run_id, (_, state) in known.items():
+            for fact in written:
+                if fact.thread == run_thread(run_id):
+                    state.add_fact(fact)
+        self._keep(
+            {run_id: KnownState(receipt.get(run_thread(run_id), rev), state) for run_id, (rev, state) in known.items()}
+        )
+
+    def _keep(self, known: Mapping[str, KnownState]) -> None:
+        """Keep states that stand for what was committed: in memory, and those of long runs beside their threads."""
+        for run_id, (revision, state) in known.items():
+            keep_checkpoint(self._storage, run_id, revision, state)
+            self._states.put(run_id, revision, state)
+
     def visible(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
     ) -> list[Attempt]:
@@ -383,7 +434,8 @@ class PostgresDispatchStore:
         self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID, answers: list[Answer]
     ) -> None:
         with self._storage.transaction() as transaction:
-            self._write_group(transaction, refs, fact_of, plan, commit_id, answers)
+            known = self._write_group(transaction, refs, fact_of, plan, commit_id, answers)
+        self._keep(known)
 
     def _write_group(
         self,
@@ -395,21 +447,24 @@ class PostgresDispatchStore:
         answers: list[Answer],
         *,
         all_or_nothing: bool = False,
-    ) -> None:
+    ) -> dict[str, KnownState]:
+        """Write a group once; return the planner's states that it leaves behind."""
         runs = {ref.run_id for ref in refs}
         units = transaction.lock(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
         if answers and transaction.committed(commit_id):
-            return  # written the first time; its acknowledgement was lost
+            return {}  # written the first time; its acknowledgement was lost
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
         known = self._plan(transaction, units, group, plan) if plan is not None else {}
         verified = group.check(self._storage.max_fact_bytes)
         if all_or_nothing and group.errors:
             answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
-            return
+            return {}
         receipt = self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
-        for run_id, (_, state) in known.items():
-            if run_thread(run_id) in receipt:
-                self._states.put(run_id, receipt[run_thread(run_id)], state)
+        return {
+            run_id: KnownState(receipt[run_thread(run_id)], state)
+            for run_id, (_, state) in known.items()
+            if run_thread(run_id) in receipt
+        }
 
     def _write(
         self,
@@ -454,6 +509,9 @@ class PostgresDispatchStore:
     def _read_states(self, transaction: Transaction, run_ids: Iterable[str]) -> dict[str, KnownState]:
         """Bring the planner's states of locked runs up to date; it costs what was appended since the last time."""
         known = {run_id: self._states.take(run_id) or KnownState(0, PlanState()) for run_id in run_ids}
+        cold = [run_thread(run_id) for run_id, each in known.items() if not each.revision]
+        for thread, checkpoint in (transaction.read_checkpoints(cold) if cold else {}).items():
+            known[parse_thread(thread).part] = state_of(*checkpoint)
         news = transaction.read_news({run_thread(run_id): each.revision for run_id, each in known.items()})
         odd: list[str] = []
         for run_id, (revision, state) in known.items():
@@ -479,6 +537,17 @@ def _read(
     brief.start = transaction.read_start(lineage.run_id)
     others = transaction.read_runs(run_id for run_id in run_ids if run_id != lineage.run_id)
     return {**others, lineage.run_id: RunUnit(brief)}
+
+
+def _commanded(transaction: Transaction, units: Units, target: CommandTarget, state: PlanState) -> CommandedRun:
+    """Return a locked run with what a command asks for."""
+    run_id, signal = target.run_id, target.signal
+    if target.dead_letters and state.open:
+        keys = [f"{visit}:{number}" for visit, number in state.open.items()]
+        dead = transaction.find_dead_letters(run_id, keys)
+        transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in dead}))
+    history = () if signal is None else transaction.read_signals(run_id, signal.idempotency_key)
+    return CommandedRun(state, units.units[run_id].dispatch, first_signal(history, signal))
 
 
 def _queues(facts: Iterable[Fact]) -> list[str]:

@@ -30,7 +30,7 @@ _ALTERED: dict[int, tuple[str, ...]] = {
     4: ("journal_entries", "journal_threads"),
     6: ("journal_positions",),
     7: ("attempts", "children"),
-    8: ("attempts", "children", "squid_functions", "squid_schema_revision"),
+    8: ("attempts", "children", "journal_entries", "squid_functions", "squid_schema_revision"),
 }
 
 # pg_class_relname_nsp_index; with the columns of the one table whose columns we go by

@@ -28,6 +28,7 @@ from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly, Reason
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.threads import check_part
 
 _LAST = 2**63 - 1
 
@@ -197,6 +198,8 @@ _BACKLOG: LiteralString = """WITH RECURSIVE moment AS MATERIALIZED (
      WHERE %(definitions)s::text[] IS NULL OR lane.definition = ANY (%(definitions)s)
      GROUP BY lane.queue ORDER BY lane.queue"""
 
+# children_pkey
+_CHILDREN: LiteralString = "SELECT child_run_id FROM {schema}.children WHERE run_id = %(run_id)s ORDER BY child_run_id"
 # anomalies_position
 _ANOMALIES: LiteralString = """SELECT reason, entry_type, run_id, subject, thread, seq, position FROM (
         SELECT * FROM {schema}.anomalies WHERE position > %(after)s
@@ -280,6 +283,11 @@ class PostgresQueries:
             "now": self._storage.clock.now() if self._storage.clock is not None else None,
         }
         return [BacklogRow(queue, count, utc(due)) for queue, count, due in self._storage.rows(_BACKLOG, values)]
+
+    def children(self, run_id: str) -> list[str]:
+        """Return the children of a run."""
+        check_part(run_id, "run_id")
+        return [row[0] for row in self._storage.rows(_CHILDREN, {"run_id": run_id})]
 
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
         """Show anomalies by position, as the contract says."""

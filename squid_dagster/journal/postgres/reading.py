@@ -11,8 +11,8 @@ from squid_dagster.protocol.entries import Entry, MalformedFact
 ENTRY: LiteralString = """SELECT thread, seq, position, type, run_id, occurred_at, data::text,
     digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data) FROM {schema}.journal_entries """
 
-# Of the entries of a run's thread, those that a plan depends on.
-PLANNED_BY: LiteralString = "type NOT IN ('run_signal_received', 'child_run_started')"
+# Of the entries of a run's thread, those that the planner's state depends on.
+PLANNED_BY: LiteralString = "type <> 'child_run_started'"
 
 
 def read_entries(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
+from squid_dagster.journal.checkpoints import keep_checkpoint, state_of
 from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.group import ask
 from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
@@ -25,7 +26,7 @@ from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.settle_template import KindPlanner, Made, Templates, Texts, values_of
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.transaction import names, numbers
+from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.journal.settling import completion_fact
 from squid_dagster.limits import commit_bytes
@@ -52,9 +53,10 @@ _SETTLE: LiteralString = (
     %s::boolean[], %s::json, %s::json, %s::json, %s::json); COMMIT"""
 )
 # journal_threads_pkey, journal_entries_thread. Thread by thread: one list would be answered by a scan of the whole
-# journal while that is short. One statement, and so one instant.
-_READ: LiteralString = "SELECT e.*, t.rev FROM {schema}.journal_threads t CROSS JOIN LATERAL ("
-_READ += ENTRY + f"WHERE thread = t.id AND {PLANNED_BY} ORDER BY seq OFFSET 0) e WHERE t.id = ANY (%s)"
+# journal while that is short. One statement, and so one instant. A thread without news has a row without an entry.
+_READ: LiteralString = """SELECT e.*, k.id, t.rev FROM unnest(%s::text[], %s::bigint[]) k (id, rev) CROSS JOIN LATERAL (
+    SELECT rev FROM {schema}.journal_threads WHERE id = k.id OFFSET 0) t LEFT JOIN LATERAL ("""
+_READ += ENTRY + f"WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e ON true"
 
 
 _UNKNOWN = cast("PlanState", UnknownState())
@@ -171,17 +173,17 @@ def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) 
 def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str]) -> dict[str, KnownState]:
     """Return the states of runs; those that are not known yet are read."""
     known = {run_id: found for run_id in run_ids if (found := states.take(run_id)) is not None}
-    missing = [run_thread(run_id) for run_id in run_ids if run_id not in known]
+    missing = {run_thread(run_id): run_id for run_id in run_ids if run_id not in known}
     if missing:
-        read = storage.rows(_READ, missing)
-        revisions = {row[0]: row[-1] for row in read}
-        fresh = {thread: PlanState() for thread in revisions}
-        for entry in read_entries([row[:-1] for row in read]):
-            fresh[entry.thread].add(entry)
-        for run_id in run_ids:
-            state = fresh.get(run_thread(run_id))
-            if state is not None and state.plain:
-                known[run_id] = KnownState(revisions[run_thread(run_id)], state)
+        saved = {row[0]: state_of(*row[1:]) for row in storage.rows(GET_CHECKPOINTS, list(missing))}
+        fresh = {thread: saved.get(thread) or KnownState(0, PlanState()) for thread in missing}
+        read = storage.rows(_READ, list(fresh), [each.revision for each in fresh.values()])
+        for entry in read_entries([row[:-2] for row in read if row[0] is not None]):
+            fresh[entry.thread].state.add(entry)
+        for thread, revision in {row[-2]: row[-1] for row in read}.items():
+            state = fresh[thread].state
+            if state.plain:
+                known[missing[thread]] = KnownState(revision, state)
     return known
 
 
@@ -346,7 +348,9 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
     _put_back(states, [run for run in runs if run.run_id not in done])
     for run in written:
         if run.known is not None:
-            states.put(run.run_id, run.known.revision + len(run.texts.run), run.known.state)
+            revision = run.known.revision + len(run.texts.run)
+            keep_checkpoint(storage, run.run_id, revision, run.known.state)
+            states.put(run.run_id, revision, run.known.state)
     return written
 
 

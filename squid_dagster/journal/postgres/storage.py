@@ -30,7 +30,7 @@ from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
 from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW, TOO_MANY
-from squid_dagster.journal.postgres.transaction import FIND_COMMIT, Transaction
+from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
 from squid_dagster.journal.postgres.units import Touched
 from squid_dagster.journal.storage import (
     Append,
@@ -64,9 +64,6 @@ _READ_RUN: LiteralString = (
 
 
 _REVISION: LiteralString = "SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = %s"
-_GET_CHECKPOINT: LiteralString = """SELECT c.rev, c.data::text FROM {schema}.journal_checkpoints c
-    WHERE c.thread = %s AND c.rev <= coalesce(
-        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
 # One that claims more than its thread holds, or less than the new one, is replaced.
 _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS c (thread, rev, data, updated_at)
     VALUES (%s, %s, %s, clock_timestamp()) ON CONFLICT (thread) DO UPDATE
@@ -272,8 +269,8 @@ class PostgresStorage:
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
         """Give the checkpoint, unless it claims more than the thread holds."""
-        row = self._one(_GET_CHECKPOINT, thread)
-        return Checkpoint(thread, row[0], row[1]) if row is not None else None
+        row = self._one(GET_CHECKPOINTS, [thread])
+        return Checkpoint(*row) if row is not None else None
 
     def delete_checkpoint(self, thread: str) -> None:
         """Forget the checkpoint."""

@@ -19,7 +19,7 @@ from squid_dagster.journal.postgres.units import Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
-from squid_dagster.protocol.facts import RunStarted
+from squid_dagster.protocol.facts import RunSignalReceived, RunStarted
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.protocol.unit import RunUnit
 
@@ -53,10 +53,23 @@ _READ_START: LiteralString = ENTRY + "WHERE thread = %s AND type = 'run_started'
 _HAS_CHILD: LiteralString = """SELECT FROM {schema}.children
     WHERE md5(run_id || ' ' || child_key) = md5(%(run_id)s || ' ' || %(key)s) AND run_id || '' = %(run_id)s
       AND child_key = %(key)s LIMIT 1"""
+# journal_entries_signals, and the first entry, which is not in it: that of nearly every start. Thread and key are
+# compared with the facts that are found: named here, the index of threads could be taken, and a long one be walked.
+_READ_SIGNALS: LiteralString = "(" + ENTRY + "WHERE thread = %(thread)s AND seq = 1) UNION ALL (" + ENTRY
+_READ_SIGNALS += """WHERE type = 'run_signal_received' AND seq > 1 AND data->>'idempotency_key' IS NOT NULL
+    AND hashtextextended(thread || ' ' || (data->>'idempotency_key'), 0)
+        = hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER BY seq"""
+# attempts_pkey
+_DEAD_LETTERS: LiteralString = """SELECT runnable_key FROM {schema}.attempts
+    WHERE run_id = %(run_id)s AND runnable_key = ANY (%(keys)s) AND status = 'dead_lettered'"""
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
 _READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"
 
+# journal_checkpoints_pkey, journal_threads_pkey
+GET_CHECKPOINTS: LiteralString = """SELECT c.thread, c.rev, c.data::text FROM {schema}.journal_checkpoints c
+    WHERE c.thread = ANY (%s) AND c.rev <= coalesce(
+        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
 FIND_COMMIT: LiteralString = "SELECT receipt::text FROM {schema}.journal_commits WHERE id = %s"
 
 
@@ -102,6 +115,24 @@ class Transaction:
         for entry in read_entries(rows):
             found[entry.thread].append(entry)
         return found
+
+    def read_checkpoints(self, threads: Sequence[str]) -> dict[str, tuple[int, str]]:
+        """Read the checkpoints that these threads have: revisions and what they hold."""
+        rows = self._connection.execute(self._storage.sql(GET_CHECKPOINTS), (threads,), binary=True).fetchall()
+        return {thread: (revision, data) for thread, revision, data in rows}
+
+    def read_signals(self, run_id: str, idempotency_key: str) -> list[RunSignalReceived]:
+        """Read the commands of a run that have this key, oldest first."""
+        values = {"thread": run_thread(run_id), "key": idempotency_key}
+        rows = self._connection.execute(self._storage.sql(_READ_SIGNALS), values, binary=True).fetchall()
+        found = [entry.fact for entry in read_entries(rows) if entry.thread == values["thread"]]
+        signals = [fact for fact in found if isinstance(fact, RunSignalReceived) and fact.run_id == run_id]
+        return [signal for signal in signals if signal.idempotency_key == idempotency_key]
+
+    def find_dead_letters(self, run_id: str, keys: Sequence[str]) -> list[str]:
+        """Return the keys of those attempts that are dead letters."""
+        values = {"run_id": run_id, "keys": keys}
+        return [row[0] for row in self._connection.execute(self._storage.sql(_DEAD_LETTERS), values).fetchall()]
 
     def read_start(self, run_id: str) -> RunStarted | None:
         """Read the start of a run."""

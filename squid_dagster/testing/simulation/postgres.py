@@ -23,7 +23,8 @@ from squid_dagster.testing.simulation.storage import ProcessStorage
 if TYPE_CHECKING:
     from squid_dagster.testing.simulation.roles import Stage
 
-_WRITES = frozenset({"claim", "heartbeat", "settle", "start_runs", "decide", "release", "dead_letter_expired"})
+_WRITES = frozenset({"claim", "heartbeat", "settle", "start_runs", "decide", "command", "release"})
+_WRITES |= {"dead_letter_expired"}
 _KEPT = frozenset({"squid_schema", "journal_published"})
 _MOST = 1000
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %s"

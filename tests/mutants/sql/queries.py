@@ -47,7 +47,7 @@ _DISPATCH = (
     Mutant("a plan is made without the latest facts", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY} ORDER BY seq", "AND seq > t.rev AND type <> 'runnable_applied' ORDER BY seq", (FAST_HISTORIES,)),
     Mutant("a plan is made from facts that were folded before", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY}", "AND seq >= t.rev AND {PLANNED_BY}", (FAST_HISTORIES,)),
     Mutant("a plan is made from facts in the wrong order", TRANSACTION, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST_HISTORIES,)),
-    Mutant("a fast plan is made without the latest facts", SETTLE_FAST, "WHERE thread = t.id AND {PLANNED_BY}", "WHERE thread = t.id AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
+    Mutant("a fast plan is made without the latest facts", SETTLE_FAST, "WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY}", "WHERE thread = k.id AND seq > k.rev AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
     Mutant("a fast plan is made from facts in the wrong order", SETTLE_FAST, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST,)),
     Mutant("a fast plan is for another revision", SETTLE_FAST, "SELECT e.*, t.rev FROM", "SELECT e.*, t.rev - 1 FROM", (FAST,)),
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", (PLANNING, "tests/runtime/test_commands.py")),
@@ -58,7 +58,7 @@ _STORAGE = (
     Mutant("a slice begins with its first position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position >= %s AND position <= %s", (CUTS,)),
     Mutant("a slice ends before its last position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position > %s AND position < %s", (CUTS,)),
     Mutant("a run is read beyond a position", STORAGE, "AND position < coalesce(%s,", "AND position <= coalesce(%s,", (THREADS,)),
-    Mutant("a checkpoint beyond its thread is believed", STORAGE, "WHERE c.thread = %s AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = %s", ("tests/journal/test_storage_checkpoints.py",)),
+    Mutant("a checkpoint beyond its thread is believed", TRANSACTION, "WHERE c.thread = ANY (%s) AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = ANY (%s)", ("tests/journal/test_storage_checkpoints.py",)),
     Mutant("an older checkpoint replaces a newer one", STORAGE, "WHERE c.rev <= EXCLUDED.rev\n       OR", "WHERE true\n       OR", ("tests/journal/test_storage_checkpoints.py",)),
     Mutant("a checkpoint beyond its thread is not replaced", STORAGE, "\n       OR c.rev > coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "", ("tests/journal/test_storage_checkpoints.py",)),
 )  # fmt: skip
