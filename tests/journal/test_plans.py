@@ -24,7 +24,7 @@ from tests.journal.contract import put, raw
 from tests.journal.writers import plan as plan_end
 from tests.journal.writers import start
 
-MINE, OTHERS, DEPTH = "run-mine", 4000, 20_000
+MINE, ASKED, OTHERS, DEPTH = "run-mine", "run-asked", 4000, 20_000
 
 # Copies of the facts of one run, as facts of many others.
 _MORE_RUNS: LiteralString = """
@@ -69,6 +69,8 @@ def loaded(postgres_url: str) -> Iterator[PostgresStorage]:
     storage.upgrade()
     for run in ("run-0", MINE):
         put(storage, signal(run), started(run), planned(run=run), queued(run), scheduled(run), cataloged(run))
+    keyed = [signal(ASKED, at=n, idempotency_key=f"key-{n}") for n in range(1, 301)]
+    put(storage, signal(ASKED, idempotency_key="key-0"), started(ASKED), *keyed, *(signal(ASKED) for _ in range(300)))
     with raw(storage) as connection:
         connection.execute(_MORE_RUNS, (OTHERS,))
         put(storage, *(signal(MINE, at=n) for n in range(1, 301)))
@@ -150,6 +152,18 @@ def test_all_facts_of_one_run_are_read_by_its_index(loaded: PostgresStorage) -> 
     assert (whole.rows, before.rows) == (306, 4)
     for found in (whole, before):
         reads_only(found, "journal_entries_run")
+
+
+def test_a_command_is_found_by_its_key_however_many_its_run_has(loaded: PostgresStorage) -> None:
+    with raw(loaded) as connection:
+        for key, rows in (("key-7", 2), ("key-0", 1), ("other", 1)):
+            values = {"thread": run_thread(ASKED), "key": key}
+            plan = explain(connection, loaded.sql(transaction_module._READ_SIGNALS), values)
+            # then it is read by its key, beside the first entry, which is not in that index
+            assert {scan.by for scan in plan.scans} - {None} == {"journal_entries_thread", "journal_entries_signals"}
+            assert plan.rows == rows
+            assert sum(scan.removed for scan in plan.scans) == 0
+            assert plan.blocks <= 20
 
 
 def test_a_slice_between_cuts_is_read_by_position(loaded: PostgresStorage) -> None:
