@@ -1,9 +1,10 @@
 """Dispatch over a wire that breaks: an answer that was lost is told again, and nothing is done twice."""
 
+from squid_dagster.journal.commands import CommandTarget
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
-from tests.facts import QUEUE, claimed, key
+from tests.facts import QUEUE, claimed, key, terminal
 from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
 from tests.journal.desk import Desk, Planner, done, keys, one, refused, seconds, start, statuses, work
 
@@ -46,6 +47,22 @@ def test_an_answer_that_was_lost_holds_each_claim_once_and_none_of_others(
     assert wire.lost == 1
     assert keys(claims) == ["first", "last"]
     assert all(answer.unwrap().status == "completed" for answer in store.settle([done(c) for c in claims]))
+
+
+def test_a_command_whose_answer_was_lost_is_recorded_once(
+    wire: Wire, behind_wire: PostgresStorage, postgres_desk: Desk
+) -> None:
+    start(postgres_desk, "run-1")
+    store = PostgresDispatchStore(behind_wire)
+    wire.lose_answer_to("COMMIT")
+    # when the answer to a command is lost
+    written = store.command([CommandTarget("run-1")], lambda runs, now: [terminal("run-1", status="cancelled")])
+    # then it is on record once, and the state that is kept knows it
+    assert (wire.lost, len(written)) == (1, 1)
+    assert [f.type for f in facts_of(all_entries(postgres_desk.storage))].count("run_terminal") == 1
+    seen: list[str | None] = []
+    store.command([CommandTarget("run-1")], lambda runs, now: seen.append(runs["run-1"].state.terminal_status) or [])  # type: ignore[func-returns-value]
+    assert seen == ["cancelled"]
 
 
 def test_an_outcome_whose_answer_was_lost_is_recorded_once_and_every_member_hears_the_truth(

@@ -542,9 +542,8 @@ def _read(
 def _commanded(transaction: Transaction, units: Units, target: CommandTarget, state: PlanState) -> CommandedRun:
     """Return a locked run with what a command asks for."""
     run_id, signal = target.run_id, target.signal
-    if target.dead_letters and state.open:
-        keys = [f"{visit}:{number}" for visit, number in state.open.items()]
-        dead = transaction.find_dead_letters(run_id, keys)
+    if target.dead_letters and state.planned:
+        dead = transaction.find_dead_letters(run_id, list(state.planned))
         transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in dead}))
     history = () if signal is None else transaction.read_signals(run_id, signal.idempotency_key)
     return CommandedRun(state, units.units[run_id].dispatch, first_signal(history, signal))
