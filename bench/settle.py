@@ -22,17 +22,20 @@ from statistics import median
 from threading import Lock
 from typing import TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.runtime.report import SettledAttempt
+from squid_dagster.runtime.signals import Signal
 from squid_dagster.workflow import StepContext, Workflow, path
 
 RUNS, CHAIN, WIDTH = 400, 11, 100
 VISITS, SIBLINGS, CHILDREN = 10_000, 2_000, 10_000
+ROUNDS = 40  # visits that are decided about, every other one by a process that knows nothing of the run
+_EARLY, _CHECKPOINTED = 10, 400  # visits; the second has a checkpoint before it
 WINDOW = 100  # visits, siblings or children of which the mean is taken
 BEFORE, BEYOND = 5, 15  # steps of the runs whose difference is what the tenth step costs
 EARLY_RUNS, SPANS, LATE_SPANS = 40, 5, 3
@@ -152,7 +155,7 @@ def _add(workflow: Workflow, name: str, parameters: str) -> None:
 
 def measure(visits: int = VISITS, siblings: int = SIBLINGS, children: int = CHILDREN) -> list[Measure]:
     """Compare a middle step, a sibling and a step with conditions with a run's last one; then long and wide runs."""
-    return [*places(), *lengths(visits), *widths(siblings), *families(children)]
+    return [*places(), *lengths(visits), *widths(siblings), *families(children), *commands(visits)]
 
 
 @contextmanager
@@ -277,6 +280,80 @@ def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> C
     return meter.read() - before
 
 
+def commands(visits: int) -> list[Measure]:
+    """Measure an approval, a keyed signal and an external outcome, early and late in one run.
+
+    In the process that has settled the run, beside the tenth visit; and in one that knows nothing of it, beside a visit
+    of a run that is just long enough for a checkpoint.
+    """
+    workflow = decided_loop(visits)
+    with _squid(workflow) as (squid, _):
+        run_id = squid.start(workflow.name, {}).run_id
+        early, middle, late = (
+            _commanded(squid, workflow, run_id, begin, 1 + ROUNDS * n)
+            for n, begin in enumerate((_EARLY, _CHECKPOINTED, visits))
+        )
+        squid.worker(until_idle=True)
+        assert squid.inspect_run(run_id).status == "completed"
+    bases = {name: (middle, _CHECKPOINTED) if name.startswith("cold") else (early, _EARLY) for name in late}
+    return [
+        _slower(f"{name} at visit {visits:,}", late[name], base[name], f"visit {begin:,}")
+        for name, (base, begin) in bases.items()
+    ]
+
+
+def decided_loop(visits: int) -> Workflow:
+    """Return a step that is visited so many times; from some visits on, an approval and an external step follow."""
+    workflow = Workflow(f"decided_{visits}", payload=Job, entry="turn")
+
+    @workflow.step(output="count", max_visits=visits + ROUNDS)
+    def turn(count: int = 0) -> int:
+        return count + 1
+
+    workflow.approval("review", max_visits=3 * ROUNDS)
+    workflow.external("elsewhere", "dagster_job", job="elsewhere", max_visits=3 * ROUNDS)
+    for begin in (_EARLY, _CHECKPOINTED, visits):
+        workflow.route("turn", to="turn", when=path("count") < begin)
+        if begin < visits:
+            workflow.route("turn", to="review", when=path("count") < begin + ROUNDS)
+    workflow.route("turn", to="review")
+    workflow.route("review", to="elsewhere")
+    workflow.route("review", on="error", to="fail")
+    workflow.route("elsewhere", to="turn", when=path("count") < visits + ROUNDS - 1)
+    workflow.route("elsewhere", to="complete")
+    return workflow
+
+
+def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first: int) -> dict[str, float]:
+    """Let the run come to a visit, decide about each from there on, and return the median seconds by command."""
+    spent: dict[str, list[float]] = {}
+    for number in range(ROUNDS):
+        squid.worker(until_idle=True)
+        progress(f"commands at visit {begin:,}", number + 1, ROUNDS)
+        cold = number % 2 == 1
+        actors = [Squid(squid.journal, [workflow]) if cold else squid for _ in range(3)]
+        calls = _calls(run_id, f"{run_id}:elsewhere:{first + number}:1")
+        for (name, call), actor in zip(calls.items(), actors, strict=True):
+            before = time.perf_counter()
+            call(actor)
+            spent.setdefault(f"cold {name}" if cold else name, []).append(time.perf_counter() - before)
+    return {name: median(seconds) for name, seconds in spent.items()}
+
+
+def _calls(run_id: str, key: str) -> dict[str, Callable[[Squid], object]]:
+    """Return what is asked of a run about one visit, each under a key of its own."""
+    about: dict[str, JsonValue] = {"run_id": run_id, "runnable_key": key}
+    request = Signal(
+        type="external_requested", payload={**about, "launcher": "bench"}, idempotency_key=f"request:{key}"
+    )
+    outcome = Signal(type="external_completed", payload={**about, "succeeded": True}, idempotency_key=f"outcome:{key}")
+    return {
+        "approval": lambda squid: squid.approve(run_id, actor="ada", idempotency_key=f"approval:{key}"),
+        "keyed signal": lambda squid: squid.apply_signal(request),
+        "external outcome": lambda squid: squid.apply_signal(outcome),
+    }
+
+
 def family(read: Callable[[], S], children: int, window: int = WINDOW) -> tuple[Workflow, Workflow, list[S]]:
     """Return a workflow that starts children on a queue of theirs, that of the children, and what is read.
 
@@ -329,6 +406,11 @@ def _early_and_late(name: str, early: list[Cost], late: list[Cost]) -> list[Meas
             detail=f"{late_wal:,.0f} bytes beside {early_wal:,.0f}",
         ),
     ]
+
+
+def _slower(name: str, seconds: float, base: float, what: str) -> Measure:
+    detail = f"{seconds * 1e3:,.2f} ms beside {base * 1e3:,.2f} ms of {what}"
+    return Measure(name, "times as long", seconds / base, at_most=1.5, detail=detail)
 
 
 def _beside(name: str, value: float, base: float, most: float, what: str) -> Measure:

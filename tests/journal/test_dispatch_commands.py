@@ -174,7 +174,7 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
         history.insert(place, signal(run, at=place, signal_type=signal_type, idempotency_key=idempotency_key))
     prefix = f"commanded{next(_numbers)}"
     mine = [_renamed(fact, prefix) for fact in history]
-    runs = sorted({run for fact in mine if (run := getattr(fact, "run_id", None)) is not None})
+    runs = sorted({fact.run_id for fact in mine if getattr(fact, "run_id", None) is not None})  # type: ignore[union-attr]
     warm = PostgresDispatchStore(postgres_shared)
     # when it is committed in pieces, then whoever has followed it, and whoever has not, sees the same
     for begin in range(0, len(mine), size):

@@ -32,7 +32,8 @@ def rounds() -> Workflow:
 
     @workflow.step(output="count", max_visits=10_000)
     def turn(ctx: StepContext, count: int = 0) -> int:
-        return ctx.state.get("count", 0) + 1
+        assert ctx.state.get("count", 0) == count
+        return count + 1
 
     workflow.approval("review", max_visits=10_000)
     workflow.external("train", "dagster_job", job="train_model", max_visits=10_000, retry=Retry(max_attempts=2))
