@@ -131,7 +131,10 @@ class NewRun(Protocol):
 
 
 class Lineage(NamedTuple):
-    """A run that a decision asks for its start, its end and its children of one key, and for nothing else."""
+    """A run that a decision asks for its start, its end and its children of one key; and other runs for how they began.
+
+    The decision asks for nothing else.
+    """
 
     run_id: str
     child_key: str
@@ -253,7 +256,7 @@ class DispatchStore(Protocol):
         One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
         With `fence`, the claim of the step that asks for it, on an attempt of one of these runs: the decision is asked,
         and its facts are written, only while the claim holds (where a commit cannot span threads, it is checked just
-        before). Of the run of a `lineage`, only what that says has to be read. Returns what was written.
+        before). With a `lineage`, only what that says has to be read. Returns what was written.
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the `fence` may not act any more; nothing is written.

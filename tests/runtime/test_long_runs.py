@@ -270,3 +270,37 @@ def test_the_checkpoint_of_a_long_run_says_what_the_whole_of_it_does(long_run: t
         state.add(entry)
     assert state == PlanState.fold(thread)
     assert_same_state(state, RunProjection.fold(thread))
+
+
+def test_a_child_of_a_parent_with_many_is_started_and_started_again_from_a_few_entries(
+    postgres_virtual: PostgresStorage, entries_read: list[Entry]
+) -> None:
+    # given a parent that has started many children
+    parent, child = Workflow("parent"), Workflow("child")
+
+    @parent.step
+    def begin() -> None:
+        """Is held by this test."""
+
+    @child.step
+    def work() -> None:
+        return None
+
+    squid = Squid(postgres_virtual, [parent, child])
+    squid.start("parent")
+    claim = squid.dispatch_agent("default").claim_next("worker")
+    assert claim is not None
+    many = 3 * FEW
+    receipts = [squid.start_child_run(claim, "child", child_key=f"c-{n}") for n in range(many)]
+    # when one more is started, and all are started again
+    entries_read.clear()
+    squid.start_child_run(claim, "child", child_key="last")
+    assert len(entries_read) <= FEW
+    for number, first in enumerate(receipts):
+        entries_read.clear()
+        again = squid.start_child_run(claim, "child", child_key=f"c-{number}")
+        # then they are found by their keys
+        assert (again.run_id, again.repeated) == (first.run_id, True)
+        assert len(entries_read) <= FEW
+    with pytest.raises(ConflictingCommand, match="c-1"):
+        squid.start_child_run(claim, "child", {"other": 1}, child_key="c-1")

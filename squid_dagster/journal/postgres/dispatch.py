@@ -529,14 +529,24 @@ class PostgresDispatchStore:
 def _read(
     transaction: Transaction, units: Units, run_ids: Collection[str], lineage: Lineage | None
 ) -> dict[str, RunUnit]:
-    """Return locked runs as all of their facts tell them; of a lineage, what its row and its start tell."""
-    if lineage is None or transaction.has_child(lineage.run_id, lineage.child_key):
+    """Return locked runs as all of their facts tell them; for a lineage, as far as it asks."""
+    links = None if lineage is None else transaction.read_links(lineage.run_id, lineage.child_key)
+    if lineage is None or links is None:
         return transaction.read_runs(run_ids)
     parent = units.units[lineage.run_id].run
-    brief = RunProjection(run_id=parent.run_id, terminal_status=parent.terminal_status, quarantine=parent.quarantine)
+    brief = RunProjection.fold(links)
+    if len(brief.children) != len(links):  # one of them cannot be read
+        return transaction.read_runs(run_ids)
+    brief.run_id, brief.terminal_status, brief.quarantine = parent.run_id, parent.terminal_status, parent.quarantine
     brief.start = transaction.read_start(lineage.run_id)
-    others = transaction.read_runs(run_id for run_id in run_ids if run_id != lineage.run_id)
-    return {**others, lineage.run_id: RunUnit(brief)}
+    found = {lineage.run_id: brief}
+    for run_id in run_ids:
+        beginning = None if run_id in found else transaction.read_beginning(run_id)
+        if beginning is not None:
+            found[run_id] = beginning
+    rest = [run_id for run_id in run_ids if run_id not in found]
+    whole = transaction.read_runs(rest) if rest else {}
+    return {**whole, **{run_id: RunUnit(run) for run_id, run in found.items()}}
 
 
 def _commanded(transaction: Transaction, units: Units, target: CommandTarget, state: PlanState) -> CommandedRun:

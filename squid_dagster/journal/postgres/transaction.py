@@ -20,6 +20,7 @@ from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.facts import RunSignalReceived, RunStarted
+from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.protocol.unit import RunUnit
 
@@ -49,10 +50,6 @@ _READ_NEWS: LiteralString = "SELECT e.* FROM unnest(%s::text[], %s::bigint[]) t 
 _READ_NEWS += ENTRY + f"WHERE thread = t.id AND seq > t.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e"
 # journal_entries_thread: the second entry of nearly every run
 _READ_START: LiteralString = ENTRY + "WHERE thread = %s AND type = 'run_started' ORDER BY seq LIMIT 1"
-# children_key
-_HAS_CHILD: LiteralString = """SELECT FROM {schema}.children
-    WHERE md5(run_id || ' ' || child_key) = md5(%(run_id)s || ' ' || %(key)s) AND run_id || '' = %(run_id)s
-      AND child_key = %(key)s LIMIT 1"""
 # journal_entries_signals, and the first entry, which is not in it: that of nearly every start. Thread and key are
 # compared with the facts that are found: named here, the index of threads could be taken, and a long one be walked.
 _READ_SIGNALS: LiteralString = "(" + ENTRY + "WHERE thread = %(thread)s AND seq = 1) UNION ALL (" + ENTRY
@@ -62,6 +59,19 @@ _READ_SIGNALS += """WHERE type = 'run_signal_received' AND seq > 1 AND data->>'i
 # attempts_pkey
 _DEAD_LETTERS: LiteralString = """SELECT runnable_key FROM {schema}.attempts
     WHERE run_id = %(run_id)s AND runnable_key = ANY (%(keys)s) AND status = 'dead_lettered'"""
+# journal_entries_thread
+_READ_BEGINNING: LiteralString = ENTRY + "WHERE thread = %s ORDER BY seq LIMIT 4"
+# children_key, runs_pkey, journal_entries_run: a link stands in the commit that has started its child. Where it does
+# not, there is a row without an entry.
+_READ_LINKS: LiteralString = """SELECT e.* FROM {schema}.children c
+    LEFT JOIN LATERAL (SELECT position >> 20 << 20 AS first FROM {schema}.runs WHERE run_id = c.child_run_id OFFSET 0) r
+      ON true LEFT JOIN LATERAL ("""
+_READ_LINKS += (
+    ENTRY
+    + """WHERE run_id = c.run_id AND position >= r.first AND position < r.first + (1 << 20)
+        AND type = 'child_run_started' AND data->>'child_run_id' = c.child_run_id ORDER BY position LIMIT 1) e ON true
+    WHERE c.run_id = %(run_id)s AND left(c.child_key, 200) = left(%(key)s, 200) AND c.child_key = %(key)s"""
+)
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
 _READ_RUNS += ENTRY + "WHERE run_id = r.id ORDER BY position OFFSET 0) e"
@@ -140,10 +150,19 @@ class Transaction:
         fact = next((entry.fact for entry in read_entries(rows)), None)
         return fact if isinstance(fact, RunStarted) else None
 
-    def has_child(self, run_id: str, child_key: str) -> bool:
-        """Return whether a run has linked a child by this key."""
+    def read_links(self, run_id: str, child_key: str) -> list[Entry] | None:
+        """Read the links of a run to its children of a key; None if one is not in the commit that began the child."""
         values = {"run_id": run_id, "key": child_key}
-        return self._connection.execute(self._storage.sql(_HAS_CHILD), values).rowcount > 0
+        rows = self._connection.execute(self._storage.sql(_READ_LINKS), values, binary=True).fetchall()
+        return None if any(row[0] is None for row in rows) else read_entries(rows)
+
+    def read_beginning(self, run_id: str) -> RunProjection | None:
+        """Return a run as its first facts tell it; None if its start is not among them."""
+        rows = self._connection.execute(
+            self._storage.sql(_READ_BEGINNING), (run_thread(run_id),), binary=True
+        ).fetchall()
+        run = RunProjection.fold(read_entries(rows))
+        return run if not rows or (run.start is not None and run.command_history) else None
 
     def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
         """Fold all facts of runs, as they stand under the locks."""
