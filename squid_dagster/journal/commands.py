@@ -32,6 +32,15 @@ class CommandTarget:
     dead_letters: bool = False
     signal: SignalKey | None = None
 
+    @property
+    def keys(self) -> list[str]:
+        """The attempt that is named and the next one, with which all others of its visit are found."""
+        if self.runnable_key is None:
+            return []
+        visit, _, number = self.runnable_key.rpartition(":")
+        is_number = number.isascii() and number.isdecimal() and len(number) <= 9
+        return [self.runnable_key, *([f"{visit}:{int(number) + 1}"] if is_number else [])]
+
 
 @dataclass(frozen=True, slots=True)
 class CommandedRun:

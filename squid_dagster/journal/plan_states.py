@@ -1,7 +1,7 @@
 """Planner's states of runs, as this process knows them, each with the revision up to which its thread is folded.
 
 A cache: a planner's state is brought up to date by the facts that came since, and is handed back once the plan is
-written. Losing one costs a read of the run's thread.
+written. Losing one costs a read of the run's checkpoint and of what came since.
 """
 
 import threading

@@ -15,7 +15,20 @@ from squid_dagster.protocol import Fact, RunUnit, run_thread
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts.base import MAX_TEXT
 from squid_dagster.protocol.plan_state import PlanState
-from tests.facts import RUN, RUNS, claimed, dead_lettered, key, planned, runnable, scheduled, signal, started, terminal
+from tests.facts import (
+    RUN,
+    RUNS,
+    claimed,
+    dead_lettered,
+    failed_with_retry,
+    key,
+    planned,
+    runnable,
+    scheduled,
+    signal,
+    started,
+    terminal,
+)
 from tests.histories import histories
 from tests.journal.contract import WITHOUT_SHRINKING, put, raw
 from tests.journal.desk import Desk, Planner, done, one, start
@@ -49,6 +62,17 @@ def test_a_command_sees_the_run_the_attempt_that_it_names_and_its_own_first_time
     assert run.dispatch.attempts[key()].status == "claimed"
     assert run.first is not None
     assert (run.first.signal_type, run.first.idempotency_key) == ("cancel_run", "k")
+
+
+def test_a_command_sees_all_attempts_of_the_visit_that_it_is_about(desk: Desk) -> None:
+    # given a visit that was tried three times, of which the last is not planned yet
+    desk.put(started(), planned(runnable(), runnable(step="ship")), scheduled(), scheduled(step="ship"))
+    desk.put(claimed(at=1), failed_with_retry(at=2, delay=1))
+    desk.put(planned(runnable(attempt=2)), claimed(attempt=2, at=4), failed_with_retry(attempt=2, at=5, delay=1))
+    for attempt in (1, 2, 3):
+        run = seen_by(desk, CommandTarget(RUN, key(attempt=attempt)))
+        visit = {k: each.status for k, each in run.dispatch.attempts.items() if each.step == "charge"}
+        assert visit == {key(): "failed", key(attempt=2): "failed", key(attempt=3): "retry_scheduled"}
 
 
 def test_a_run_that_is_not_there_has_no_start(desk: Desk) -> None:

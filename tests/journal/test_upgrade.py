@@ -8,14 +8,17 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from squid_dagster.journal.commands import CommandedRun, CommandTarget, SignalKey
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.postgres import migrate, table_locks
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.drift import drift
+from squid_dagster.journal.postgres.functions import apply_functions
 from squid_dagster.journal.postgres.schema import CODE_VERSION, lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
-from tests.facts import signal
+from tests.facts import RUN, signal, started, t
 from tests.journal.contract import THREAD, Opener, plain_url, raw, wait_for_a_lock
 from tests.journal.released import make_released
 from tests.journal.version5 import Worker
@@ -164,6 +167,24 @@ def test_a_start_that_waits_while_the_schema_is_upgraded_begins_again(open_stora
     # then it has begun again, and no position stands below the first number
     assert (worker.states, worker.again) == ([], 1)
     assert all(entry.position > 2**20 for entry in storage.read_between(0, storage.cut()))
+
+
+def test_commands_that_are_older_than_the_index_of_their_keys_are_found_by_it(open_storage: Opener) -> None:
+    # given a journal of version 7 with commands that have keys, and some that have none
+    storage = _older(open_storage(), 7)
+    with raw(storage) as connection:
+        apply_functions(connection, storage.schema)
+    storage.append(THREAD, [signal(idempotency_key="start"), started()])
+    storage.append(THREAD, [signal(at=n, idempotency_key=f"key-{n}" if n % 2 else None) for n in range(1, 20)])
+    # when it is upgraded
+    assert storage.upgrade() == CODE_VERSION
+    # then they are found
+    found: list[CommandedRun] = []
+    for key in ("start", "key-7", "key-8"):
+        target = CommandTarget(RUN, signal=SignalKey("start_run", key))
+        PostgresDispatchStore(storage).command([target], lambda runs, now: found.append(runs[RUN]) or [])  # type: ignore[func-returns-value]
+    assert [run.first and run.first.occurred_at for run in found] == [t(0), t(7), None]
+    assert drift(storage) == []
 
 
 def test_a_call_that_takes_the_revision_of_a_queue_from_its_row_begins_again_after_an_upgrade(

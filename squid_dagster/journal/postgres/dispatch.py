@@ -346,7 +346,7 @@ class PostgresDispatchStore:
     ) -> None:
         known: dict[str, KnownState] = {}
         with self._storage.transaction() as transaction:
-            keys = {(target.run_id, target.runnable_key) for target in targets if target.runnable_key is not None}
+            keys = {(target.run_id, key) for target in targets for key in target.keys}
             units = transaction.lock(Touched({target.run_id for target in targets}, set(), keys))
             if written and transaction.committed(commit_id):
                 return  # written the first time; its acknowledgement was lost

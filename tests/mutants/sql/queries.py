@@ -23,6 +23,7 @@ TRANSACTION, READING, STORAGE = (
     "journal/postgres/reading.py",
     "journal/postgres/storage.py",
 )
+COMMANDS = "tests/journal/test_dispatch_commands.py"
 LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/settle_fast.py"
 
 _DISPATCH = (
@@ -49,8 +50,13 @@ _DISPATCH = (
     Mutant("a plan is made from facts in the wrong order", TRANSACTION, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST_HISTORIES,)),
     Mutant("a fast plan is made without the latest facts", SETTLE_FAST, "WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY}", "WHERE thread = k.id AND seq > k.rev AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
     Mutant("a fast plan is made from facts in the wrong order", SETTLE_FAST, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST,)),
-    Mutant("a fast plan is for another revision", SETTLE_FAST, "SELECT e.*, t.rev FROM", "SELECT e.*, t.rev - 1 FROM", (FAST,)),
+    Mutant("a fast plan is for another revision", SETTLE_FAST, "SELECT e.*, k.id, t.rev FROM", "SELECT e.*, k.id, t.rev - 1 FROM", (FAST,)),
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", (PLANNING, "tests/runtime/test_commands.py")),
+    Mutant("a command is not looked for in the first entry", TRANSACTION, "WHERE thread = %(thread)s AND seq = 1)", "WHERE thread = %(thread)s AND seq = 0)", (COMMANDS,)),
+    Mutant("the last command of a key is the first", TRANSACTION, "%(key)s, 0)) ORDER BY seq", "%(key)s, 0)) ORDER BY seq DESC", (COMMANDS,)),
+    Mutant("a command is looked for among those of any key", TRANSACTION, "= hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER", "IS NOT NULL) ORDER", ("tests/journal/test_plans.py",)),
+    Mutant("dead letters are not looked for", TRANSACTION, "AND status = 'dead_lettered'\"\"\"", "AND status = 'completed'\"\"\"", (COMMANDS,)),
+    Mutant("children of any key are read", TRANSACTION, "AND left(c.child_key, 200) = left(%(key)s, 200) AND c.child_key = %(key)s", "", ("tests/runtime/test_long_runs.py",)),
     Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/test_storage_fidelity.py",)),
 )  # fmt: skip
 
