@@ -14,13 +14,12 @@ from squid_dagster.journal.postgres import migrate, table_locks
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.functions import apply_functions
 from squid_dagster.journal.postgres.schema import CODE_VERSION, lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import RUN, signal, started, t
 from tests.journal.contract import THREAD, Opener, plain_url, raw, wait_for_a_lock
-from tests.journal.released import make_released
+from tests.journal.released import make_released, written_by_this_code
 from tests.journal.version5 import Worker
 
 _MINUTE = timedelta(minutes=1)
@@ -171,11 +170,10 @@ def test_a_start_that_waits_while_the_schema_is_upgraded_begins_again(open_stora
 
 def test_commands_that_are_older_than_the_index_of_their_keys_are_found_by_it(open_storage: Opener) -> None:
     # given a journal of version 7 with commands that have keys, and some that have none
-    storage = _older(open_storage(), 7)
-    with raw(storage) as connection:
-        apply_functions(connection, storage.schema)
-    storage.append(THREAD, [signal(idempotency_key="start"), started()])
-    storage.append(THREAD, [signal(at=n, idempotency_key=f"key-{n}" if n % 2 else None) for n in range(1, 20)])
+    storage = make_released(open_storage(), 7)
+    with written_by_this_code(storage, 7):
+        storage.append(THREAD, [signal(idempotency_key="start"), started()])
+        storage.append(THREAD, [signal(at=n, idempotency_key=f"key-{n}" if n % 2 else None) for n in range(1, 20)])
     # when it is upgraded
     assert storage.upgrade() == CODE_VERSION
     # then they are found

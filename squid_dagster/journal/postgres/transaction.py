@@ -70,7 +70,8 @@ _READ_LINKS += (
     ENTRY
     + """WHERE run_id = c.run_id AND position >= r.first AND position < r.first + (1 << 20)
         AND type = 'child_run_started' AND data->>'child_run_id' = c.child_run_id ORDER BY position LIMIT 1) e ON true
-    WHERE c.run_id = %(run_id)s AND left(c.child_key, 200) = left(%(key)s, 200) AND c.child_key = %(key)s"""
+    WHERE md5(c.run_id || ' ' || c.child_key) = md5(%(run_id)s::text || ' ' || %(key)s::text)
+      AND c.run_id || '' = %(run_id)s AND c.child_key = %(key)s"""
 )
 # journal_entries_run
 _READ_RUNS: LiteralString = "SELECT e.* FROM unnest(%s::text[]) r (id) CROSS JOIN LATERAL ("
