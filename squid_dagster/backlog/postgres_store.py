@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, LiteralString
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
@@ -15,6 +15,7 @@ from squid_dagster.journal.postgres.message import Value, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.transaction import OneCommit
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol.backlog import BacklogProjection
@@ -66,19 +67,18 @@ class PostgresCardStore:
 
     def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
         """Lock cards, write what a decision makes of them, as the contract says."""
-        commit_id = uuid4()
-        tried: list[BacklogProjection] = []
-        return persistently(lambda: self._decide_once(wanted, decision, commit_id, tried))
+        commit = OneCommit[BacklogProjection]()
+        return persistently(lambda: self._decide_once(wanted, decision, commit))
 
     def _decide_once(
-        self, wanted: Wanted, decision: Decision, commit_id: UUID, tried: list[BacklogProjection]
+        self, wanted: Wanted, decision: Decision, commit: OneCommit[BacklogProjection]
     ) -> BacklogProjection:
         storage = self._storage
         with storage.connection() as connection:
             answer = self._lock(connection, wanted)
             transaction = storage.join_transaction(connection)
-            if tried and transaction.committed(commit_id):
-                return tried[-1]  # written the first time; only the word of it was lost on the way
+            if commit.is_made(transaction):
+                return commit.answer
             now = storage.hear_now(answer["now"])
             at_hand = BacklogProjection.of(map(card_from_row, answer["cards"] or ()), answer["edges"])
             known = set(at_hand.cards)
@@ -88,9 +88,9 @@ class PostgresCardStore:
             verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
             for fact in facts:
                 at_hand.follow(fact)
-            tried.append(at_hand)
+            commit.note(at_hand)
             connection.execute(storage.sql(_PUT), _changes(at_hand, known, facts))
-            transaction.write(verified, Units.new((), now).changes(), commit_id)
+            transaction.write(verified, Units.new((), now).changes(), commit.id)
             return at_hand
 
     def _lock(self, connection: PgConnection, wanted: Wanted) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from squid_dagster.journal.postgres.settle_fast import settle_fast
 from squid_dagster.journal.postgres.settle_template import Templates
 from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.transaction import Transaction, names, texts
+from squid_dagster.journal.postgres.transaction import OneCommit, Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.rounds import answer_in_rounds, concerns_all, outcome_bytes
@@ -235,15 +235,12 @@ class PostgresDispatchStore:
         When a member is refused, nothing is committed: the caller rolls back.
         """
         refs = [settlement.ref for settlement in settlements]
-        answers: list[Answer] = []
-        transaction = self._storage.join_transaction(connection)
-        known = self._write_group(
-            transaction,
+        answers, known = self._write_group(
+            self._storage.join_transaction(connection),
             refs,
             lambda i, attempt, now: settle_fact(attempt, settlements[i], now),
             plan,
-            uuid4(),
-            answers,
+            OneCommit(),
             all_or_nothing=True,
         )
         self._keep(known)
@@ -254,21 +251,20 @@ class PostgresDispatchStore:
         at = self._start_fast(runs)
         if at is not None:
             return at
-        commit_id = uuid4()
-        times: list[datetime] = []  # of all tries
-        persistently(lambda: self._start_once(runs, commit_id, times))
-        return times[-1]
+        commit = OneCommit[datetime]()
+        return persistently(lambda: self._start_once(runs, commit))
 
-    def _start_once(self, runs: Sequence[NewRun], commit_id: UUID, times: list[datetime]) -> None:
+    def _start_once(self, runs: Sequence[NewRun], commit: OneCommit[datetime]) -> datetime:
         run_ids = {run.run_id for run in runs}
         with self._storage.transaction() as transaction:
             units = transaction.lock(Touched(run_ids, set(), set()))
-            if times and transaction.committed(commit_id):
-                return  # written by the last try; its acknowledgement was lost
-            times.append(units.now)
+            if commit.is_made(transaction):
+                return commit.answer
             facts = [fact for run in runs for fact in run.facts(units.now)]
+            commit.note(units.now)
             if facts:
-                self._write(transaction, units, self._verified(facts, run_ids), commit_id, hints=_queues(facts))
+                self._write(transaction, units, self._verified(facts, run_ids), commit.id, hints=_queues(facts))
+            return units.now
 
     def _start_fast(self, runs: Sequence[NewRun]) -> datetime | None:
         """Write new runs by the stencil of their kind, in one message; return the time that they are written with.
@@ -303,53 +299,41 @@ class PostgresDispatchStore:
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Lock and read runs and write what follows, as the contract says."""
-        commit_id = uuid4()
-        written: list[Fact] = []
-        persistently(lambda: self._decide_once(run_ids, decision, fence, lineage, commit_id, written))
-        return written
+        commit = OneCommit[list[Fact]]()
+        held = {(fence.run_id, fence.runnable_key)} if fence is not None else set[tuple[str, str]]()
+
+        def once() -> list[Fact]:
+            with self._storage.transaction() as transaction:
+                units = transaction.lock(Touched(set(run_ids), set(), held))
+                if commit.is_made(transaction):
+                    return commit.answer
+                if fence is not None:
+                    check_held(units.units[fence.run_id], fence, units.now)
+                facts = commit.note(list(decision(_read(transaction, units, run_ids, lineage), units.now)))
+                if facts:
+                    self._write(transaction, units, self._verified(facts), commit.id, hints=_queues(facts))
+                return facts
+
+        return persistently(once)
 
     def _verified(self, facts: Sequence[Fact], new: Collection[str] = ()) -> list[Verified]:
         threads = {run_thread(run_id) for run_id in new}
         appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(facts)]
         return check_appends(appends, self._storage.max_fact_bytes)
 
-    def _decide_once(
-        self,
-        run_ids: Collection[str],
-        decision: Decision,
-        fence: ClaimRef | None,
-        lineage: Lineage | None,
-        commit_id: UUID,
-        written: list[Fact],
-    ) -> None:
-        with self._storage.transaction() as transaction:
-            held = {(fence.run_id, fence.runnable_key)} if fence is not None else set[tuple[str, str]]()
-            units = transaction.lock(Touched(set(run_ids), set(), held))
-            if written and transaction.committed(commit_id):
-                return  # written the first time; its acknowledgement was lost
-            if fence is not None:
-                check_held(units.units[fence.run_id], fence, units.now)
-            written[:] = decision(_read(transaction, units, run_ids, lineage), units.now)
-            if not written:
-                return
-            self._write(transaction, units, self._verified(written), commit_id, hints=_queues(written))
-
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
         """Lock runs and write what follows from a command, as the contract says."""
-        commit_id = uuid4()
-        written: list[Fact] = []
-        persistently(lambda: self._command_once(targets, decision, commit_id, written))
-        return written
+        commit = OneCommit[list[Fact]]()
+        return persistently(lambda: self._command_once(targets, decision, commit))
 
     def _command_once(
-        self, targets: Sequence[CommandTarget], decision: CommandDecision, commit_id: UUID, written: list[Fact]
-    ) -> None:
-        known: dict[str, KnownState] = {}
+        self, targets: Sequence[CommandTarget], decision: CommandDecision, commit: OneCommit[list[Fact]]
+    ) -> list[Fact]:
         with self._storage.transaction() as transaction:
             keys = {(target.run_id, key) for target in targets for key in target.keys}
             units = transaction.lock(Touched({target.run_id for target in targets}, set(), keys))
-            if written and transaction.committed(commit_id):
-                return  # written the first time; its acknowledgement was lost
+            if commit.is_made(transaction):
+                return commit.answer
             known = self._read_states(transaction, [target.run_id for target in targets])
             runs = {
                 target.run_id: _commanded(transaction, units, target, known[target.run_id].state) for target in targets
@@ -364,10 +348,10 @@ class PostgresDispatchStore:
                     state.roll_back()
                     if not facts:
                         self._states.put(run_id, revision, state)
-            written[:] = facts
+            written = commit.note(list(facts))
             if not written:
-                return
-            receipt = self._write(transaction, units, self._verified(written), commit_id, hints=_queues(written))
+                return written
+            receipt = self._write(transaction, units, self._verified(written), commit.id, hints=_queues(written))
         for run_id, (_, state) in known.items():
             for fact in written:
                 if fact.thread == run_thread(run_id):
@@ -375,6 +359,7 @@ class PostgresDispatchStore:
         self._keep(
             {run_id: KnownState(receipt.get(run_thread(run_id), rev), state) for run_id, (rev, state) in known.items()}
         )
+        return written
 
     def _keep(self, known: Mapping[str, KnownState]) -> None:
         """Keep states that stand for what was committed: in memory, and those of long runs beside their threads."""
@@ -420,22 +405,18 @@ class PostgresDispatchStore:
     def _write_round(
         self, refs: Sequence[ClaimRef], places: list[int], fact_of: FactOf, plan: Planner | None
     ) -> list[Answer]:
-        mine = [refs[i] for i in places]
-        commit_id = uuid4()
-        answers: list[Answer] = []
-        persistently(
-            lambda: self._group_once(
-                mine, lambda k, attempt, now: fact_of(places[k], attempt, now), plan, commit_id, answers
-            )
-        )
-        return answers
+        mine, commit = [refs[i] for i in places], OneCommit[list[Answer]]()
 
-    def _group_once(
-        self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None, commit_id: UUID, answers: list[Answer]
-    ) -> None:
-        with self._storage.transaction() as transaction:
-            known = self._write_group(transaction, refs, fact_of, plan, commit_id, answers)
-        self._keep(known)
+        def fact(k: int, attempt: Attempt, now: datetime) -> Fact | None:
+            return fact_of(places[k], attempt, now)
+
+        def once() -> list[Answer]:
+            with self._storage.transaction() as transaction:
+                answers, known = self._write_group(transaction, mine, fact, plan, commit)
+            self._keep(known)
+            return answers
+
+        return persistently(once)
 
     def _write_group(
         self,
@@ -443,24 +424,24 @@ class PostgresDispatchStore:
         refs: Sequence[ClaimRef],
         fact_of: FactOf,
         plan: Planner | None,
-        commit_id: UUID,
-        answers: list[Answer],
+        commit: OneCommit[list[Answer]],
         *,
         all_or_nothing: bool = False,
-    ) -> dict[str, KnownState]:
-        """Write a group once; return the planner's states that it leaves behind."""
+    ) -> tuple[list[Answer], dict[str, KnownState]]:
+        """Write a group once; return its answers, and the planner's states that it leaves behind."""
         runs = {ref.run_id for ref in refs}
         units = transaction.lock(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
-        if answers and transaction.committed(commit_id):
-            return {}  # written the first time; its acknowledgement was lost
+        if commit.is_made(transaction):
+            return commit.answer, {}
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
         known = self._plan(transaction, units, group, plan) if plan is not None else {}
         verified = group.check(self._storage.max_fact_bytes)
         if all_or_nothing and group.errors:
-            answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
-            return {}
-        receipt = self._write(transaction, units, verified, commit_id, lambda: _answers(refs, units, group, answers))
-        return {
+            return _answers(refs, units, group), {}
+        receipt = self._write(
+            transaction, units, verified, commit.id, lambda: commit.note(_answers(refs, units, group))
+        )
+        return commit.answer, {
             run_id: KnownState(receipt[run_thread(run_id)], state)
             for run_id, (_, state) in known.items()
             if run_thread(run_id) in receipt
@@ -472,7 +453,7 @@ class PostgresDispatchStore:
         units: Units,
         verified: list[Verified],
         commit_id: UUID,
-        folded: Callable[[], None] = lambda: None,
+        folded: Callable[[], object] = lambda: None,
         hints: Sequence[str] = (),
     ) -> dict[str, int]:
         """Fold facts into the rows at hand and write both; `folded` is called in between. Return the receipt."""
@@ -572,8 +553,8 @@ def _touched(verified: Iterable[Verified]) -> Touched:
     return found
 
 
-def _answers(refs: Sequence[ClaimRef], units: Units, group: Group, answers: list[Answer]) -> None:
-    answers[:] = [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
+def _answers(refs: Sequence[ClaimRef], units: Units, group: Group) -> list[Answer]:
+    return [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
 
 
 def _answer(ref: ClaimRef, units: Units, error: SquidError | None) -> Answer:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, LiteralString
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Generic, LiteralString, TypeVar
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.storage import PostgresStorage
 
 logger = redacting_logger(__name__)
+
+T = TypeVar("T")
 
 _LOCK: LiteralString = """SELECT {schema}.lock_runs(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
@@ -233,6 +235,33 @@ class Transaction:
                 raise
             logger.warning("cannot notify workers, who will find their work by polling: %s", error)
             return json_of(found)
+
+
+class OneCommit(Generic[T]):
+    """One commit, tried under one id until it is known to have happened; its answer is that of the try that made it.
+
+    Behind its locks, a try asks whether the commit `is_made`. Before it commits, it notes its answer: the next try may
+    find that it was made, and that only its acknowledgement was lost.
+    """
+
+    def __init__(self) -> None:
+        """Begin before the first try."""
+        self.id = uuid4()
+        self._answers: list[T] = []
+
+    @property
+    def answer(self) -> T:
+        """The answer of the last try, which is the one that committed if any has."""
+        return self._answers[-1]
+
+    def note(self, answer: T) -> T:
+        """Keep and return what this try is going to answer."""
+        self._answers.append(answer)
+        return answer
+
+    def is_made(self, transaction: Transaction) -> bool:
+        """Return whether an earlier try has committed."""
+        return bool(self._answers) and transaction.committed(self.id)
 
 
 _Part = tuple[LiteralString, tuple[Value, ...]]
