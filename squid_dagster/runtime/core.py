@@ -3,9 +3,12 @@
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from pydantic import JsonValue
 
 from squid_dagster.journal import Storage
 from squid_dagster.journal.commands import CommandDecision, CommandTarget
@@ -27,7 +30,7 @@ from squid_dagster.protocol.plan_state import PlanState, StateNeeded, UnknownSta
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.workflow.assumption import assumed_state
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import plan_settled
+from squid_dagster.workflow.planning import plan_settled, taken_route
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
@@ -59,6 +62,20 @@ class _Identity:
     def __hash__(self) -> int:
         """Return what is the same for the very same, which lives as long as this does."""
         return id(self.definition)
+
+
+class SuccessKind(NamedTuple):
+    """Successes of one step that take one route: what follows is the same but for ids, times and values."""
+
+    identity: _Identity
+    step: str
+    route: int | None  # its place among those of the step; None where no condition has to be looked at
+
+
+def _plan_settled(definition: Definition, state: PlanState, request: PlanRequest) -> list[Fact]:
+    return plan_settled(
+        definition, state, request.settled, request.attempts, request.now, max_fact_bytes=request.max_fact_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +120,30 @@ class Runtime:
         state = self._assumed(request) if isinstance(request.run, UnknownState) else request.run
         if not state.readable:
             return []
-        definition = self.definition_of(request.run_id, state)
-        return plan_settled(
-            definition,
-            state,
-            request.settled,
-            request.attempts,
-            request.now,
-            max_fact_bytes=request.max_fact_bytes,
-        )
+        return _plan_settled(self.definition_of(request.run_id, state), state, request)
 
-    def kind_of(self, attempt: Attempt) -> Hashable | None:
-        """Return what tells attempts apart whose success has other consequences; None if these depend on values."""
+    def kind_of(self, attempt: Attempt, result: JsonValue) -> SuccessKind | None:
+        """Return what tells successes apart that have other consequences; None if these depend on more than values.
+
+        Raises:
+            StateNeeded: a condition looks at what the run did before.
+        """
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
-        if definition is None or attempt.step not in definition.fixed or not attempt.idempotency_key.endswith(":1"):
+        if definition is None or attempt.step not in definition.narrow or not attempt.idempotency_key.endswith(":1"):
             return None
-        return _Identity(definition), attempt.step
+        route = None
+        if any(each.when is not None for each in definition.routes.get((attempt.step, "ok"), ())):
+            route = taken_route(definition, assumed_state(definition, attempt), attempt.step, result)
+            if route is None:
+                return None
+        return SuccessKind(_Identity(definition), attempt.step, route)
+
+    def plan_kind(self, kind: SuccessKind, request: PlanRequest) -> list[Fact]:
+        """Return what follows from a success of that kind, whatever its result is."""
+        definition = kind.identity.definition
+        if kind.route is not None:
+            definition = definition.taking(kind.step, kind.route)
+        return _plan_settled(definition, self._assumed(request), request)
 
     def _assumed(self, request: PlanRequest) -> PlanState:
         """Return the state that one settled attempt allows to assume. Raises `StateNeeded`."""

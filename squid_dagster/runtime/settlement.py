@@ -1,8 +1,10 @@
 """Writing down what came of claims, many in one commit, with everything that follows from them."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+from pydantic import JsonValue
 
 from squid_dagster.journal import quarantine
 from squid_dagster.journal.dispatch import (
@@ -18,7 +20,7 @@ from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.protocol.plan_state import UnknownState
-from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.core import Runtime, SuccessKind
 from squid_dagster.runtime.execution import error_map
 
 logger = redacting_logger(__name__)
@@ -51,9 +53,13 @@ class _Planner:
                 self.dues.append(_from_now(fact.visible_at, request.now))
         return facts
 
-    def kind_of(self, attempt: Attempt) -> Hashable | None:
-        """Return what an attempt has in common with all from whose success the same follows."""
-        return self.runtime.kind_of(attempt)
+    def kind_of(self, attempt: Attempt, result: JsonValue) -> SuccessKind | None:
+        """Return what a success has in common with all from which the same follows."""
+        return self.runtime.kind_of(attempt, result)
+
+    def plan_kind(self, kind: SuccessKind, request: PlanRequest) -> Sequence[Fact]:
+        """Return what follows from a success of that kind, whatever its result is."""
+        return self.runtime.plan_kind(kind, request)
 
     def note_scheduled(self, queue: str) -> None:
         """Note what follows by a template: it is due at once."""

@@ -66,6 +66,10 @@ class Condition:
         value: dict[str, JsonValue] = {} if self.operator is Operator.EXISTS else {"value": self.value}
         return {"path": list(self.segments), "operator": self.operator.value, **value}
 
+    def met(self) -> "Condition":
+        """Return this condition for where it is known to hold."""
+        return _MetCondition(self.segments, self.operator, self.value)
+
     def canonical(self) -> str:
         """Spell the condition so that two spellings are equal exactly when the conditions mean the same."""
         return canonical(self.to_json())
@@ -81,6 +85,12 @@ class Condition:
             f"the condition ({self}) is neither true nor false before a run reaches it: hand it to route(..., when=), "
             "and instead of 'and', 'or', 'not' or a chained comparison declare one route for each case"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _MetCondition(Condition):
+    def holds(self, state: Mapping[str, JsonValue]) -> bool:
+        return True
 
 
 class StatePath:

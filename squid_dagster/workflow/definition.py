@@ -1,9 +1,10 @@
 """`Definition`: a workflow that was checked and will not change. What planner, workers and inspection read, by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
+from types import MappingProxyType
 
 from pydantic import BaseModel
 
@@ -106,7 +107,7 @@ class Definition:
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
     holds, by step, the steps that come after it; `producers`, by the name of an output, the step that gives it.
     `narrow` holds the steps that are visited once, and beside which nothing else of a run can be under way, each with
-    the steps that are done for certain when it begins; `fixed`, those of them whose success always has the same effect.
+    the steps that are done for certain when it begins.
     `resources` are the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed
     for the same definition: runs that carry one are runs of this definition.
     """
@@ -122,7 +123,6 @@ class Definition:
     dependents: Mapping[str, tuple[str, ...]]
     producers: Mapping[str, str]
     narrow: Mapping[str, frozenset[str]]
-    fixed: frozenset[str]
     resources: frozenset[str]
     fingerprint: str
     former_fingerprints: tuple[str, ...] = ()
@@ -149,6 +149,12 @@ class Definition:
     def default_trigger(self) -> Trigger:
         """The trigger of a start that names none: the first manual one."""
         return next(trigger for trigger in self.triggers.values() if isinstance(trigger, Manual))
+
+    def taking(self, step: str, place: int) -> "Definition":
+        """Return this definition for where it is known which of its routes a step's success takes."""
+        route = self.routes[step, "ok"][place]
+        met = replace(route, when=None if route.when is None else route.when.met())
+        return replace(self, routes=MappingProxyType({**self.routes, (step, "ok"): (met,)}))
 
     def accept_payload(self, values: Mapping[str, object] | BaseModel | None) -> JsonObject:
         """Check a payload against the contract and give it as JSON, with defaults, by the names of its fields.

@@ -1,6 +1,6 @@
 """From a draft to a definition: run every check, refuse with all problems at once, or build what will not change."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
 from squid_dagster.workflow.checks.steps import check_outputs, check_steps
 from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
 from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepKind
-from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
+from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
 from squid_dagster.workflow.graph import cycles, reachable, reversed_edges
@@ -128,7 +128,6 @@ def _build(
     following = reversed_edges(shape.after)
     dependents = {name: tuple(following.get(name, ())) for name in built}
     producers = {step.output: step.name for step in built.values() if step.output is not None}
-    narrow = _narrow_steps(built, shape)
     return Definition(
         name=draft.name,
         version=draft.version,
@@ -140,8 +139,7 @@ def _build(
         routes=MappingProxyType(shape.groups),
         dependents=MappingProxyType(dependents),
         producers=MappingProxyType(producers),
-        narrow=MappingProxyType(narrow),
-        fixed=frozenset(name for name in narrow if _is_unconditional(shape.groups.get((name, "ok"), ()))),
+        narrow=MappingProxyType(_narrow_steps(built, shape)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
         fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
         former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, draft.payload),
@@ -158,10 +156,6 @@ def _narrow_steps(steps: Mapping[str, StepDefinition], shape: _Shape) -> dict[st
     for (source, _), routes in shape.groups.items():
         edges[source] += [route.to for route in routes if route.to in steps]
     return {} if len(shape.entries) != 1 or cycles(edges) else dict.fromkeys(steps, frozenset[str]())
-
-
-def _is_unconditional(routes: Iterable[Route]) -> bool:
-    return all(route.when is None for route in routes)
 
 
 def _build_step(

@@ -78,6 +78,21 @@ def plan_settled(
     return planning.facts
 
 
+def taken_route(definition: Definition, state: PlanState, step_name: str, result: JsonValue) -> int | None:
+    """Return the place of the route that a step's success takes, among those of the step; None if none fits.
+
+    Raises:
+        StateNeeded: a condition looks at what an assumed state does not know.
+    """
+    step = definition.steps[step_name]
+    values = known_values(definition, state, {} if step.output is None else {step.output: result})
+    return _fitting(definition.routes.get((step_name, "ok"), ()), values)
+
+
+def _fitting(routes: Sequence[Route], values: Mapping[str, JsonValue]) -> int | None:
+    return next((place for place, each in enumerate(routes) if each.when is None or each.when.holds(values)), None)
+
+
 def plan_resolution(
     definition: Definition,
     run: PlanState | RunProjection,
@@ -253,7 +268,8 @@ class _Planning:
     ) -> Route | None:
         state = values if error is None else ChainMap({"error": error}, values)  # type: ignore[arg-type]  # read only
         routes = self.definition.routes.get((step.name, outcome), ())
-        return next((route for route in routes if route.when is None or route.when.holds(state)), None)
+        place = _fitting(routes, state)
+        return None if place is None else routes[place]
 
     def _go(self, decision: JsonObject, entered: Sequence[Runnable | ManualStepPaused]) -> None:
         if decision["to"] == COMPLETE:

@@ -13,6 +13,7 @@ from squid_dagster.journal.postgres.settle_template import Template, Templates, 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow, path
+from tests.journal.contract import all_entries, facts_of
 from tests.journal.fast_settlements import facts_without_names
 
 VALUES: tuple[Any, ...] = (
@@ -63,6 +64,25 @@ def routed() -> Workflow:
     return workflow
 
 
+def forked() -> Workflow:
+    """Three steps by routes, of which the second leads to one of two, by its result and by what it took."""
+    workflow = add(Workflow("forked", entry="first"))
+
+    @workflow.step
+    def other(second: Any) -> None:
+        """Do nothing."""
+
+    workflow.route("first", to="second")
+    workflow.route("second", to="other", when=path("second") == True)  # noqa: E712  a condition
+    workflow.route("second", to="other", when=path("second.b").exists())
+    workflow.route("second", to="third", when=path("first") == "")
+    workflow.route("second", to="other", when=path("first.a.z") == 1)
+    workflow.route("second", to="third")
+    workflow.route("third", to="complete")
+    workflow.route("other", to="complete")
+    return workflow
+
+
 def play(storage: PostgresStorage, workflow: Workflow, results: Sequence[Any], run_id: str) -> None:
     """Start a run and give these results to its steps, one after another."""
     squid = Squid(storage, workflow)
@@ -88,7 +108,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
     return found
 
 
-@pytest.mark.parametrize("make", [chain, routed])
+@pytest.mark.parametrize("make", [chain, routed, forked])
 def test_what_is_filled_in_is_what_would_have_been_planned(
     make: Callable[[], Workflow],
     postgres_virtual: PostgresStorage,
@@ -101,7 +121,15 @@ def test_what_is_filled_in_is_what_would_have_been_planned(
     monkeypatch.setattr(Templates, "find", lambda *_: None)
     for n, value in enumerate(VALUES):
         play(postgres_virtual, make(), [value, VALUES[-n], "end"], f"planned-{n}")
-    assert by_template == len(filled) == len(VALUES) * (3 if make is chain else 2), "conditions are looked at by a plan"
+    assert by_template == len(filled) == len(VALUES) * 3
+    if make is forked:
+        decisions = [
+            applied.transition
+            for applied in facts_of(all_entries(postgres_virtual))
+            if applied.type == "runnable_applied"
+        ]
+        chosen = {str(each.get("condition")) for each in decisions if each["from"] == "second"}
+        assert len(chosen) == 5
     for n in range(len(VALUES)):
         first, second = (facts_without_names(postgres_virtual, f"{way}-{n}") for way in ("filled", "planned"))
         assert first == second

@@ -9,6 +9,7 @@ becomes of them. What is not plain is left to the general way, which judges and 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, LiteralString, NamedTuple, cast
 from uuid import UUID, uuid4
 
@@ -211,12 +212,14 @@ def _filled(
 ) -> _Run | None:
     """Fill in the template of a settlement; None if there is none, or its values need a closer look."""
     attempt, settlement = member.claimed, member.settlement
-    kind = plan.kind_of(attempt)
+    result = settlement.outcome.result  # type: ignore[union-attr]  # completed
+    kind = plan.kind_of(attempt, result)
     if kind is None or attempt.expired(now):
         return None
 
     def make(settlement: Settlement, claimed: Attempt, at: datetime) -> Made:
-        run = _planned(storage, claimed.run_id, [_Member(0, settlement, claimed)], None, plan, at)
+        members = [_Member(0, settlement, claimed)]
+        run = _planned(storage, claimed.run_id, members, None, partial(plan.plan_kind, kind), at)
         return Made(run.texts, _digests(run), bool(run.runnables))
 
     template = templates.find(kind, attempt, make)
@@ -225,7 +228,6 @@ def _filled(
         return None
     run = _Run(run_id, attempt.queue, [member], None)
     run.texts, outcome = filled
-    result = settlement.outcome.result  # type: ignore[union-attr]  # completed
     run.settled[attempt.runnable_key] = completed(attempt, result, outcome, now)
     if template.schedules:
         plan.note_scheduled(attempt.queue)

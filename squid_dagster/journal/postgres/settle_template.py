@@ -1,16 +1,16 @@
 """Templates of settlements: what the success of one step writes, as a text with holes for ids, times and values.
 
-For a step whose planner says that what follows is always the same (`kind_of`), it is planned, encoded and folded once,
-for an example with placeholders; the text is split at them, and checked against a second example. Where these differ,
-there is no template, and every settlement of that kind is planned. No rule of planner, codec or fold is written again
-here. Pure.
+The planner says of which kind a success is (`kind_of`): the step, and the route that its conditions lead to. What
+follows is planned, encoded and folded once for each kind, for an example with placeholders; the text is split at them,
+and checked against a second example. Where these differ, there is no template, and every settlement of that kind is
+planned. No rule of planner, codec or fold is written again here. Pure.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 from pydantic_core import to_json
@@ -33,13 +33,16 @@ _OTHER: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
 
 @runtime_checkable
 class KindPlanner(Protocol):
-    """A planner that knows steps from whose success always the same follows, but for ids, times and values."""
+    """A planner that knows of which kind a success is: but for ids, times and values, the same follows from all."""
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
         """Return the facts that follow, as every planner does."""
 
-    def kind_of(self, attempt: Attempt) -> Hashable | None:
-        """Return what all such attempts have in common; None if what follows depends on values, or on the run."""
+    def kind_of(self, attempt: Attempt, result: JsonValue) -> Hashable | None:
+        """Return what a success has in common with all of its kind; None if what follows depends on the run."""
+
+    def plan_kind(self, kind: Any, request: PlanRequest) -> Sequence[Fact]:
+        """Return the facts that follow from a success of that kind, whatever its result is."""
 
     def note_scheduled(self, queue: str) -> None:
         """Note that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
