@@ -224,7 +224,9 @@ class DispatchStore(Protocol):
         """Extend leases to `lease` from now; never shortens one."""
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
-        """Record outcomes, and with them what `plan` makes of each run, in one commit where the storage allows it.
+        """Record outcomes, each together with what `plan` makes of its run, in one commit where the storage allows it.
+
+        Members of different runs are independent, so that a group may take several commits.
 
         Repeating an outcome is no error, also after the run has ended, by it or otherwise: the answer is the first one.
         Another outcome of the same claim is a `ConflictingCompletion`; other errors are `StaleClaim`, `ExpiredClaim`,
