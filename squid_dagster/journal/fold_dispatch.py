@@ -48,7 +48,7 @@ from squid_dagster.journal.settling import (
     settle_fact,
     settled,
 )
-from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.journal.storage import Append, Storage, check_revision
 from squid_dagster.journal.thread_views import ThreadViews
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.attempts import Attempt, Suspicion, suspicion_of
@@ -249,6 +249,7 @@ class FoldDispatchStore:
     ) -> list[Attempt]:
         """Show unclaimed attempts whose time has come, in claim order."""
         check_definitions(definitions)
+        check_revision(limit, "limit")
         with self._lock:
             _, view = self._queues.read(dispatch_thread(check_part(queue, "queue")))
             found = self._of_open_runs(view, view.visible(self._storage.now(), definitions))
@@ -259,6 +260,7 @@ class FoldDispatchStore:
     ) -> list[Attempt]:
         """Show claimed attempts whose lease has run out."""
         check_definitions(definitions)
+        check_revision(limit, "limit")
         return self._expired(check_part(queue, "queue"), definitions)[:limit]
 
     def _expired(self, queue: str, definitions: Collection[str] | None = None) -> list[Attempt]:

@@ -31,7 +31,7 @@ from tests.journal.version5 import KEY, Worker, claim_one, end_arguments, start_
 # Numbers and times; columns of text that have the collation "C" of their own.
 _NUMBERS = {"seq", "position", "ord", "i", "n", "rank", "due_at", "priority", "queued_at", "claim_expires_at", "until"}
 _NUMBERS |= {"m", "bucket", "ordinal", "window_start", "lease_until", "attnum", "oid", "seconds", "{order}"}
-_BYTES = {"run_id", "id", "definition", "thread", "queue", "worker_id", "workflow"}
+_BYTES = {"run_id", "child_run_id", "id", "definition", "thread", "queue", "worker_id", "workflow"}
 _NO_COLUMN = {"queue"}  # in functions it comes out of JSON
 _ITEM = re.compile(r"^(?:\w+\.)?([\w{}]+)(?: DESC)?$")
 _ORDER_BY = re.compile(

@@ -82,8 +82,8 @@ SQL_BUGS = (
     ),
     # --- templates of starts and ends
     SqlBug("a start counts a fact too many", "start_runs", "SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id O", "SELECT 'squid:run:' || id, p_run_facts + 1 FROM unnest(p_runs) id O"),  # noqa: E501
-    SqlBug("a start is due at another time", "start_runs", "a.wakeup_emitted, a.due_at,", "a.wakeup_emitted, a.due_at + interval '1 day',"),  # noqa: E501
-    SqlBug("an end leaves attempts behind", "settle_runs", "WHERE p_ends[m] AND v_ok[m] AND a.run_id = p_runs[m];", "WHERE false;"),  # noqa: E501
+    SqlBug("a start is due at another time", "start_runs", "due_at, planned_digest, applied_digest\n          FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts)", "due_at + interval '1 day', planned_digest, applied_digest\n          FROM json_populate_recordset(NULL::{schema}.attempts, p_attempts)"),  # noqa: E501
+    SqlBug("an end leaves attempts behind", "settle_runs", "WHERE p_ends[m] AND v_ok[m]));", "WHERE false));"),
     SqlBug("an end is not a fence", "settle_runs", "fenced = p_ends[n.m]", "fenced = false"),
     SqlBug("a completed attempt stays due", "settle_runs", "due_at = NULL,", "due_at = a.due_at,"),
     SqlBug("a plan by an earlier revision is written", "settle_runs", "t.rev = coalesce(p_revs[n.m], t.rev)", "t.rev >= coalesce(p_revs[n.m], t.rev)"),  # noqa: E501
