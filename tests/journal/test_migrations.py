@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from squid_dagster.journal import verify
+from squid_dagster.journal import rebuild_views, verify
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres, cluster, wheel
 from squid_dagster.journal.embedded.account import account_for
@@ -253,6 +253,40 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(
     monkeypatch.undo()
     assert storage.upgrade() == CODE_VERSION
     assert drift(storage) == []
+
+
+@pytest.mark.parametrize("version", EARLIER_VERSIONS)
+@pytest.mark.parametrize("gone", ["TABLE attempts", "TABLE children, runs", "INDEX IF EXISTS children_key"])
+def test_a_schema_whose_views_are_not_whole_is_upgraded_and_then_rebuilt(
+    open_storage: Opener, version: int, gone: str
+) -> None:
+    # given a journal of that version of which a view is missing, or was made by code of another version
+    storage = make_released(open_storage(), version)
+    with raw(storage) as connection:
+        connection.execute("DROP " + gone)
+    # when it is upgraded
+    assert storage.upgrade() == storage.check() == CODE_VERSION
+    # then a rebuild is all that is left to do
+    if "TABLE" in gone:
+        rebuild_views(storage)
+    assert drift(storage) == []
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_code_that_connects_while_the_schema_is_upgraded_finds_what_it_looks_for(
+    open_storage: Opener, version: int
+) -> None:
+    # given code of an earlier version that has read which version the schema is at
+    storage = make_released(open_storage(), version)
+    with raw(storage, autocommit=False) as upgrading, raw(storage) as connecting:
+        connecting.execute("SET lock_timeout = '10s'")
+        functions = connecting.execute("SELECT digest FROM squid_functions").fetchall()
+        # when an upgrade is under way, and when it is done
+        migrations.run(upgrading, storage.schema, after=version, upto=CODE_VERSION)
+        assert connecting.execute("SELECT digest FROM squid_functions").fetchall() == functions
+        upgrading.commit()
+        # then it finds the functions of its time
+        assert connecting.execute("SELECT digest FROM squid_functions").fetchall() == functions
 
 
 @pytest.mark.parametrize("version", EARLIER_VERSIONS)

@@ -13,6 +13,7 @@ from squid_dagster.journal.postgres.rebuild import Rebuild
 from squid_dagster.journal.postgres.schema import VIEWS, lock_number
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from tests.facts import queue_paused, scheduled, started
+from tests.journal.contract import raw
 from tests.journal.writers import start
 from tests.processes import Child, children
 
@@ -134,6 +135,19 @@ def test_a_second_rebuild_at_the_same_time_is_refused(postgres: PostgresStorage)
         with pytest.raises(StorageUnavailable, match="another rebuild"):
             rebuild_views(postgres)
         connection.execute("SELECT pg_advisory_unlock(%s)", (number,))
+
+
+def test_views_that_were_made_before_an_upgrade_are_not_swapped_in_after_it(postgres: PostgresStorage) -> None:
+    # given shadows that are filled
+    start(postgres, ["run-1"])
+    before = _dump(postgres)
+    with _filled(postgres) as (rebuild, covered), raw(postgres) as connection:
+        # when newer code upgrades the schema meanwhile
+        connection.execute("UPDATE squid_schema SET version = version + 1")
+        # then they are refused, and the views stay as they were
+        with pytest.raises(StorageUnavailable, match="while its views were rebuilt"):
+            rebuild.swap(covered)
+    assert _dump(postgres) == before
 
 
 def test_many_pages_of_runs_are_folded_as_one_journal(

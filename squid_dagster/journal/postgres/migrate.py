@@ -30,7 +30,7 @@ _ALTERED: dict[int, tuple[str, ...]] = {
     4: ("journal_entries", "journal_threads"),
     6: ("journal_positions",),
     7: ("attempts", "children"),
-    8: ("attempts", "children", "journal_entries", "squid_functions", "squid_schema_revision"),
+    8: ("attempts", "children", "journal_entries", "squid_schema_revision"),
 }
 
 # pg_class_relname_nsp_index; with the columns of the one table whose columns we go by
@@ -158,8 +158,11 @@ def _remedy(schema: str) -> str:
 
 def _check_encoding(connection: Connection) -> None:
     """Raise `StorageRefused` for a database that cannot hold every text; the server said which it is on connecting."""
-    info = _driver(connection).info
+    driver = _driver(connection)
+    info = driver.info
     encoding = info.parameter_status("server_encoding")
+    if encoding is None:  # some poolers keep it to themselves
+        (encoding,) = driver.execute("SELECT pg_catalog.current_setting('server_encoding')").fetchone() or (None,)
     if encoding != "UTF8":
         raise StorageRefused(
             f"database {info.dbname!r} has the encoding {encoding}, which cannot hold every text: create one with "

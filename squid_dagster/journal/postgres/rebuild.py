@@ -46,6 +46,7 @@ _COUNT: LiteralString = """SELECT count(*) FROM (
     SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
 _SHADOWS: LiteralString = """SELECT oid::bigint FROM pg_catalog.pg_class
     WHERE relname = ANY (%s) AND relnamespace = to_regnamespace(%s) ORDER BY oid"""
+_VERSION: LiteralString = "SELECT version FROM {schema}.squid_schema"
 
 Progress = Callable[[int], None]
 Fill = Callable[[int, Progress], tuple[int, int]]
@@ -85,6 +86,7 @@ class Rebuild:
         self._schema = storage.schema
         self._fill = fill or self.fill
         self._shadows: list[tuple[Any, ...]] = []  # by which these tables are known for ours
+        self._version: int | None = None  # of the schema, when they were made
 
     def run(self, progress: Progress) -> Rebuilt:
         """Create, fill, catch up, swap."""
@@ -107,6 +109,7 @@ class Rebuild:
             for view in VIEWS:
                 name = sql.Identifier(self._schema, view + SHADOW)
                 self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+            self._version = self._one(_VERSION)[0]
             self._connection.execute(views_sql(self._schema, SHADOW))
             self._shadows = self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema)
 
@@ -176,6 +179,9 @@ class Rebuild:
         # The lock of a rebuild may be lost with its connection, and another one may have begun.
         if self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema) != self._shadows:
             raise _another(self._schema)
+        # The shadows are those of this code's version: an upgrade may have come in between.
+        if (found := self._one(_VERSION)[0]) != self._version:
+            raise _upgraded(self._schema, found)
         end = max(covered, self._cut())
         touched = self.catch_up(covered, end)
         lock_tables(self._connection, self._schema, VIEWS)
@@ -209,6 +215,13 @@ def _alone(storage: PostgresStorage) -> Iterator[None]:
 
 def _another(schema: str) -> StorageUnavailable:
     return StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
+
+
+def _upgraded(schema: str, version: int) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"schema {schema!r} was brought to version {version} while its views were rebuilt, which stay as they were: "
+        "rebuild them again"
+    )
 
 
 def _run_id(entry: Entry) -> str:

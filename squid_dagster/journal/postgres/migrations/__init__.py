@@ -6,12 +6,16 @@ A file that was released is never edited.
 
 from functools import cache
 from importlib.resources import files
+from typing import LiteralString
 
 from psycopg import sql
 
 from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.schema import fill_in
+from squid_dagster.journal.postgres.schema import VIEWS, fill_in
 
+# pg_class_relname_nsp_index
+_VIEWS_THERE: LiteralString = """SELECT count(*) FROM pg_catalog.pg_class
+    WHERE relname = ANY (%s) AND relnamespace = to_regnamespace(%s)"""
 _VIEWS = ("0001_3_views", "0007_indexes", "0008_indexes")  # together, the newest definition of the views
 
 
@@ -35,9 +39,13 @@ def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
 
 
 def run(connection: PgConnection, schema: str, after: int, upto: int) -> None:
-    """Execute the migrations behind a version, up to another one, in the open transaction."""
+    """Execute the migrations behind a version, up to another one, in the open transaction.
+
+    Where a view is missing, the views are left as they are: a rebuild makes all of them by their newest definition.
+    """
+    rebuilt = after > 0 and connection.execute(_VIEWS_THERE, (list(VIEWS), schema)).fetchone() != (len(VIEWS),)
     for name in sources():
-        if after < number_of(name) <= upto:
+        if after < number_of(name) <= upto and not (rebuilt and name in _VIEWS):
             connection.execute(render(name, schema))
 
 
