@@ -46,7 +46,7 @@ class DueOrder:
             attempt = self._open[position]
             insort(self._lanes.setdefault(_lane(attempt), []), claim_order(attempt))
         del self._later[:end]
-        named = {definition for definition, _ in self._lanes} if definitions is None else definitions
+        named = {definition for definition, _ in self._lanes} if definitions is None else frozenset(definitions)
         lanes = (self._lanes.get((definition, held), ()) for definition in named for held in claimed)
         for _, due_at, position in merge(*lanes):
             if due_at <= at:  # a clock may have been put back since the attempt came into its lane

@@ -28,6 +28,7 @@ COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is 
 FAIL = "fail"  # where a transition leads that fails the run
 DUMP_VERSION = 2  # raise it when a rule or a field of `PlanState` changes: older checkpoints are then ignored
 _RUN_PREFIX = run_thread("")
+_CHILD_LINK = "child_run_started"
 _ABSENT: Any = object()
 
 
@@ -107,7 +108,7 @@ class PlanState:
     readable: bool = True
     plain: bool = True
     facts: int = 0  # folded so far
-    weight: int = 0  # about how many characters its outputs have
+    weight: int = 0  # about how many characters its inputs, outputs and results to undo have
     closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
     assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
     checkpoint: int = field(default=0, compare=False)  # the revision that the latest checkpoint of it stands for
@@ -129,7 +130,9 @@ class PlanState:
         state.manual_state, state.terminal_status = run.manual_state, run.terminal_status
         state.quarantined = run.quarantine is not None
         state.planned_visits, state.applied_visits = run.planned_visits, run.applied_visits
-        state.readable = not any(found.reason is Reason.MALFORMED_ENTRY for found in run.anomalies)
+        state.readable = not any(
+            found.reason is Reason.MALFORMED_ENTRY and found.entry_type != _CHILD_LINK for found in run.anomalies
+        )
         runnables = {key: each.runnable for key, each in run.planned.items() if each.runnable is not None}
         entered = {each.idempotency_key: each.step for each in runnables.values()}
         for step in [*entered.values(), *(each.step for each in run.resolutions)]:
@@ -142,7 +145,8 @@ class PlanState:
                 state._open(key, runnable)
         state.closed = frozenset(run.planned).difference(state.planned)
         launches = latest_launches(run.command_history)
-        state.launches = {key: launch for key, launch in launches.items() if key in state.planned}
+        done = {visit for visit in entered if visit not in state.open}
+        state.launches = {key: launch for key, launch in launches.items() if _visit("", key)[0] not in done}
         for visit in visits(run):
             state._apply(visit.runnable, visit.fact)
         undone = {_undone(each) for each in runnables.values()}
@@ -258,7 +262,10 @@ class PlanState:
         if not entry.thread.startswith(_RUN_PREFIX):
             return
         if unreadable(entry) is not None:
-            self.readable = self.plain = False
+            if entry.fact.type == _CHILD_LINK:  # nothing is planned by it, and not every host reads it
+                self.facts += 1
+            else:
+                self.readable = self.plain = False
             return
         self.add_fact(entry.fact)  # type: ignore[arg-type]  # readable, and so a fact
 
@@ -275,13 +282,13 @@ class PlanState:
         if fact.run_id != self.run_id:
             return False
         if fact.type == "run_signal_received":
-            self._launch(fact)
-            return True
+            return self._launch(fact)
         if self.terminal:
             return False
         match fact.type:
             case "run_started":
                 is_first, self.start = self.start is None, self.start or fact
+                self.weight += _weight(fact.input)
                 return is_first
             case "runnables_planned":
                 return all(self._plan(runnable) for runnable in fact.runnables)
@@ -297,10 +304,13 @@ class PlanState:
                 self.quarantined = True
         return True
 
-    def _launch(self, signal: RunSignalReceived) -> None:
+    def _launch(self, signal: RunSignalReceived) -> bool:
         key = launched_key(signal)
         if key in self.planned:
             self._set(self.launches, key, next_launch(self.launches.get(key), signal))
+            return True
+        # Before it is planned here, an attempt may be on its queue already, where no commit spans both.
+        return key is None or self.is_closed(key, *_visit(self.run_id or "", key))
 
     def _plan(self, runnable: Runnable) -> bool:
         run_id, step, key = self.run_id or "", runnable.step, runnable.idempotency_key
@@ -315,6 +325,7 @@ class PlanState:
         elif (undone := _undone(runnable)) is not None:
             if undone not in self.to_undo:
                 return False
+            self.weight -= _weight(self.to_undo[undone])
             # Another dictionary, since the order in which they are undone has to come back, too.
             self.to_undo = {visit: result for visit, result in self.to_undo.items() if visit != undone}
             self._enter(step)
@@ -333,7 +344,8 @@ class PlanState:
         last: int = self._pop(self.open, runnable.idempotency_key)
         for number in range(1, last + 1):
             for values in (self.planned, self.launches):
-                self._pop(values, f"{runnable.idempotency_key}:{number}")
+                popped = self._pop(values, f"{runnable.idempotency_key}:{number}")
+                self.weight -= _weight(popped.input) if isinstance(popped, Runnable) else 0
         self.applied_visits += 1
         self._apply(runnable, fact)
         return True
@@ -358,6 +370,7 @@ class PlanState:
 
     def _open(self, key: str, runnable: Runnable) -> None:
         visit = runnable.idempotency_key
+        self.weight += _weight(runnable.input)
         self._set(self.planned, key, runnable)
         self._set(self.open, visit, max(self.open.get(visit, 0), runnable.attempt_number))
 
@@ -374,6 +387,7 @@ class PlanState:
         if succeeded(fact):
             self._outcome(step, fact.result, fact.transition)
             if runnable.recovery is None or runnable.recovery.get("compensated"):
+                self.weight += _weight(fact.result)
                 self._set(self.to_undo, (step, _number(runnable.idempotency_key)), fact.result)
         else:
             self._count(step)
@@ -425,6 +439,12 @@ def _number(visit_key: str) -> int:
     """Return the number of a visit by its idempotency key; 0 for a key of another form."""
     text = visit_key.rpartition(":")[2]
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
+
+
+def _visit(run_id: str, key: str) -> tuple[str, str]:
+    """Return the visit that an attempt belongs to by its runnable key, and its step."""
+    visit = key.rpartition(":")[0]
+    return visit, visit.removeprefix(f"{run_id}:").rpartition(":")[0]
 
 
 def _undone(runnable: Runnable) -> tuple[str, int] | None:

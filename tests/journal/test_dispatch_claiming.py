@@ -275,7 +275,7 @@ def test_a_worker_claims_only_what_it_has_registered(desk: Desk) -> None:
     # when a worker claims that knows one of them, or none
     assert claim(desk, limit=9, definitions=[]) == []
     assert claim(desk, limit=9, definitions=["nothing/known"]) == []
-    assert keys(claim(desk, limit=9, definitions={mine})) == ["mine"]
+    assert keys(claim(desk, limit=9, definitions=[mine, mine])) == ["mine"]
     # then the rest stays visible for others
     assert [a.run_id for a in desk.store.visible(QUEUE)] == ["other", "older", "bare"]
     assert keys(claim(desk, limit=9, definitions=(mine, definition_key(None, None)))) == ["bare"]

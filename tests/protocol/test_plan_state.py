@@ -296,8 +296,19 @@ def test_the_size_of_a_state_grows_with_what_is_open_and_what_it_holds_and_not_w
     for visit in range(1, 50):
         visits += [planned(runnable(visit=visit, recovery={"compensated": False})), applied(visit=visit, **OK)]
     assert fold(*visits).size == 1
-    assert fold(started(), planned(*(runnable(step=f"s{n}") for n in range(100)))).size == 200
+    assert fold(started(), planned(*(runnable(step=f"s{n}", input={}) for n in range(100)))).size == 200
     assert fold(started(), planned(), applied(result="x" * 5000, **OK)).size >= 10
+
+
+def test_a_state_weighs_what_it_holds_and_nothing_that_it_has_let_go() -> None:
+    big = "x" * 5000
+    begun: list[Fact] = [started(input={"a": big}), planned(runnable(input={"a": big}))]
+    assert fold(*begun).size >= 20
+    succeeded = [*begun, applied(result=big, **OK)]
+    # the output and the result to undo, less the input of the step
+    assert fold(*succeeded).weight == pytest.approx(fold(*begun).weight + 5000, abs=50)
+    undone = fold(*succeeded, undo(input={}))
+    assert undone.weight == pytest.approx(fold(*succeeded).weight - 5000, abs=50)
 
 
 @given(journals(), st.sampled_from(RUNS[:2]), st.integers(0, 30))
@@ -332,6 +343,10 @@ ODD: dict[str, list[Fact | OnThread]] = {
     "an application again": [planned(), applied(), applied()],
     "an application of nothing": [applied()],
     "an application of an earlier attempt": [planned(), planned(runnable(attempt=2)), applied(attempt=2), applied()],
+    "a launch of what is not planned yet": [
+        planned(),
+        signal(signal_type="external_requested", payload={"runnable_key": key(attempt=2), "launcher": "l"}),
+    ],
     "a pause in a pause": [step_paused(), step_paused()],
     "a decision of nothing": [step_resolved()],
     "a decision about another step": [step_paused(), step_resolved(step="other")],
@@ -355,6 +370,19 @@ def test_it_is_not_plain_after(name: str) -> None:
 def test_an_entry_that_cannot_be_read_makes_the_run_unreadable() -> None:
     assert not fold(started(), malformed(run_thread(RUN))).readable
     assert not PlanState.of(RunProjection.fold(entries([started(), malformed(run_thread(RUN))]))).readable
+
+
+def test_a_launch_that_came_before_its_plan_is_known_by_the_whole_run() -> None:
+    early = entries([started(), planned(), _launch("external_requested", 2), planned(runnable(attempt=2))])
+    for upto in (3, 4):
+        assert set(PlanState.of(RunProjection.fold(early[:upto])).launches) == {key(attempt=2)}
+    done = [*early, *entries([applied(attempt=2)])]
+    assert PlanState.of(RunProjection.fold(done)).launches == {}
+
+
+def test_a_link_of_a_child_that_cannot_be_read_changes_nothing() -> None:
+    state = fold(started(), planned(), malformed(run_thread(RUN), type_name="child_run_started"))
+    assert (state.readable, state.plain, state.facts) == (True, True, 3)
 
 
 # --- any history ----------------------------------------------------------------------------------------------------
