@@ -88,8 +88,8 @@ class PostgresCardStore:
             verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
             for fact in facts:
                 at_hand.follow(fact)
-            commit.note(at_hand)
             connection.execute(storage.sql(_PUT), _changes(at_hand, known, facts))
+            commit.note(at_hand)  # not before: only here does a new card wait for an earlier try that still commits
             transaction.write(verified, Units.new((), now).changes(), commit.id)
             return at_hand
 

@@ -285,6 +285,32 @@ def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
         wire.close()
 
 
+def test_a_card_that_is_created_again_while_the_first_try_still_waits_is_the_card_of_that_try(
+    postgres_board: Board, postgres_url: str
+) -> None:
+    # given a card in the making, whose facts wait in the server for somebody else
+    storage, wire = postgres_board.storage, Wire(postgres_url)
+    assert isinstance(storage, PostgresStorage)
+    postgres_board.cards("A")
+    far = PostgresStorage(wire.url, storage.schema, clock=postgres_board.clock)
+    try:
+        with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as other:
+            other.execute("SELECT FROM journal_threads WHERE id = %s FOR UPDATE", (BACKLOG_THREAD,))
+            created = pool.submit(Backlog(far).create, "B", "b")
+            wait_for_a_lock(storage)
+            # when the connection breaks, and it is made again, later, before the first try is through
+            postgres_board.later(seconds=1)
+            wire.cut()
+            wait_for_a_lock(storage, 2)
+            other.rollback()
+            # then the answer is what was written
+            assert created.result(60) == postgres_board.backlog.get("B")
+        postgres_board.check()
+    finally:
+        far.close()
+        wire.close()
+
+
 def test_a_claim_that_is_repeated_gives_its_card_as_long_as_it_is_held(postgres_board: Board) -> None:
     storage = postgres_board.storage
     assert isinstance(storage, PostgresStorage)

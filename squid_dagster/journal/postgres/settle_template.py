@@ -165,11 +165,12 @@ class Templates:
             attempt.definition_fingerprint,
             *(attempt.input or {}),
         )
-        if key not in self._known:
+        template = self._known.get(key)
+        if template is None and key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[key] = Template.of(attempt, make, self._max_fact_bytes)
-        return self._known[key]
+            template = self._known[key] = Template.of(attempt, make, self._max_fact_bytes)
+        return template
 
 
 def _example(attempt: Attempt, make: Make, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> Made:
