@@ -91,6 +91,9 @@ def operate_once(squid: Squid) -> None:
         _decide(squid, run.run_id)
     for run in squid.list_runs(workflow="endless", open_only=True, limit=100).runs:
         _ignore_late(partial(squid.cancel, run.run_id, actor="operator"))
+    for run in squid.list_runs(workflow="hanging", open_only=True, limit=100).runs:
+        if any(attempt.owner_id for attempt in squid.inspect_run(run.run_id).attempts):
+            _ignore_late(partial(squid.cancel, run.run_id, actor="operator"))
     for attempt in squid.dead_letters():
         _handle_dead_letter(squid, attempt)
 

@@ -89,6 +89,16 @@ def terminate_sessions(cluster: Cluster, chance: random.Random) -> str:
     return f"pg_terminate_backend, {_to_backends(cluster, chance, 'pg_terminate_backend', 1.0)} rounds"
 
 
+def hold_rows(cluster: Cluster, chance: random.Random) -> str:
+    """Hold the rows of some open runs for a while, at times for longer than a lease, as a session that hangs does."""
+    with cluster.primary.connect() as connection, connection.transaction():
+        held = connection.execute(
+            "SELECT run_id FROM squid.runs WHERE terminal_status IS NULL ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED"
+        ).fetchall()
+        time.sleep(chance.uniform(0.5, 5.0))
+    return f"{len(held)} rows of runs held"
+
+
 def cut_connections(cluster: Cluster, chance: random.Random) -> str:
     """Cut all connections, some times."""
     for _ in range(chance.randint(1, 5)):
@@ -186,6 +196,7 @@ WEIGHTS: dict[Fault, int] = {
     suspend_postgres: 3,
     cancel_statements: 4,
     terminate_sessions: 4,
+    hold_rows: 3,
     cut_connections: 4,
     swallow_connections: 2,
     swallow_commits: 4,

@@ -283,6 +283,22 @@ def _first_time(name: str) -> bool:
     return True
 
 
+# --- a step that hangs ---
+
+hanging = Workflow("hanging", payload=Numbered)  # the operator cancels it once it hangs
+DEAF_SECONDS = 4.0
+
+
+@hanging.step
+def hang(ctx: StepContext, n: int) -> int:
+    """Wait for a cancel that is told to it, and hear nothing for a while: this is no result, whenever it ends."""
+    acted(ctx)
+    while not ctx.cancelled:
+        time.sleep(0.05)
+    time.sleep(DEAF_SECONDS)
+    raise Defer("it was told to stop", after=timedelta(0))
+
+
 # --- steps that hurt their process ---
 
 slow = Workflow("slow", payload=Numbered)
@@ -344,7 +360,7 @@ def close_descriptors(ctx: StepContext, n: int) -> int:
 
 WORKFLOWS = [
     *(chain, fan, loop, retried, failing, routed, reviewed, endless, parent, saga, booked, isolated, slow),
-    *(crashing, poison, forking, closing),
+    *(hanging, crashing, poison, forking, closing),
 ]
 
 # Of a thousand runs, so many are of each workflow; the rest are chains.
@@ -361,6 +377,7 @@ SHARES = {
     "booked": 80,
     "isolated": 20,
     "slow": 20,
+    "hanging": 4,
     "crashing": 4,
     "poison": 1,
     "forking": 4,
@@ -374,7 +391,7 @@ def expected_status(workflow: str, n: int) -> str:
     match workflow:
         case "failing":
             return "failed"
-        case "endless" | "poison":
+        case "endless" | "hanging" | "poison":
             return "cancelled"
         case "reviewed" | "saga":
             return "failed" if n % 2 else "completed"
@@ -414,7 +431,7 @@ def expected_results(workflow: str, n: int) -> list[tuple[str, object]]:
             return [("enter", n), ("after_entry", n)]
         case "forking":
             return [("fork", "parent")]
-        case "failing" | "endless" | "poison":
+        case "failing" | "endless" | "hanging" | "poison":
             return []
         case _:
             return [(_ONLY_STEP[workflow], n)]
