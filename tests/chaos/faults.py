@@ -93,7 +93,8 @@ def hold_rows(cluster: Cluster, chance: random.Random) -> str:
     """Hold the rows of some open runs for a while, at times for longer than a lease, as a session that hangs does."""
     with cluster.primary.connect() as connection, connection.transaction():
         held = connection.execute(
-            "SELECT run_id FROM squid.runs WHERE terminal_status IS NULL ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED"
+            "SELECT run_id FROM squid.runs WHERE terminal_status IS NULL ORDER BY random() LIMIT 3 "
+            "FOR UPDATE SKIP LOCKED"
         ).fetchall()
         time.sleep(chance.uniform(0.5, 5.0))
     return f"{len(held)} rows of runs held"
