@@ -16,7 +16,7 @@ from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit
-from squid_dagster.journal.postgres.units import Units
+from squid_dagster.journal.postgres.units import RowChanges
 from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol.backlog import BacklogProjection
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
@@ -90,7 +90,7 @@ class PostgresCardStore:
                 at_hand.follow(fact)
             connection.execute(storage.sql(_PUT), _changes(at_hand, known, facts))
             commit.note(at_hand)  # not before: only here does a new card wait for an earlier try that still commits
-            transaction.write(verified, Units.new((), now).changes(), commit.id)
+            transaction.write(verified, RowChanges(), commit.id)
             return at_hand
 
     def _lock(self, connection: PgConnection, wanted: Wanted) -> dict[str, Any]:

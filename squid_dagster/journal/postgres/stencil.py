@@ -151,17 +151,19 @@ class _Made(NamedTuple):
         verified = check_appends(arrange(run.facts_of(run_id, values, now)), max_fact_bytes)
         units = Units.new([run_id], now)
         units.fold(verified)
-        runs, attempts, *more = units.changes()
+        changes = units.changes()
+        others = changes._replace(runs=None, attempts=None)
         unit = units.units[run_id]
         queue = unit.dispatch.queue or ""
-        if [one.thread for one in verified] != [dispatch_thread(queue), run_thread(run_id)] or any(more):
+        threads = [one.thread for one in verified]
+        if threads != [dispatch_thread(queue), run_thread(run_id)] or changes.runs is None or any(others):
             return None
         on_queue, on_run = verified[0].encoded, verified[1].encoded
         lines = [
             ",".join([_entry(fact) for fact in on_queue]),
             ",".join([_entry(fact, f'"k":{k},') for k, fact in enumerate(on_run, 1)]),
-            runs[1:-1],
-            "" if attempts is None else attempts[1:-1],
+            changes.runs[1:-1],
+            "" if changes.attempts is None else changes.attempts[1:-1],
         ]
         return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
 

@@ -15,7 +15,7 @@ from squid_dagster.journal.postgres.message import Value, array, execute, json_o
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.stencil import NewRuns
-from squid_dagster.journal.postgres.units import Touched, Units, entries_json
+from squid_dagster.journal.postgres.units import RowChanges, Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
@@ -114,7 +114,17 @@ class Transaction:
         return execute(self._connection, self._storage.sql(text), values)
 
     def _arguments(self, touched: Touched) -> tuple[Value, ...]:
-        return (int(self._storage.hold / timedelta(milliseconds=1)), *touched.arguments())
+        """Return the arguments of `lock_runs`."""
+        attempts, children = sorted(touched.attempts), sorted(touched.children)
+        return (
+            int(self._storage.hold / timedelta(milliseconds=1)),
+            sorted(touched.runs),
+            sorted(touched.whole),
+            [run_id for run_id, _ in attempts],
+            [key for _, key in attempts],
+            [run_id for run_id, _ in children],
+            [child_id for _, child_id in children],
+        )
 
     def _units(self, result: PGresult, touched: Touched) -> Units:
         answer = json_of(result)
@@ -184,7 +194,7 @@ class Transaction:
     def write(
         self,
         verified: Sequence[Verified],
-        changes: tuple[Any, ...],
+        changes: RowChanges,
         commit_id: UUID | None,
         hints: Sequence[str] = (),
     ) -> dict[str, int]:
@@ -197,7 +207,12 @@ class Transaction:
             numbers(one.expected_rev for one in ordered),
             numbers(len(one.encoded) for one in ordered),
             entries_json(verified, place),
-            *changes,
+            changes.runs,
+            changes.attempts,
+            changes.ended,
+            changes.children,
+            changes.queues,
+            changes.anomalies,
         )
         receipt: dict[str, int] = self._send((_APPEND_AND_COMMIT, values), 0, commit_id, hints)
         return receipt

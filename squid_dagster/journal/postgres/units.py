@@ -66,18 +66,16 @@ class Touched:
         runs = (self.runs - units.touched.runs) | whole | {run for run, _ in attempts} | {run for run, _ in children}
         return Touched(runs, whole, attempts, children)
 
-    def arguments(self) -> tuple[list[str], ...]:
-        """Give the arguments of `lock_runs`."""
-        attempts = sorted(self.attempts)
-        children = sorted(self.children)
-        return (
-            sorted(self.runs),
-            sorted(self.whole),
-            [run for run, _ in attempts],
-            [key for _, key in attempts],
-            [run for run, _ in children],
-            [child for _, child in children],
-        )
+
+class RowChanges(NamedTuple):
+    """The rows that facts changed, as `append_entries` takes them: a table's rows are one JSON array, None if empty."""
+
+    runs: str | None = None
+    attempts: str | None = None
+    ended: list[str] | None = None  # ids of runs whose other attempts are to be forgotten
+    children: str | None = None
+    queues: str | None = None
+    anomalies: str | None = None
 
 
 @dataclass(slots=True)
@@ -159,8 +157,8 @@ class Units:
                 else:
                     apply_queue(self.queues, self.queue_anomalies, entry)
 
-    def changes(self) -> tuple[Any, ...]:
-        """Give the rows that the fold changed, as the last six arguments of `append_entries`."""
+    def changes(self) -> RowChanges:
+        """Return the rows that the fold changed."""
         runs: list[Row] = []
         attempts: list[Row] = []
         children: list[Row] = []
@@ -185,7 +183,14 @@ class Units:
             anomalies += unit.anomalies
         queues = [{"queue": queue, "paused": paused} for queue, paused in self.queues.items()]
         found = rows.anomaly_rows(anomalies)
-        return (_json(runs), _json(attempts), ended or None, _json(children), _json(queues), _json(found))
+        return RowChanges(
+            runs=_json(runs),
+            attempts=_json(attempts),
+            ended=ended or None,
+            children=_json(children),
+            queues=_json(queues),
+            anomalies=_json(found),
+        )
 
     def _changed_attempts(self, run_id: str, unit: RunUnit) -> Iterable[Row]:
         before, run, dispatch = self.loaded[run_id], unit.run, unit.dispatch
