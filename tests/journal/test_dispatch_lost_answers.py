@@ -1,12 +1,32 @@
 """Dispatch over a wire that breaks: an answer that was lost is told again, and nothing is done twice."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from squid_dagster.api import Squid
 from squid_dagster.journal.commands import CommandTarget
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.failures import NotNew
+from squid_dagster.journal.postgres.stencil import Stencils
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
+from squid_dagster.runtime.starting import Start, prepare_start
+from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, claimed, key, terminal
-from tests.journal.contract import Wire, all_entries, assert_views_agree_with_the_journal, facts_of
+from tests.journal.contract import (
+    Wire,
+    all_entries,
+    assert_views_agree_with_the_journal,
+    facts_of,
+    raw,
+    wait_for_a_lock,
+)
 from tests.journal.desk import Desk, Planner, done, keys, one, refused, seconds, start, statuses, work
+from tests.journal.version5 import start_arguments
 
 
 def test_a_claim_whose_answer_was_lost_is_given_again_in_claim_order(
@@ -89,3 +109,78 @@ def test_an_outcome_whose_answer_was_lost_is_recorded_once_and_every_member_hear
     types = [f.type for f in facts_of(all_entries(postgres_desk.storage))]
     assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
     assert_views_agree_with_the_journal(behind_wire)
+
+
+def new_runs(storage: PostgresStorage, *run_ids: str) -> list[Start]:
+    """Return starts of runs of one step."""
+    workflow = Workflow("one")
+
+    @workflow.step
+    def step() -> None:
+        """Only its facts matter."""
+
+    squid = Squid(storage, [workflow])
+    return [prepare_start(squid.runtime, "one", None, run_id=run_id) for run_id in run_ids]
+
+
+@pytest.mark.parametrize("run_ids", [["run-1"], ["run-1", "run-2"]], ids=len)
+def test_a_start_whose_answer_was_lost_is_one_start_and_returns(
+    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage, run_ids: Sequence[str]
+) -> None:
+    store = PostgresDispatchStore(behind_wire)
+    starts = new_runs(behind_wire, *run_ids)
+    wire.lose_answer_to("start_runs")
+    # when the answer to a start is lost
+    at = store.start_runs(starts)
+    # then it is on record once, at the time that is returned
+    assert wire.lost == 1
+    assert at == behind_wire.now()
+    facts = facts_of(all_entries(postgres_virtual))
+    assert [fact.run_id for fact in facts if fact.type == "run_started"] == run_ids
+    assert {fact.occurred_at for fact in facts} == {at}
+    assert_views_agree_with_the_journal(postgres_virtual)
+    # and an attempt of each is there to be claimed
+    assert keys(store.claim(QUEUE, "worker", limit=9)) == run_ids
+
+
+def write_start(storage: PostgresStorage, start: Start, at: datetime, commit_id: UUID) -> None:
+    """Send a start as the store does, under a commit id that is known."""
+    new = Stencils(storage.max_fact_bytes).fill([start], at)
+    assert new is not None
+    with storage.transaction() as transaction:
+        transaction.start(new, at, commit_id)
+
+
+def test_a_start_that_is_sent_again_when_its_time_has_passed_has_the_first_answer(postgres: PostgresStorage) -> None:
+    # given a start, by the database's clock
+    (start_of_one,) = new_runs(postgres, "run-1")
+    commit_id, at = uuid4(), postgres.now()
+    write_start(postgres, start_of_one, at, commit_id)
+    before = all_entries(postgres)
+    while postgres.now() < at + timedelta(milliseconds=150):
+        pass
+    # when it is sent again, it returns, and nothing more is written
+    write_start(postgres, start_of_one, at, commit_id)
+    assert all_entries(postgres) == before
+    # and another commit is refused, by its time, or for the run
+    for time in (at, postgres.now()):
+        with pytest.raises(NotNew):
+            write_start(postgres, start_of_one, time, uuid4())
+    assert all_entries(postgres) == before
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_start_that_is_sent_again_while_the_first_try_is_under_way_waits_for_its_end(
+    postgres: PostgresStorage, end: str
+) -> None:
+    # given a start whose connection was lost to its client, while the server still works on it
+    started = start_arguments(["run-1"], QUEUE, uuid4())
+    with raw(postgres, autocommit=False) as first, raw(postgres) as second, ThreadPoolExecutor(1) as pool:
+        first.execute(*started)
+        # when it is sent again
+        again = pool.submit(lambda: second.execute(*started))
+        wait_for_a_lock(postgres)
+        getattr(first, end)()
+        again.result(30)
+    # then it is written once, whatever became of the first try
+    assert [postgres.revision(thread) for thread in (f"squid:dispatch:{QUEUE}", "squid:run:run-1")] == [1, 2]

@@ -271,24 +271,21 @@ class PostgresDispatchStore:
 
         Return None without writing if they fit no stencil, or one of them exists.
         """
-        commit_id, tries = uuid4(), 0
-        now = self._storage.likely_now()  # of all tries, so that it does not matter which of them committed
+        now = self._storage.likely_now()
         new = None if now is None or not runs else self._stencils.fill(runs, now)
+        if now is None or new is None:
+            return None
+        commit_id = uuid4()  # of all tries, as the time is: it does not matter which of them commits
 
-        def once() -> datetime | None:
-            nonlocal tries
-            if now is None or new is None:
-                return None
-            tries += 1
-            try:
-                with self._storage.transaction() as transaction:
-                    transaction.start(new, now, commit_id)
-            except NotNew:
-                # An earlier try may have committed, and its acknowledgement was lost.
-                return now if tries > 1 and self._storage.find_commit(commit_id) is not None else None
-            return now
+        def once() -> None:
+            with self._storage.transaction() as transaction:
+                transaction.start(new, now, commit_id)
 
-        return persistently(once)
+        try:
+            persistently(once)
+        except NotNew:
+            return None
+        return now
 
     def decide(
         self,

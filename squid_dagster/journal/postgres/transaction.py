@@ -218,7 +218,7 @@ class Transaction:
         return receipt
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
-        """Write new runs and commit, in one message, with a hint behind it.
+        """Write new runs and commit, in one message, with a hint behind it. Repeated under one id, it writes them once.
 
         Raises:
             psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.

@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import CUTS, LOCK_ORDER, NEW_RUNS, STENCILS
+from tests.mutants.sql.files import CUTS, LOCK_ORDER, LOST_ANSWERS, NEW_RUNS, STENCILS
 
 FILE = function("start_runs")
 
@@ -19,6 +19,8 @@ START_MUTANTS = (
     Mutant("a time that has passed will do", FILE, "(p_at > v_now OR p_at < v_now - interval '100 milliseconds')", "p_at > v_now", (NEW_RUNS,)),
     Mutant("the caller's clock does not count", FILE, "IF NOT p_any_time AND (", "IF (", (STENCILS,)),
     Mutant("a start that is not new is an error", FILE, "'not new, or at another time' USING ERRCODE = 'SQ003'", "'not new, or at another time' USING ERRCODE = 'SQ004'", (NEW_RUNS,)),
+    Mutant("a start whose answer was lost is not new", FILE, "IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN", "IF false THEN", (LOST_ANSWERS,)),
+    Mutant("a start is made if any commit is", FILE, "{schema}.journal_commits WHERE id = p_commit", "{schema}.journal_commits", (LOST_ANSWERS,)),
     Mutant("a run that its queue knows is new", FILE, "OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN", "THEN", (STENCILS,)),
     Mutant("a run whose thread is there is new", FILE, "IF v_made < v_count THEN", "IF false THEN", (STENCILS,)),
     Mutant("a queue that appeared meanwhile is taken for new", FILE, "        IF NOT FOUND THEN\n            RAISE EXCEPTION 'a thread appeared meanwhile' USING ERRCODE = 'SQ002';\n        END IF;\n", "", (STENCILS,)),
@@ -36,5 +38,5 @@ START_MUTANTS = (
     Mutant("a start has no receipt", FILE, "SELECT p_commit, json_object_agg", "SELECT gen_random_uuid(), json_object_agg", (STENCILS,)),
     Mutant("the receipt leaves out the runs", FILE, "\n             UNION ALL\n            SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id) t", ") t", (STENCILS,)),
     Mutant("the receipt names the revision before", FILE, "v_thread AS id, v_rev AS rev", "v_thread AS id, v_rev - 1 AS rev", (STENCILS,)),
-    Mutant("the answer has another time", FILE, "RETURN to_json(v_now);", "RETURN to_json(v_now + interval '1 hour');", (NEW_RUNS,)),
+    Mutant("the answer has another time", FILE, "RETURN to_json(v_now);\nEND", "RETURN to_json(v_now + interval '1 hour');\nEND", (NEW_RUNS,)),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 --
 -- All of them go through one queue, and write as many facts: what append_entries finds out about threads and positions
 -- is known here. The caller says which time it is, as it worked it out from an earlier answer: where that is not the
--- database's time, or a run is there, it has to begin anew.
+-- database's time, or a run is there, it has to begin anew; unless an earlier try of this commit has written it.
 CREATE OR REPLACE FUNCTION {schema}.start_runs(
     p_commit uuid,
     p_queue text,
@@ -38,6 +38,10 @@ BEGIN
     -- runs_pkey
     IF NOT p_any_time AND (p_at > v_now OR p_at < v_now - interval '100 milliseconds')
        OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN
+        -- journal_commits_pkey. A repeat waits for the same buckets, so that what the first try wrote is here to be seen.
+        IF EXISTS (SELECT FROM {schema}.journal_commits WHERE id = p_commit) THEN
+            RETURN to_json(v_now);
+        END IF;
         RAISE EXCEPTION 'not new, or at another time' USING ERRCODE = 'SQ003';
     END IF;
     -- journal_threads_pkey
