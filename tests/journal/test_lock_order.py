@@ -211,7 +211,7 @@ def _append_to_all(connection: psycopg.Connection[Any]) -> None:
 
 
 def _append_new(connection: psycopg.Connection[Any]) -> None:
-    """A start in one message: two new runs, and a fact on the thread of a queue that is there."""
+    """A start by code of version 6 and before: two new runs, and a fact on the thread of a queue that is there."""
     connection.execute("SELECT lock_new(%s::text[], NULL)", (sorted(_NEW),))
     _append_entries(connection, [_THREADS[0], *_NEW_THREADS])
 
@@ -248,7 +248,7 @@ def _claim(connection: psycopg.Connection[Any]) -> None:
 
 
 def _end(room: Room) -> Write:
-    """The end of runs by code of the version before: two runs of two queues at once."""
+    """The end of runs by code of version 6 and before: two runs of two queues at once."""
 
     def write(connection: psycopg.Connection[Any]) -> None:
         row = connection.execute(*end_arguments(room.claims)).fetchone()

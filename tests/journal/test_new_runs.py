@@ -18,7 +18,7 @@ from tests.journal.contract import Wire, all_entries, assert_views_agree_with_th
 
 
 @pytest.fixture
-def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def general_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each start that asked the database for the time first."""
     found: list[int] = []
     usual = PostgresDispatchStore._start_once
@@ -42,16 +42,16 @@ def squid(postgres: PostgresStorage) -> Squid:
     return Squid(postgres, [one])
 
 
-def test_once_the_time_is_known_a_start_is_one_message(squid: Squid, long_ways: list[int]) -> None:
+def test_once_the_time_is_known_a_start_is_one_message(squid: Squid, general_ways: list[int]) -> None:
     runs = [squid.start("one").run_id for _ in range(3)]
-    assert len(long_ways) == 1, "the first one has to ask"
+    assert len(general_ways) == 1, "the first one has to ask"
     assert [squid.inspect_run(run).status for run in runs] == ["running"] * 3
     assert_views_agree_with_the_journal(squid.journal)  # type: ignore[arg-type]  # it is one on Postgres
 
 
 @pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(seconds=-1), timedelta(milliseconds=500)], ids=str)
 def test_a_time_that_is_not_the_databases_is_never_written(
-    squid: Squid, postgres: PostgresStorage, long_ways: list[int], off: timedelta
+    squid: Squid, postgres: PostgresStorage, general_ways: list[int], off: timedelta
 ) -> None:
     # given a process that has the time wrong
     postgres._heard = (postgres.now() + off, monotonic())
@@ -59,18 +59,18 @@ def test_a_time_that_is_not_the_databases_is_never_written(
     # when it starts a run
     run = squid.start("one").run_id
     # then the database's time was asked for after all, and is known from now on
-    assert len(long_ways) == 1
+    assert len(general_ways) == 1
     assert before <= postgres.read_run(run)[0].fact.occurred_at <= postgres.now()
     squid.start("one")
-    assert len(long_ways) == 1
+    assert len(general_ways) == 1
 
 
 def test_a_time_that_was_told_long_ago_is_asked_for_again(
-    squid: Squid, postgres: PostgresStorage, long_ways: list[int]
+    squid: Squid, postgres: PostgresStorage, general_ways: list[int]
 ) -> None:
     postgres._heard = (postgres.now() - timedelta(hours=1), monotonic() - 3600)
     squid.start("one")
-    assert len(long_ways) == 1
+    assert len(general_ways) == 1
 
 
 class New(NamedTuple):

@@ -127,7 +127,7 @@ def test_a_start_by_stencil_is_what_the_planner_makes_of_it(squid: Squid, ways: 
     assert_views_agree_with_the_journal(squid.journal)  # type: ignore[arg-type]  # it is one on Postgres
 
 
-# All of it but what looks like a NUL, which takes the long way.
+# All of it but what looks like a NUL, which takes the general way.
 PLAIN = {**AWKWARD, "text": str(AWKWARD["text"]).replace("\\u0000", "")}
 AWKWARD_PAYLOAD: dict[str, Any] = {"left": PLAIN, "right": [PLAIN, None, "\t\n"]}
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_written_is_refused_as_ever(
 
 
 @pytest.mark.parametrize("left", ["NaNcy", "Infinity and beyond", "�", [[[[[]]]]] * 30, 10**400, "\\u0000"], ids=repr)
-def test_what_looks_strange_takes_the_long_way_and_is_the_same(squid: Squid, ways: list[bool], left: Any) -> None:
+def test_what_looks_strange_takes_the_general_way_and_is_the_same(squid: Squid, ways: list[bool], left: Any) -> None:
     run = squid.start("one_step", {"left": left}).run_id
     assert ways == [False]
     assert told(squid, run) == planned(squid, "one_step", {"left": left}, run)

@@ -1,4 +1,4 @@
-"""An upgrade while others work: code of the version before it goes on, nothing is lost, and no circle is waited in."""
+"""An upgrade while others work: code of version 5 goes on, nothing is lost, and no circle is waited in."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def no_deadlocks(postgres_url: str) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_deadlocks")
 @pytest.mark.parametrize("_time", range(2))
-def test_workers_of_the_version_before_go_on_while_the_schema_is_upgraded(
+def test_workers_of_version_5_go_on_while_the_schema_is_upgraded(
     open_storage: Opener, postgres_url: str, _time: int
 ) -> None:
     # given workers of version 5 on three queues, and a follower
@@ -193,6 +193,27 @@ def test_a_call_that_takes_the_revision_of_a_queue_from_its_row_begins_again_aft
         connection.execute("SELECT take_positions(1)")
     # then it is told what every version of the code answers by beginning again
     assert refused.value.sqlstate == "SQ002"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "ago"),
+    [(RUN, "null"), ("new", "-1 minute"), ("new", "200 milliseconds")],
+    ids=["a run that is there", "a time that is yet to come", "a time that has passed"],
+)
+def test_a_start_by_code_of_version_6_takes_the_general_way_where_it_is_not_new(
+    postgres: PostgresStorage, run_id: str, ago: str
+) -> None:
+    # given a run, and code that locks new ones in the message that starts them
+    postgres.append(THREAD, [started()])
+    lock = "SELECT lock_new(ARRAY[%s], clock_timestamp() - nullif(%s, 'null')::interval)"
+    with raw(postgres) as connection:
+        connection.execute(lock, ("new", "0 seconds"))
+        connection.execute(lock, ("new", "null"))
+        # when a run is there, or the time is not the database's
+        with pytest.raises(psycopg.Error) as refused:
+            connection.execute(lock, (run_id, ago))
+    # then it is told what that code takes for it
+    assert refused.value.sqlstate == "SQ003"
 
 
 def test_a_journal_goes_on_behind_its_old_positions(open_storage: Opener, postgres_url: str) -> None:

@@ -3,7 +3,7 @@
 Planning, encoding and folding a start takes several times as long as writing it down, and gives the same each time but
 for ids, times and values. So they are done once, for an example; its text is cut where the example shows through, and a
 second example is both made and filled in: where these differ, there is no stencil, and every run of that kind goes the
-long way. No rule of planner, codec or fold is written again here. Pure.
+general way. No rule of planner, codec or fold is written again here. Pure.
 """
 
 import re
@@ -65,8 +65,8 @@ class KindRun(Protocol):
         """
 
 
-class _Opening(NamedTuple):
-    """A run of a kind, with what was asked of it."""
+class _RunWithKind(NamedTuple):
+    """A new run with its kind and its values."""
 
     run: KindRun
     kind: Hashable
@@ -135,7 +135,7 @@ class Stencil:
 
 
 class _Made(NamedTuple):
-    """What one run writes, made the long way."""
+    """What one run writes, made the general way."""
 
     queue: str
     queue_facts: int
@@ -227,26 +227,26 @@ class Stencils:
 
     def fill(self, runs: Sequence[NewRun], now: datetime) -> NewRuns | None:
         """Return what these runs write at that time; None when they are of several kinds, or one fits no stencil."""
-        openings = _openings(runs)
-        kind = openings[0].kind if openings else None
-        if kind is None or any(each.kind != kind for each in openings):
+        with_kinds = _with_kinds(runs)
+        kind = with_kinds[0].kind if with_kinds else None
+        if kind is None or any(each.kind != kind for each in with_kinds):
             return None
         if kind not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[kind] = Stencil.of(openings[0].run, self._max_fact_bytes)
+            self._known[kind] = Stencil.of(with_kinds[0].run, self._max_fact_bytes)
         stencil = self._known.get(kind)
         if stencil is None:
             return None
         filled: list[list[str]] = []
-        for opening in openings:
-            lines = stencil.fill(opening.run.run_id, opening.values, now)
+        for each in with_kinds:
+            lines = stencil.fill(each.run.run_id, each.values, now)
             if lines is None:
                 return None
             filled.append(lines)
         on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
         return NewRuns(
-            [opening.run.run_id for opening in openings],
+            [each.run.run_id for each in with_kinds],
             stencil.queue,
             stencil.queue_facts,
             stencil.run_facts,
@@ -256,12 +256,12 @@ class Stencils:
         )
 
 
-def _openings(runs: Sequence[NewRun]) -> list[_Opening]:
+def _with_kinds(runs: Sequence[NewRun]) -> list[_RunWithKind]:
     """Return the runs with their kinds; nothing if one of them has none."""
-    found: list[_Opening] = []
+    found: list[_RunWithKind] = []
     for run in runs:
         if not isinstance(run, KindRun) or (kind := run.kind()) is None:
             return []
         values = run.values()
-        found.append(_Opening(run, (kind, *values), values))
+        found.append(_RunWithKind(run, (kind, *values), values))
     return found

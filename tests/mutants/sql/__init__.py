@@ -9,5 +9,5 @@ from tests.mutants.sql.starts import START_MUTANTS
 
 SQL_MUTANTS = (*CLAIM_MUTANTS, *APPEND_MUTANTS, *START_MUTANTS, *SETTLEMENT_MUTANTS, *CARD_MUTANTS, *QUERY_MUTANTS)
 
-# Functions without a mutant: code of the version before calls them during an upgrade.
+# Functions without a mutant: they are kept for code of schema version 6 and before, and no later code calls them.
 WITHOUT_MUTANTS = frozenset({"end_runs", "lock_claims", "lock_units", "settle_rows"})

@@ -9,7 +9,6 @@ from tests.mutants.sql.files import (
     CUTS,
     FIDELITY,
     LOCK_ORDER,
-    NEW_RUNS,
     PLANNING,
     SHARED,
     STANDBY,
@@ -88,7 +87,7 @@ _APPEND_ENTRIES = (
     Mutant("an anomaly has another position", APPEND, "a.ordinal, v_base - a.position,", "a.ordinal, v_base,", (VIEW_HISTORIES,)),
 )  # fmt: skip
 
-_LOCK_UNITS = (
+_LOCK_RUNS = (
     Mutant("a quiet writer holds its locks for ever", LOCK, "PERFORM set_config('idle_in_transaction_session_timeout', p_hold_ms::text, true);", "", (SUSPENDED,)),
     Mutant("an append does not pass the gate", LOCK, "PERFORM pg_advisory_xact_lock_shared({gate});", "", (LOCK_ORDER,)),
     Mutant("first writers of a run do not wait for each other", LOCK, "FROM unnest(p_runs) id\n         WHERE NOT EXISTS", "FROM unnest(p_runs) id\n         WHERE false AND NOT EXISTS", (LOCK_ORDER,)),
@@ -108,10 +107,10 @@ _LOCK_NEW = (
     Mutant("a start in one message does not pass the gate", LOCK_NEW, "PERFORM pg_advisory_xact_lock_shared({gate});", "", (LOCK_ORDER,)),
     Mutant("new runs are not locked", LOCK_NEW, "PERFORM pg_advisory_xact_lock({buckets}, bucket)\n       FROM (SELECT DISTINCT hashtext(id) & 511 AS bucket FROM unnest(p_runs) id ORDER BY bucket) b;", "", (LOCK_ORDER,)),
     Mutant("new runs are locked in the wrong order", LOCK_NEW, "id ORDER BY bucket) b", "id ORDER BY bucket DESC) b", (LOCK_ORDER,)),
-    Mutant("a run that is there is new", LOCK_NEW, "OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN", "THEN", (NEW_RUNS,)),
-    Mutant("a time that is yet to come will do", LOCK_NEW, "p_now > clock_timestamp() OR ", "", (NEW_RUNS,)),
-    Mutant("a time that has passed will do", LOCK_NEW, "OR p_now < clock_timestamp() - interval '100 milliseconds'", "", (NEW_RUNS,)),
-    Mutant("a run that is there is an error", LOCK_NEW, "USING ERRCODE = 'SQ003'", "USING ERRCODE = 'SQ004'", (NEW_RUNS,)),
+    Mutant("a run that is there is new", LOCK_NEW, "OR EXISTS (SELECT FROM {schema}.runs WHERE run_id = ANY (p_runs)) THEN", "THEN", (UPGRADE,)),
+    Mutant("a time that is yet to come will do", LOCK_NEW, "p_now > clock_timestamp() OR ", "", (UPGRADE,)),
+    Mutant("a time that has passed will do", LOCK_NEW, "OR p_now < clock_timestamp() - interval '100 milliseconds'", "", (UPGRADE,)),
+    Mutant("a run that is there is an error", LOCK_NEW, "USING ERRCODE = 'SQ003'", "USING ERRCODE = 'SQ004'", (UPGRADE,)),
 )  # fmt: skip
 
 # That the last entry of a run's own thread is not looked for saves the look: its row says the same.
@@ -165,4 +164,4 @@ _GUARDS = (
     Mutant("an append that began before an upgrade goes on", ANNOUNCE, "PERFORM {schema}.refuse_stale();", "", (UPGRADE,)),
 )  # fmt: skip
 
-APPEND_MUTANTS = (*_APPEND_ENTRIES, *_LOCK_UNITS, *_LOCK_NEW, *_REVISIONS, *_POSITIONS, *_GUARDS)
+APPEND_MUTANTS = (*_APPEND_ENTRIES, *_LOCK_RUNS, *_LOCK_NEW, *_REVISIONS, *_POSITIONS, *_GUARDS)

@@ -1,7 +1,9 @@
--- The shortest way of a settlement, for completions that can only end their runs: one call locks, judges and writes.
+-- Kept for code of schema version 6 and before; nothing of this version calls it.
 --
--- Nothing is folded on the way: what a completion, its application and the end change is the same for every such run.
--- Whatever is not so (another open attempt, an anomaly, an entry that was changed) is left to the other ways.
+-- A settlement of completions that can only end their runs: one call locks, judges and writes.
+--
+-- Nothing is folded: what a completion, its application and the end change is the same for every such run.
+-- Whatever is not so (another open attempt, an anomaly, an entry that was changed) is left to that code's other functions.
 CREATE OR REPLACE FUNCTION {schema}.end_runs(
     p_commit uuid,
     p_runs text[],                        -- of each claim, by run; no run twice

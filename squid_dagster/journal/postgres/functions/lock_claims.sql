@@ -1,5 +1,7 @@
--- The short way of a settlement, for what nearly all of them are: the one attempt of a run in a group was completed. It
--- locks what the long way (lock_units) locks, in the same order, but tells only whether each claim still stands;
+-- Kept for code of schema version 6 and before; of this version, only end_runs calls it, which is kept for the same code.
+--
+-- Lock for a settlement where nearly all members are alike: the one attempt of a run in a group was completed. It locks
+-- what the general way of that code (lock_units) locks, in the same order, but tells only whether each claim stands;
 -- settle_rows writes only columns that a completion can change. What the columns become is decided by the same fold.
 CREATE OR REPLACE FUNCTION {schema}.lock_claims(
     p_hold_ms integer,                    -- how long the caller may go quiet while it holds these locks
@@ -23,7 +25,7 @@ BEGIN
               FROM {schema}.runs WHERE run_id = n.id FOR UPDATE) r ON true;
     v_now := coalesce(p_now, clock_timestamp());
     -- attempts_pkey. All attempts of a run, since its end touches them all; `alone`: no other one is open. One that was
-    -- never planned, or a claim that is not what it was, is for the long way to judge.
+    -- never planned, or a claim that is not what it was, is for the general way to judge.
     SELECT json_agg(json_build_array(c.i, c.alone)) INTO v_held FROM (
         SELECT m.i, bool_and(a.runnable_key = m.key OR a.status NOT IN ('available', 'retry_scheduled', 'claimed'))
                     AS alone

@@ -1,6 +1,7 @@
--- Called by running code of the version before only, whose starts that fit no template lock with it; later code goes by
--- lock_units. Lock runs that are to be new, for a commit that comes in the same message. The caller says which time it is, as it
--- worked it out from an earlier answer: where that is not the database's time, or a run is there, it has to begin anew.
+-- Kept for code of schema version 6 and before; nothing of this version calls it.
+--
+-- Lock runs that are to be new, for a commit that comes in the same message. The caller says which time it is, as it worked
+-- it out from an earlier answer: where that is not the database's time, or a run is there, it has to begin anew.
 CREATE OR REPLACE FUNCTION {schema}.lock_new(
     p_runs text[],
     p_now timestamptz                     -- null: any time will do, since the caller's clock is the one that counts

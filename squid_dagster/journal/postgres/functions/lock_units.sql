@@ -1,4 +1,6 @@
--- What code of schema version 6 and before calls: lock_runs with all attempts of a run, and no siblings.
+-- Kept for code of schema version 6 and before; nothing of this version calls it.
+--
+-- lock_runs with all attempts of a run, and no siblings.
 --
 -- The first half of every append: lock and load what the facts touch. append_entries is the second.
 -- Lock order, here and everywhere: the gate, new runs by bucket, run rows by id, attempt rows by key, thread rows by

@@ -1,3 +1,5 @@
+-- Kept for code of schema version 6 and before; nothing of this version calls it.
+--
 -- What completions change in rows that are there: of runs, and of attempts whose run goes on.
 CREATE OR REPLACE FUNCTION {schema}.settle_rows(p_runs json, p_attempts json) RETURNS void LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off

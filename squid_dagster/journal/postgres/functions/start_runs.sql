@@ -1,4 +1,4 @@
--- The shortest way of a start: one call locks, and writes the facts of new runs and the rows that a fold made of them.
+-- The fast way of a start: one call locks, and writes the facts of new runs and the rows that a fold made of them.
 --
 -- All of them go through one queue, and write as many facts: what append_entries finds out about threads and positions
 -- is known here. The caller says which time it is, as it worked it out from an earlier answer: where that is not the
