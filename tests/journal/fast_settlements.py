@@ -9,7 +9,7 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Planner, Settlement
 from squid_dagster.journal.plan_states import PlanStates
 from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import Templates
+from squid_dagster.journal.postgres.settle_template import SettleTemplates
 from squid_dagster.journal.storage import Storage
 from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE
@@ -94,7 +94,7 @@ def fast(
     """Settle claims by the fast way alone; return the runs that were written."""
     known = {claim.ref.claim_id: claim.attempt for claim in claims}
     answers = settle_fast(
-        storage, states or PlanStates(), Templates(storage.max_fact_bytes), known, completions(claims), plan
+        storage, states or PlanStates(), SettleTemplates(storage.max_fact_bytes), known, completions(claims), plan
     )
     for place, answer in answers.items():
         assert answer.unwrap().runnable_key == claims[place].ref.runnable_key

@@ -11,7 +11,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.commands import CommandTarget
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.failures import NotNew
-from squid_dagster.journal.postgres.stencil import Stencils
+from squid_dagster.journal.postgres.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
 from squid_dagster.runtime.starting import Start, prepare_start
@@ -145,7 +145,7 @@ def test_a_start_whose_answer_was_lost_is_one_start_and_returns(
 
 def write_start(storage: PostgresStorage, start: Start, at: datetime, commit_id: UUID) -> None:
     """Send a start as the store does, under a commit id that is known."""
-    new = Stencils(storage.max_fact_bytes).fill([start], at)
+    new = StartTemplates(storage.max_fact_bytes).fill([start], at)
     assert new is not None
     with storage.transaction() as transaction:
         transaction.start(new, at, commit_id)

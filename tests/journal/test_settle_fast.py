@@ -13,7 +13,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Failed, PlanRequest, Settlement
 from squid_dagster.journal.plan_states import PlanStates
 from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import Templates
+from squid_dagster.journal.postgres.settle_template import SettleTemplates
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.protocol import Fact, RunUnit, dispatch_thread, run_thread
 from squid_dagster.protocol.errors import (
@@ -544,8 +544,9 @@ def test_a_group_that_is_too_large_for_one_commit_is_written_in_parts(
     squid, claims = begun(small, workflow("one"), 40)
     # when results of twice as many are settled together
     known = {claim.ref.claim_id: claim.attempt for claim in claims}
+    completed = completions(claims, "x" * 2_000)
     with pytest.raises(GroupTooLarge):
-        settle_fast(small, PlanStates(), Templates(10_000), known, completions(claims, "x" * 2_000), squid.runtime.plan)
+        settle_fast(small, PlanStates(), SettleTemplates(10_000), known, completed, squid.runtime.plan)
     answers = settled(squid, claims, "x" * 2_000)
     # then all are written, the smaller parts by the fast way
     assert [answer.unwrap().status for answer in answers] == ["completed"] * 40

@@ -13,7 +13,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.plan_states import PlanStates
 from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import Templates
+from squid_dagster.journal.postgres.settle_template import SettleTemplates
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import NotFound, StaleClaim, StorageUnavailable, TerminalRun
 from squid_dagster.workflow import Workflow
@@ -554,7 +554,8 @@ def test_what_was_claimed_by_another_hand_is_not_believed(postgres_desk: Desk) -
     storage = postgres_desk.storage
     assert isinstance(storage, PostgresStorage)
     before = all_entries(storage)
-    assert settle_fast(storage, PlanStates(), Templates(10_000), {mine.ref.claim_id: forged}, [done(mine)], _next) == {}
+    known, templates = {mine.ref.claim_id: forged}, SettleTemplates(10_000)
+    assert settle_fast(storage, PlanStates(), templates, known, [done(mine)], _next) == {}
     assert all_entries(storage) == before
     (answer,) = postgres_desk.store.settle([done(mine)], _next)
     assert answer.unwrap().run_id == mine.ref.run_id

@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal import verify
 from squid_dagster.journal.dispatch import Completed, Settlement
-from squid_dagster.journal.postgres.settle_template import Template, Templates, Texts
+from squid_dagster.journal.postgres.settle_template import SettleTemplate, SettleTemplates, Texts
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow, path
@@ -96,15 +96,15 @@ def play(storage: PostgresStorage, workflow: Workflow, results: Sequence[Any], r
 def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
     """What templates were filled with."""
     found: list[Texts] = []
-    fill = Template.fill
+    fill = SettleTemplate.fill
 
-    def noted(self: Template, *values: Any) -> Any:
+    def noted(self: SettleTemplate, *values: Any) -> Any:
         texts = fill(self, *values)
         if texts is not None and not values[0].startswith("other-"):
             found.append(texts[0])
         return texts
 
-    monkeypatch.setattr(Template, "fill", noted)
+    monkeypatch.setattr(SettleTemplate, "fill", noted)
     return found
 
 
@@ -118,7 +118,7 @@ def test_what_is_filled_in_is_what_would_have_been_planned(
     for n, value in enumerate(VALUES):
         play(postgres_virtual, make(), [value, VALUES[-n], "end"], f"filled-{n}")
     by_template = len(filled)
-    monkeypatch.setattr(Templates, "find", lambda *_: None)
+    monkeypatch.setattr(SettleTemplates, "find", lambda *_: None)
     for n, value in enumerate(VALUES):
         play(postgres_virtual, make(), [value, VALUES[-n], "end"], f"planned-{n}")
     assert by_template == len(filled) == len(VALUES) * 3

@@ -37,8 +37,8 @@ from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import Templates
-from squid_dagster.journal.postgres.stencil import Stencils
+from squid_dagster.journal.postgres.settle_template import SettleTemplates
+from squid_dagster.journal.postgres.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit, Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
@@ -107,9 +107,9 @@ class PostgresDispatchStore:
     def __init__(self, storage: PostgresStorage) -> None:
         """Bind to a storage."""
         self._storage = storage
-        self._stencils = Stencils(storage.max_fact_bytes)
+        self._start_templates = StartTemplates(storage.max_fact_bytes)
         self._states = PlanStates()
-        self._templates = Templates(storage.max_fact_bytes)
+        self._settle_templates = SettleTemplates(storage.max_fact_bytes)
         self._claimed: OrderedDict[str, Attempt] = OrderedDict()  # by claim id: what the fast way need not read
         self._marks = QueueMarks()
 
@@ -220,7 +220,7 @@ class PostgresDispatchStore:
     def _settle_fast(self, settlements: Sequence[Settlement], plan: Planner) -> dict[int, Answer]:
         """Write what is plain. What is refused as a whole writes nothing, and the general way judges each member."""
         try:
-            return settle_fast(self._storage, self._states, self._templates, self._claimed, settlements, plan)
+            return settle_fast(self._storage, self._states, self._settle_templates, self._claimed, settlements, plan)
         except Exception as error:
             if concerns_all(error):
                 raise
@@ -267,12 +267,12 @@ class PostgresDispatchStore:
             return units.now
 
     def _start_fast(self, runs: Sequence[NewRun]) -> datetime | None:
-        """Write new runs by the stencil of their kind, in one message; return the time that they are written with.
+        """Write new runs by the template of their kind, in one message; return the time that they are written with.
 
-        Return None without writing if they fit no stencil, or one of them exists.
+        Return None without writing if they fit no template, or one of them exists.
         """
         now = self._storage.likely_now()
-        new = None if now is None or not runs else self._stencils.fill(runs, now)
+        new = None if now is None or not runs else self._start_templates.fill(runs, now)
         if now is None or new is None:
             return None
         commit_id = uuid4()  # of all tries, as the time is: it does not matter which of them commits

@@ -25,7 +25,7 @@ from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
-from squid_dagster.journal.postgres.settle_template import KindPlanner, Made, Templates, Texts, values_of
+from squid_dagster.journal.postgres.settle_template import KindPlanner, Made, SettleTemplates, Texts, values_of
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
 from squid_dagster.journal.rounds import GroupTooLarge
@@ -105,7 +105,7 @@ class _Run:
 def settle_fast(
     storage: PostgresStorage,
     states: PlanStates,
-    templates: Templates,
+    templates: SettleTemplates,
     claimed: Mapping[str, Attempt],
     settlements: Sequence[Settlement],
     plan: Planner,
@@ -190,7 +190,7 @@ def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str
 
 def _assumed(
     storage: PostgresStorage,
-    templates: Templates,
+    templates: SettleTemplates,
     run_id: str,
     members: list[_Member],
     plan: Planner,
@@ -208,7 +208,7 @@ def _assumed(
 
 
 def _filled(
-    storage: PostgresStorage, templates: Templates, run_id: str, member: _Member, plan: KindPlanner, now: datetime
+    storage: PostgresStorage, templates: SettleTemplates, run_id: str, member: _Member, plan: KindPlanner, now: datetime
 ) -> _Run | None:
     """Fill in the template of a settlement; None if there is none, or its values need a closer look."""
     attempt, settlement = member.claimed, member.settlement

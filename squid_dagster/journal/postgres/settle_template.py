@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 
 from squid_dagster.journal.dispatch import ClaimRef, Completed, PlanRequest, Settlement, hash_token
-from squid_dagster.journal.postgres.stencil import EXAMPLE_TIME, OTHER_TIME, Text, pattern, spellings
+from squid_dagster.journal.postgres.template_text import EXAMPLE_TIME, OTHER_TIME, OTHER_VALUE, TemplateText, spellings
 from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
@@ -28,7 +28,6 @@ _MARK = token_hex(8)
 _RUN, _CLAIM, _TOKEN = f"run-{_MARK}", f"claim-{_MARK}", f"token-{_MARK}"
 _FIXED = (_RUN, _CLAIM, hash_token(_TOKEN), *spellings(EXAMPLE_TIME))  # what an example has instead of values
 _RESULT = "result"  # beside the names of inputs, which are told apart by what stands before them
-_OTHER: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
 
 
 @runtime_checkable
@@ -76,41 +75,40 @@ Make = Callable[[Settlement, Attempt, datetime], Made]
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class SettleTemplate:
     """What every settlement of one kind writes."""
 
     values: dict[str, str]  # placeholders by the names of values
     shape: tuple[int, int, int]  # how many texts of the queue, of the run, and of settled attempts there are
     ends: bool
     schedules: bool
-    text: Text
-    digests: dict[str, Text]  # canonical texts of what digests cover, by the placeholders for these
+    text: TemplateText
+    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the placeholders for these
     max_fact_bytes: int
 
     @classmethod
-    def of(cls, attempt: Attempt, make: Make, max_fact_bytes: int) -> "Template | None":
+    def of(cls, attempt: Attempt, make: Make, max_fact_bytes: int) -> "SettleTemplate | None":
         """Make the template for an attempt's kind; None if its settlements differ in more than placeholders."""
         names = [_RESULT, *(f"input.{name}" for name in attempt.input or {})]
         values = {name: f'"value-{_MARK}-{i}."' for i, name in enumerate(names)}
         marks = {name: hole.strip('"') for name, hole in values.items()}
         try:
             first = _example(attempt, make, _RUN, marks, EXAMPLE_TIME)
-            second = _example(attempt, make, f"other-{_MARK}", dict.fromkeys(names, _OTHER), OTHER_TIME)
+            second = _example(attempt, make, f"other-{_MARK}", dict.fromkeys(names, OTHER_VALUE), OTHER_TIME)
         except Exception:  # noqa: BLE001  whatever is wrong with it: the plan for the settlement itself tells it
             return None
         lines, digests = _lines(first.texts), first.digests
         holes = [*_FIXED, *values.values()]
-        whole, part = pattern([*holes, *digests]), pattern(holes)
         template = cls(
             values,
             (len(first.texts.queue), len(first.texts.run), len(first.texts.settled)),
             first.texts.ends,
             first.schedules,
-            Text(whole.split("\n".join(lines))),
-            {hole: Text(part.split(text)) for hole, text in digests.items()},
+            TemplateText.split("\n".join(lines), [*holes, *digests]),
+            {hole: TemplateText.split(text, holes) for hole, text in digests.items()},
             max_fact_bytes,
         )
-        others = dict.fromkeys(names, _OTHER)
+        others = dict.fromkeys(names, OTHER_VALUE)
         filled = template.fill(f"other-{_MARK}", _ref(f"other-{_MARK}"), others, OTHER_TIME)
         return template if filled is not None and filled[0] == second.texts else None
 
@@ -146,15 +144,15 @@ def values_of(settlement: Settlement, attempt: Attempt) -> dict[str, JsonValue]:
     return {_RESULT: settlement.outcome.result, **inputs}
 
 
-class Templates:
+class SettleTemplates:
     """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
 
     def __init__(self, max_fact_bytes: int) -> None:
         """Begin without any."""
         self._max_fact_bytes = max_fact_bytes
-        self._known: dict[Hashable, Template | None] = {}
+        self._known: dict[Hashable, SettleTemplate | None] = {}
 
-    def find(self, kind: Hashable, attempt: Attempt, make: Make) -> Template | None:
+    def find(self, kind: Hashable, attempt: Attempt, make: Make) -> SettleTemplate | None:
         """Return the template for an attempt of that kind."""
         key = (
             kind,
@@ -169,7 +167,7 @@ class Templates:
         if template is None and key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            template = self._known[key] = Template.of(attempt, make, self._max_fact_bytes)
+            template = self._known[key] = SettleTemplate.of(attempt, make, self._max_fact_bytes)
         return template
 
 

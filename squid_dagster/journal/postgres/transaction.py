@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
-from squid_dagster.journal.postgres.stencil import NewRuns
+from squid_dagster.journal.postgres.start_template import NewRuns
 from squid_dagster.journal.postgres.units import RowChanges, Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger

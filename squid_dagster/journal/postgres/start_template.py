@@ -1,15 +1,14 @@
-"""Stencils: what new runs of one kind write, as a text with holes for what differs between two of them.
+"""Templates of starts: what new runs of one kind write, as a text with holes for what differs between two of them.
 
 Planning, encoding and folding a start takes several times as long as writing it down, and gives the same each time but
-for ids, times and values. So they are done once, for an example; its text is cut where the example shows through, and a
-second example is both made and filled in: where these differ, there is no stencil, and every run of that kind goes the
-general way. No rule of planner, codec or fold is written again here. Pure.
+for ids, times and values. So they are done once for each kind, for an example with placeholders; the text is split at
+them, and checked against a second example. Where these differ, there is no template, and every run of that kind goes
+the general way. No rule of planner, codec or fold is written again here. Pure.
 """
 
-import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from secrets import token_hex
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from squid_dagster.journal.dispatch import NewRun
+from squid_dagster.journal.postgres.template_text import EXAMPLE_TIME, OTHER_TIME, OTHER_VALUE, TemplateText, spellings
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.settling import arrange
 from squid_dagster.journal.storage import check_appends
@@ -31,17 +31,9 @@ from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
 _MOST = 256  # kinds that are known at a time
-_NOBODYS = token_hex(16)
-_RUN, _VALUE = f"run-{_NOBODYS}", f"value-{_NOBODYS}"
-EXAMPLE_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
-_OTHER_RUN, OTHER_TIME = f"other-{_NOBODYS}", datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
-_OTHER_VALUE: JsonValue = ['ä\u2028"\\', {"b": [1, None, True], "a": -1.5e300}, {}]
-
-
-def spellings(at: datetime) -> tuple[str, str]:
-    """Return both spellings of a time: in rows, and in facts."""
-    text = at.isoformat()
-    return text, f"{text.removesuffix('+00:00')}Z"
+_MARK = token_hex(16)
+_RUN, _VALUE = f"run-{_MARK}", f"value-{_MARK}"
+_OTHER_RUN = f"other-{_MARK}"
 
 
 @runtime_checkable
@@ -73,20 +65,8 @@ class _RunWithKind(NamedTuple):
     values: JsonObject
 
 
-class Text(NamedTuple):
-    """A text with holes: every second part is the name of one."""
-
-    parts: list[str]
-
-    def fill(self, holes: Mapping[str, str]) -> str:
-        """Give the text with these in the holes of their names."""
-        filled = self.parts.copy()
-        filled[1::2] = [holes[name] for name in filled[1::2]]
-        return "".join(filled)
-
-
 @dataclass(frozen=True, slots=True)
-class Stencil:
+class StartTemplate:
     """What every new run of one kind writes."""
 
     example: KindRun  # kept, so that what its kind is known by lives as long as this does
@@ -94,19 +74,19 @@ class Stencil:
     queue: str
     queue_facts: int
     run_facts: int
-    text: Text  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
-    digests: dict[str, Text]  # canonical texts of what digests cover, by the holes for these
+    text: TemplateText  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
+    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the holes for these
     max_fact_bytes: int
 
     @classmethod
-    def of(cls, run: KindRun, max_fact_bytes: int) -> "Stencil | None":
-        """Cut the stencil for a run's kind; None when runs of that kind differ in more than a stencil knows of."""
+    def of(cls, run: KindRun, max_fact_bytes: int) -> "StartTemplate | None":
+        """Make the template for a run's kind; None if runs of that kind differ in more than placeholders."""
         own = run.values()
         values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(own)}
         markers: dict[str, JsonValue] = {name: hole.strip('"') for name, hole in values.items()}
         # A text stays one: that may be what it has to be.
         others: dict[str, JsonValue] = {
-            name: "other" if isinstance(value, str) else _OTHER_VALUE for name, value in own.items()
+            name: "other" if isinstance(value, str) else OTHER_VALUE for name, value in own.items()
         }
         try:
             first = _Made.of(run, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
@@ -115,11 +95,11 @@ class Stencil:
             return None
         if first is None or second is None:
             return None
-        stencil = first.cut(run, values, max_fact_bytes)
-        return stencil if stencil.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
+        template = first.split(run, values, max_fact_bytes)
+        return template if template.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
 
     def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
-        """Give what a run writes, by line; None when there is anything in the values that needs a closer look."""
+        """Return what a run writes, by line; None if a value needs a closer look."""
         exact = dict(zip((_RUN, *spellings(EXAMPLE_TIME)), (run_id, *spellings(now)), strict=True))
         holes = exact.copy()
         try:
@@ -147,7 +127,7 @@ class _Made(NamedTuple):
     def of(
         cls, run: KindRun, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
     ) -> "_Made | None":
-        """Make it; None when it is about more than the run itself and one queue."""
+        """Plan, encode and fold one run; None if it writes about more than itself and one queue."""
         verified = check_appends(arrange(run.facts_of(run_id, values, now)), max_fact_bytes)
         units = Units.new([run_id], now)
         units.fold(verified)
@@ -167,18 +147,17 @@ class _Made(NamedTuple):
         ]
         return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
 
-    def cut(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> Stencil:
-        """Cut it where the example shows through."""
+    def split(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> StartTemplate:
+        """Make a template of an example: split its texts at the placeholders."""
         holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
-        whole, part = pattern([*holes, *self.digests]), pattern(holes)
-        return Stencil(
+        return StartTemplate(
             example,
             values,
             self.queue,
             self.queue_facts,
             self.run_facts,
-            Text(whole.split("\n".join(self.lines))),
-            {hole: Text(part.split(text)) for hole, text in self.digests.items()},
+            TemplateText.split("\n".join(self.lines), [*holes, *self.digests]),
+            {hole: TemplateText.split(text, holes) for hole, text in self.digests.items()},
             max_fact_bytes,
         )
 
@@ -200,11 +179,6 @@ def _digests(unit: RunUnit) -> dict[str, str]:
     return found
 
 
-def pattern(holes: Iterable[str]) -> re.Pattern[str]:
-    """Return what splits a text at these placeholders."""
-    return re.compile("(" + "|".join(map(re.escape, holes)) + ")")
-
-
 class NewRuns(NamedTuple):
     """One commit of new runs of one kind, as `start_runs` takes it."""
 
@@ -217,16 +191,16 @@ class NewRuns(NamedTuple):
     attempts: str | None
 
 
-class Stencils:
-    """The stencils of one store, cut when a kind is met first. Safe between threads: at worst, one is cut twice."""
+class StartTemplates:
+    """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
 
     def __init__(self, max_fact_bytes: int) -> None:
         """Begin without any."""
         self._max_fact_bytes = max_fact_bytes
-        self._known: dict[Hashable, Stencil | None] = {}
+        self._known: dict[Hashable, StartTemplate | None] = {}
 
     def fill(self, runs: Sequence[NewRun], now: datetime) -> NewRuns | None:
-        """Return what these runs write at that time; None when they are of several kinds, or one fits no stencil."""
+        """Return what these runs write at that time; None if they are of several kinds, or fit no template."""
         with_kinds = _with_kinds(runs)
         kind = with_kinds[0].kind if with_kinds else None
         if kind is None or any(each.kind != kind for each in with_kinds):
@@ -234,22 +208,22 @@ class Stencils:
         if kind not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            self._known[kind] = Stencil.of(with_kinds[0].run, self._max_fact_bytes)
-        stencil = self._known.get(kind)
-        if stencil is None:
+            self._known[kind] = StartTemplate.of(with_kinds[0].run, self._max_fact_bytes)
+        template = self._known.get(kind)
+        if template is None:
             return None
         filled: list[list[str]] = []
         for each in with_kinds:
-            lines = stencil.fill(each.run.run_id, each.values, now)
+            lines = template.fill(each.run.run_id, each.values, now)
             if lines is None:
                 return None
             filled.append(lines)
         on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
         return NewRuns(
             [each.run.run_id for each in with_kinds],
-            stencil.queue,
-            stencil.queue_facts,
-            stencil.run_facts,
+            template.queue,
+            template.queue_facts,
+            template.run_facts,
             f"[{on_queue},{on_runs}]",
             f"[{rows}]",
             None if not filled[0][3] else f"[{attempts}]",

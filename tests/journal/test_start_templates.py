@@ -1,4 +1,4 @@
-"""Starts by stencil: whatever a workflow begins with and its payload holds, what is written is what was planned."""
+"""Starts by template: whatever a workflow begins with and its payload holds, what is written is what was planned."""
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from pydantic import BaseModel, JsonValue
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.postgres.stencil import Stencil
+from squid_dagster.journal.postgres.start_template import StartTemplate
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact
@@ -86,7 +86,7 @@ def waiting() -> Workflow:
 
 
 WORKFLOWS = [one_step(), fan_out(), approval(), waiting()]
-BY_STENCIL = {"one_step": True, "fan_out": True, "approval": True, "waiting": False}
+BY_TEMPLATE = {"one_step": True, "fan_out": True, "approval": True, "waiting": False}
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def squid(postgres_virtual: PostgresStorage) -> Squid:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each start, whether it was written by a stencil."""
+    """For each start, whether it was written by a template."""
     found: list[bool] = []
     usual = PostgresDispatchStore._start_fast
 
@@ -119,10 +119,10 @@ def planned(squid: Squid, workflow: str, payload: dict[str, Any], run_id: str, *
     return sorted(start.facts(squid.runtime.now()), key=lambda fact: fact.thread.startswith("squid:run:"))
 
 
-@pytest.mark.parametrize("name", BY_STENCIL)
-def test_a_start_by_stencil_is_what_the_planner_makes_of_it(squid: Squid, ways: list[bool], name: str) -> None:
+@pytest.mark.parametrize("name", BY_TEMPLATE)
+def test_a_start_by_template_is_what_the_planner_makes_of_it(squid: Squid, ways: list[bool], name: str) -> None:
     run = squid.start(name, AWKWARD_PAYLOAD, queue="other", priority=-2).run_id
-    assert ways == [BY_STENCIL[name]]
+    assert ways == [BY_TEMPLATE[name]]
     assert told(squid, run) == planned(squid, name, AWKWARD_PAYLOAD, run, queue="other", priority=-2)
     assert_views_agree_with_the_journal(squid.journal)  # type: ignore[arg-type]  # it is one on Postgres
 
@@ -145,7 +145,7 @@ values = st.recursive(
     phases=WITHOUT_SHRINKING,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(name=st.sampled_from(sorted(BY_STENCIL)), left=values, right=values)
+@given(name=st.sampled_from(sorted(BY_TEMPLATE)), left=values, right=values)
 def test_whatever_the_payload_holds_a_start_reads_as_it_was_planned(
     squid: Squid, name: str, left: Any, right: Any
 ) -> None:
@@ -155,7 +155,7 @@ def test_whatever_the_payload_holds_a_start_reads_as_it_was_planned(
 
 
 def test_after_many_starts_of_all_kinds_the_views_agree_with_the_journal(squid: Squid) -> None:
-    for name in BY_STENCIL:
+    for name in BY_TEMPLATE:
         squid.start_many(name, [{"left": i, "right": {"n": [i]}} for i in range(7)])
         squid.start(name, {"left": "x"}, idempotency_key=f'a "key" of {name}')
     assert verify(squid.journal) == []  # type: ignore[arg-type]  # it is one on Postgres
@@ -193,7 +193,7 @@ def test_what_looks_strange_takes_the_general_way_and_is_the_same(squid: Squid, 
     assert told(squid, run) == planned(squid, "one_step", {"left": left}, run)
 
 
-def test_a_key_is_as_good_by_stencil_as_by_any_way(squid: Squid, ways: list[bool]) -> None:
+def test_a_key_is_as_good_by_template_as_by_any_way(squid: Squid, ways: list[bool]) -> None:
     first = squid.start("one_step", {"left": 1}, idempotency_key="k")
     again = squid.start("one_step", {"left": 1}, idempotency_key="k")
     assert (first.repeated, again.repeated, again.run_id) == (False, True, first.run_id)
@@ -212,7 +212,7 @@ def test_commands_with_an_actor_are_recorded_whole(squid: Squid) -> None:
     assert (command.actor, command.comment, command.metadata) == ("ada", "now", {"ticket": 7})
 
 
-def test_two_definitions_of_one_fingerprint_do_not_share_a_stencil(postgres_virtual: PostgresStorage) -> None:
+def test_two_definitions_of_one_fingerprint_do_not_share_a_template(postgres_virtual: PostgresStorage) -> None:
     def twice(most: int) -> Squid:
         workflow = Workflow("same")
 
@@ -228,7 +228,7 @@ def test_two_definitions_of_one_fingerprint_do_not_share_a_stencil(postgres_virt
         assert scheduled.max_deliveries == most
 
 
-def test_a_start_by_stencil_whose_answer_was_lost_is_made_once(
+def test_a_start_by_template_whose_answer_was_lost_is_made_once(
     wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
 ) -> None:
     squid = Squid(behind_wire, WORKFLOWS)
@@ -268,7 +268,7 @@ def test_a_start_waits_for_who_makes_the_thread_of_its_queue_and_goes_on_behind(
     assert verify(postgres_virtual) == []
 
 
-def test_a_run_of_which_its_queue_knows_already_is_not_started_by_stencil(
+def test_a_run_of_which_its_queue_knows_already_is_not_started_by_template(
     squid: Squid, postgres_virtual: PostgresStorage, ways: list[bool]
 ) -> None:
     squid.start("one_step", {"left": 1})
@@ -321,18 +321,18 @@ class Changed(NamedTuple):
         return self.change(self.start.facts_of(run_id, values, now))
 
 
-def test_runs_of_a_kind_that_a_stencil_does_not_know_have_none(squid: Squid) -> None:
-    def stencil_of(name: str, change: Callable[[list[Fact]], list[Fact]] = list) -> Stencil | None:
-        return Stencil.of(Changed(prepare_start(squid.runtime, name, {"left": 1}), change), 1_000_000)
+def test_runs_of_a_kind_that_a_template_does_not_know_have_none(squid: Squid) -> None:
+    def template_of(name: str, change: Callable[[list[Fact]], list[Fact]] = list) -> StartTemplate | None:
+        return StartTemplate.of(Changed(prepare_start(squid.runtime, name, {"left": 1}), change), 1_000_000)
 
-    assert stencil_of("one_step") is not None
-    assert stencil_of("waiting") is None, "it is due at a time that is not the start's"
+    assert template_of("one_step") is not None
+    assert template_of("waiting") is None, "it is due at a time that is not the start's"
     # facts that are not the same for all runs, that are about a second queue, or about no queue
     counter = iter(range(100))
-    assert stencil_of("one_step", lambda facts: [*facts, _signal(facts, next(counter))]) is None
-    assert stencil_of("one_step", lambda facts: [*facts, _elsewhere(facts)]) is None
+    assert template_of("one_step", lambda facts: [*facts, _signal(facts, next(counter))]) is None
+    assert template_of("one_step", lambda facts: [*facts, _elsewhere(facts)]) is None
     assert (
-        stencil_of("one_step", lambda facts: [fact for fact in facts if fact.thread.startswith("squid:run:")]) is None
+        template_of("one_step", lambda facts: [fact for fact in facts if fact.thread.startswith("squid:run:")]) is None
     )
 
 
