@@ -28,6 +28,8 @@ from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim
+from squid_dagster.runtime.leases_claiming import claim_item
 from squid_dagster.runtime.report import SettledAttempt
 from squid_dagster.runtime.signals import Signal
 from squid_dagster.workflow import StepContext, Workflow, path
@@ -281,7 +283,7 @@ def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> C
 
 
 def commands(visits: int) -> list[Measure]:
-    """Measure an approval, a keyed signal and an external outcome, early and late in one run.
+    """Measure an approval, a keyed signal, an external outcome and a claim by key, early and late in one run.
 
     In the process that has settled the run, beside the tenth visit; and in one that knows nothing of it, beside a visit
     of a run that is just long enough for a checkpoint.
@@ -314,13 +316,11 @@ def decided_loop(visits: int) -> Workflow:
     workflow.external("elsewhere", "dagster_job", job="elsewhere", max_visits=3 * ROUNDS)
     for begin in (_EARLY, _CHECKPOINTED, visits):
         workflow.route("turn", to="turn", when=path("count") < begin)
-        if begin < visits:
-            workflow.route("turn", to="review", when=path("count") < begin + ROUNDS)
-    workflow.route("turn", to="review")
+        workflow.route("turn", to="review", when=path("count") < begin + ROUNDS)
+    workflow.route("turn", to="complete")
     workflow.route("review", to="elsewhere")
     workflow.route("review", on="error", to="fail")
-    workflow.route("elsewhere", to="turn", when=path("count") < visits + ROUNDS - 1)
-    workflow.route("elsewhere", to="complete")
+    workflow.route("elsewhere", to="turn")
     return workflow
 
 
@@ -331,17 +331,19 @@ def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first:
         squid.worker(until_idle=True)
         progress(f"commands at visit {begin:,}", number + 1, ROUNDS)
         cold = number % 2 == 1
-        actors = [Squid(squid.journal, [workflow]) if cold else squid for _ in range(3)]
-        calls = _calls(run_id, f"{run_id}:elsewhere:{first + number}:1")
-        for (name, call), actor in zip(calls.items(), actors, strict=True):
+        calls = _calls(run_id, f"{run_id}:elsewhere:{first + number}:1", f"{run_id}:turn:{begin + number + 1}")
+        for name, call in calls.items():
+            actor = Squid(squid.journal, [workflow]) if cold else squid
             before = time.perf_counter()
-            call(actor)
+            answer = call(actor)
             spent.setdefault(f"cold {name}" if cold else name, []).append(time.perf_counter() - before)
+            if isinstance(answer, Claim):
+                squid.runtime.dispatch.release([answer.ref])
     return {name: median(seconds) for name, seconds in spent.items()}
 
 
-def _calls(run_id: str, key: str) -> dict[str, Callable[[Squid], object]]:
-    """Return what is asked of a run about one visit, each under a key of its own."""
+def _calls(run_id: str, key: str, item_id: str) -> dict[str, Callable[[Squid], object]]:
+    """Return what is asked of a run about one visit, each under a key of its own; the last claims what follows."""
     about: dict[str, JsonValue] = {"run_id": run_id, "runnable_key": key}
     request = Signal(
         type="external_requested", payload={**about, "launcher": "bench"}, idempotency_key=f"request:{key}"
@@ -351,6 +353,7 @@ def _calls(run_id: str, key: str) -> dict[str, Callable[[Squid], object]]:
         "approval": lambda squid: squid.approve(run_id, actor="ada", idempotency_key=f"approval:{key}"),
         "keyed signal": lambda squid: squid.apply_signal(request),
         "external outcome": lambda squid: squid.apply_signal(outcome),
+        "claim by key": lambda squid: claim_item(squid.runtime, run_id, item_id, "bench", DEFAULT_LEASE),
     }
 
 

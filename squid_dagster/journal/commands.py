@@ -23,23 +23,28 @@ class SignalKey(NamedTuple):
 class CommandTarget:
     """A run that a command is about.
 
-    `runnable_key` names the attempt that is wanted, `dead_letters` asks for those of open visits, and `signal` for the
-    first command of that key.
+    `runnable_key` names the attempt that is wanted, `visit` all attempts of an idempotency key, `dead_letters` asks for
+    those of open visits, and `signal` for the first command of that key. The attempts of a run that has ended are gone.
     """
 
     run_id: str
     runnable_key: str | None = None
+    visit: str | None = None
     dead_letters: bool = False
     signal: SignalKey | None = None
 
     @property
     def keys(self) -> list[str]:
-        """The attempt that is named and the next one, with which all others of its visit are found."""
+        """The attempt that is named and the next one, with which all others of its visit are found.
+
+        Of a visit, the first two, as the planner names them; others may name them otherwise.
+        """
+        of_visit = [] if self.visit is None else [f"{self.visit}:1", f"{self.visit}:2"]
         if self.runnable_key is None:
-            return []
+            return of_visit
         visit, _, number = self.runnable_key.rpartition(":")
         is_number = number.isascii() and number.isdecimal() and len(number) <= 9
-        return [self.runnable_key, *([f"{visit}:{int(number) + 1}"] if is_number else [])]
+        return [*of_visit, self.runnable_key, *([f"{visit}:{int(number) + 1}"] if is_number else [])]
 
 
 @dataclass(frozen=True, slots=True)

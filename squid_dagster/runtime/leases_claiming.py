@@ -1,22 +1,24 @@
 """Claiming one piece of work by its key, for whoever was handed it by another queue than the journal's."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from squid_dagster.journal import Append, PostgresStorage
+from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
-    Decision,
     check_lease,
     check_text,
     hash_token,
     new_claims,
 )
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
-from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.dispatch import RunDispatch
+from squid_dagster.protocol.errors import Conflict, InvalidArgument
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
+from squid_dagster.protocol.facts.base import MAX_TEXT
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
@@ -44,16 +46,24 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
     """
     check_text(owner, "owner", 1000)
     check_lease(lease)
+    try:
+        check_text(item_id, "item_id", MAX_TEXT)
+    except InvalidArgument as error:  # a queue may hand out anything; no attempt has such a key
+        return Refused(str(error))
     ((claim_id, token),) = new_claims(1)
+    target = CommandTarget(run_id, visit=item_id)
     found: list[Claim | Refused] = []
+    ended = False
 
-    def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
-        unit = units[run_id]
-        refused = _refusal(runtime, unit, item_id, now)
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        nonlocal ended
+        run = runs[run_id]
+        ended = run.state.terminal
+        refused = _refusal(runtime, run, item_id, now)
         found[:] = [refused] if refused is not None else []
         if refused is not None:
             return []
-        attempt = _open_attempt(unit, item_id)
+        attempt = _open_attempt(run.dispatch, item_id)
         assert attempt is not None  # noqa: S101  it was not refused
         at = max(now, attempt.last_at)
         fact = AttemptClaimed(
@@ -64,7 +74,7 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
             claim_token_hash=hash_token(token),
             owner_id=owner,
             lease_until=at + lease,
-            fencing_token=unit.dispatch.tokens.get(item_id, 0) + 1,
+            fencing_token=run.dispatch.tokens.get(item_id, 0) + 1,
             occurred_at=at,
         )
         ref = ClaimRef(attempt.queue, run_id, attempt.runnable_key, claim_id, token)
@@ -72,20 +82,25 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
         return [fact]
 
     if isinstance(runtime.storage, PostgresStorage):
-        runtime.decide([run_id], decision)
+        runtime.command([target], decision)
     else:
-        _claim_first(runtime, run_id, decision)
-    return found[0]
+        _claim_first(runtime, target, decision)
+    answer = found[0]
+    if ended and isinstance(answer, Refused):  # the rows of its attempts may be gone: only its facts tell
+        dispatch = RunUnit.fold(runtime.storage.read_run(run_id)).dispatch
+        return replace(answer, done=_is_done(dispatch, item_id))
+    return answer
 
 
-def _claim_first(runtime: Runtime, run_id: str, decision: Decision) -> None:
+def _claim_first(runtime: Runtime, target: CommandTarget, decision: CommandDecision) -> None:
     """Write the claim to its queue by compare-and-append: of two claims at once, one is written."""
-    storage = runtime.storage
+    storage, run_id = runtime.storage, target.run_id
     while True:
         queue = RunUnit.fold(storage.read_run(run_id)).dispatch.queue or runtime.queue
         thread = dispatch_thread(queue)
         revision = storage.revision(thread)
-        facts = decision({run_id: RunUnit.fold(storage.read_run(run_id))}, storage.now())  # not older than `revision`
+        unit = RunUnit.fold(storage.read_run(run_id))  # not older than `revision`
+        facts = decision({run_id: CommandedRun.of(unit, target)}, storage.now())
         try:
             if facts:
                 storage.commit([Append(thread, facts, revision)])
@@ -94,11 +109,11 @@ def _claim_first(runtime: Runtime, run_id: str, decision: Decision) -> None:
             continue
 
 
-def _refusal(runtime: Runtime, unit: RunUnit, item_id: str, now: datetime) -> Refused | None:
-    """Say why the work may not be claimed now, or None when it may."""
-    attempt = _open_attempt(unit, item_id)
-    if unit.run.stopped or attempt is None:
-        return Refused(f"{item_id!r} has its outcome, or its run has ended", done=_is_done(unit, item_id))
+def _refusal(runtime: Runtime, run: CommandedRun, item_id: str, now: datetime) -> Refused | None:
+    """Return why the work may not be claimed now, or None when it may."""
+    attempt = _open_attempt(run.dispatch, item_id)
+    if run.state.stopped or attempt is None:
+        return Refused(f"{item_id!r} has its outcome, or its run has ended", done=_is_done(run.dispatch, item_id))
     if definition_key(attempt.workflow, attempt.definition_fingerprint) not in runtime.registry.keys:
         return Refused(f"the definition of {item_id!r} is not registered here", now + _LATER)
     at = max(now, attempt.last_at)
@@ -111,16 +126,18 @@ def _refusal(runtime: Runtime, unit: RunUnit, item_id: str, now: datetime) -> Re
     return None
 
 
-def _attempts(unit: RunUnit, item_id: str) -> Iterator[Attempt]:
-    return (each for each in unit.dispatch.attempts.values() if each.idempotency_key == item_id)
+def _attempts(dispatch: RunDispatch, item_id: str) -> Iterator[Attempt]:
+    return (each for each in dispatch.attempts.values() if each.idempotency_key == item_id)
 
 
-def _open_attempt(unit: RunUnit, item_id: str) -> Attempt | None:
-    return next((each for each in _attempts(unit, item_id) if each.status in OPEN), None)
+def _open_attempt(dispatch: RunDispatch, item_id: str) -> Attempt | None:
+    """Return the open attempt; the first one that was scheduled, should there be more, however they were read."""
+    found = (each for each in _attempts(dispatch, item_id) if each.status in OPEN)
+    return min(found, key=lambda each: each.position, default=None)
 
 
-def _is_done(unit: RunUnit, item_id: str) -> bool:
-    return any(each.status is AttemptStatus.COMPLETED for each in _attempts(unit, item_id))
+def _is_done(dispatch: RunDispatch, item_id: str) -> bool:
+    return any(each.status is AttemptStatus.COMPLETED for each in _attempts(dispatch, item_id))
 
 
 def _claimed(attempt: Attempt, fact: AttemptClaimed) -> Attempt:

@@ -20,6 +20,7 @@ from tests.facts import (
     RUNS,
     claimed,
     dead_lettered,
+    failed,
     failed_with_retry,
     key,
     planned,
@@ -73,6 +74,19 @@ def test_a_command_sees_all_attempts_of_the_visit_that_it_is_about(desk: Desk) -
         run = seen_by(desk, CommandTarget(RUN, key(attempt=attempt)))
         visit = {k: each.status for k, each in run.dispatch.attempts.items() if each.step == "charge"}
         assert visit == {key(): "failed", key(attempt=2): "failed", key(attempt=3): "retry_scheduled"}
+
+
+def test_a_command_sees_all_attempts_of_a_visit_however_they_are_named(desk: Desk) -> None:
+    # given a visit of which one attempt is named otherwise, and the same visit of another run
+    visit = runnable().idempotency_key
+    desk.put(started(), scheduled(step="ship"), scheduled(), claimed(at=1), failed(at=2))
+    desk.put(scheduled(runnable_key="mine", attempt_number=7), scheduled("run-2", idempotency_key=visit))
+    run = seen_by(desk, CommandTarget(RUN, visit=visit))
+    found = {name: each.status for name, each in run.dispatch.attempts.items() if each.idempotency_key == visit}
+    assert found == {key(): "failed", "mine": "available"}
+    assert run.dispatch.tokens[visit] == 1
+    # and of a visit that is not there, none
+    assert "none" not in seen_by(desk, CommandTarget(RUN, visit="none")).dispatch.tokens
 
 
 def test_a_run_that_is_not_there_has_no_start(desk: Desk) -> None:
@@ -208,6 +222,28 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
     for run_id in runs:
         _assert_seen(warm, postgres_shared, run_id)
         _assert_seen(PostgresDispatchStore(postgres_shared), postgres_shared, run_id)
+        _assert_visits_seen(warm, postgres_shared, run_id)
+
+
+def _assert_visits_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:
+    """What a command sees of a visit of an open run is what all facts say of it, but for contents."""
+    unit = RunUnit.fold(storage.read_run(run_id))
+    visits = [] if unit.run.terminal else sorted({each.idempotency_key for each in unit.dispatch.attempts.values()})
+    for visit in visits:
+        seen: list[CommandedRun] = []
+        store.command([CommandTarget(run_id, visit=visit)], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
+        dispatches = [seen[0].dispatch, unit.dispatch]
+        one, other = (
+            {
+                key: each._replace(input=None, result=None, error=None)
+                for key, each in dispatch.attempts.items()
+                if each.idempotency_key == visit
+            }
+            for dispatch in dispatches
+        )
+        assert one == other
+        assert seen[0].dispatch.tokens.get(visit, 0) == unit.dispatch.tokens.get(visit, 0)
+        assert seen[0].state.stopped == unit.run.stopped
 
 
 def _assert_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:

@@ -11,7 +11,17 @@ from sqlalchemy import make_url
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Outcome, Retry, Settlement
+from squid_dagster.journal.dispatch import (
+    DEFAULT_LEASE,
+    Claim,
+    Completed,
+    Deferred,
+    Failed,
+    Outcome,
+    Retry,
+    Settlement,
+)
+from squid_dagster.runtime.leases_claiming import claim_item
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import plain_url, raw
 
@@ -159,8 +169,16 @@ def _ended(squid: Squid, _: list[Claim]) -> None:
         _settle(squid, claim, Completed(None))
 
 
+def _claimed_by_key(squid: Squid, claims: list[Claim]) -> None:
+    for claim in claims:
+        squid.runtime.dispatch.release([claim.ref])[0].unwrap()
+        about = claim.ref.run_id, claim.attempt.idempotency_key
+        assert isinstance(claim_item(squid.runtime, *about, "worker", DEFAULT_LEASE), Claim)
+
+
 OPERATIONS: dict[str, Callable[[Squid, list[Claim]], object]] = {
     "claim": _claimed,
+    "claim by key": _claimed_by_key,
     "complete": settled(Completed({"ok": True})),
     "fail": _failed,
     "defer": settled(Deferred(reason="later", after=timedelta(hours=1))),

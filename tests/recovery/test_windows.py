@@ -37,7 +37,7 @@ WITHOUT_A_WINDOW = {
     "runtime/committing.py give_back: self._runtime.dispatch.release": "one append",
     "runtime/leases.py claim: runtime.dispatch.claim": "one append",
     "runtime/leases.py extended: runtime.dispatch.heartbeat": "one append",
-    "runtime/leases_claiming.py claim_item: runtime.decide": "one append, only on Postgres",
+    "runtime/leases_claiming.py claim_item: runtime.command": "one append, only on Postgres",
     "runtime/leases_claiming.py _claim_first: storage.commit": "one append",
     "runtime/leases_queue.py claim: runtime.dispatch.dead_letter_expired": "one append",
     "runtime/leases_queue.py _claim_into: self._queue.claim": "a host's queue",

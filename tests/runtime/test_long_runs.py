@@ -1,12 +1,14 @@
-"""Commands and external outcomes of a long run: what is read does not depend on how long it is."""
+"""Commands, external outcomes and claims by key of a long run: what is read does not depend on how long it is."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import checkpoints
+from squid_dagster.journal.dispatch import Claim
 from squid_dagster.journal.postgres import reading, settle_fast, storage, transaction
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
@@ -15,6 +17,7 @@ from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition,
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.runtime.external import launch_of, waiting_externals
+from squid_dagster.runtime.leases_claiming import Refused, claim_item
 from squid_dagster.runtime.signals import Signal
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
 from tests.facts import applied
@@ -151,6 +154,26 @@ def _retry_nothing(squid: Squid, run_id: str) -> object:
     return True
 
 
+def _claim_turn(squid: Squid, run_id: str, number: int) -> Claim | Refused:
+    return claim_item(squid.runtime, run_id, f"{run_id}:turn:{number}", "worker", timedelta(seconds=60))
+
+
+def _claim(squid: Squid, run_id: str) -> object:
+    claim = _claim_turn(squid, run_id, ROUNDS + 2)
+    assert isinstance(claim, Claim)
+    return claim.ref.runnable_key == f"{run_id}:turn:{ROUNDS + 2}:1"
+
+
+def _claim_what_is_done(squid: Squid, run_id: str) -> object:
+    claim = _claim_turn(squid, run_id, 3)
+    return isinstance(claim, Refused) and claim.done
+
+
+def _claim_what_is_not_there(squid: Squid, run_id: str) -> object:
+    claim = _claim_turn(squid, run_id, ROUNDS + 3)
+    return isinstance(claim, Refused) and not claim.done
+
+
 AT_REVIEW = {
     "approve": _approve,
     "reject": _reject,
@@ -166,13 +189,20 @@ AT_TRAIN = {
     "fail": _fail,
     "cancel": _cancel,
 }
-COMMANDS = {**AT_REVIEW, **{f"{name}, while it waits": each for name, each in AT_TRAIN.items()}}
+AT_TURN = {
+    "claim": _claim,
+    "claim what is done": _claim_what_is_done,
+    "claim what is not there": _claim_what_is_not_there,
+}
+COMMANDS = {**AT_REVIEW, **{f"{name}, while it waits": each for name, each in AT_TRAIN.items()}, **AT_TURN}
 Command = Callable[[Squid, str], object]
 
 
 def _given(squid: Squid, run_id: str, name: str) -> None:
     if name not in AT_REVIEW:
         squid.approve(run_id, actor="ada")
+    if name in AT_TURN:
+        squid.apply_signal(_outcome(run_id, ROUNDS + 1))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -533,6 +533,9 @@ def _commanded(transaction: Transaction, units: Units, target: CommandTarget, st
     if target.dead_letters and state.planned:
         dead = transaction.find_dead_letters(run_id, list(state.planned))
         transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in dead}))
+    if target.visit is not None:
+        found = transaction.find_visit(run_id, target.visit)
+        transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in found}))
     history = () if signal is None else transaction.read_signals(run_id, signal.idempotency_key)
     return CommandedRun(state, units.units[run_id].dispatch, first_signal(history, signal))
 

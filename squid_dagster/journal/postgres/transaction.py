@@ -61,6 +61,9 @@ _READ_SIGNALS += """WHERE type = 'run_signal_received' AND seq > 1 AND data->>'i
 # attempts_pkey
 _DEAD_LETTERS: LiteralString = """SELECT runnable_key FROM {schema}.attempts
     WHERE run_id = %(run_id)s AND runnable_key = ANY (%(keys)s) AND status = 'dead_lettered'"""
+# attempts_siblings
+_OF_VISIT: LiteralString = """SELECT runnable_key FROM {schema}.attempts
+    WHERE idempotency_key = %(visit)s AND run_id || '' = %(run_id)s"""
 # journal_entries_thread
 _READ_BEGINNING: LiteralString = ENTRY + "WHERE thread = %s ORDER BY seq LIMIT 4"
 # children_key, runs_pkey, journal_entries_run: a link stands in the commit that has started its child. Where it does
@@ -156,6 +159,11 @@ class Transaction:
         """Return the keys of those attempts that are dead letters."""
         values = {"run_id": run_id, "keys": keys}
         return [row[0] for row in self._connection.execute(self._storage.sql(_DEAD_LETTERS), values).fetchall()]
+
+    def find_visit(self, run_id: str, visit: str) -> list[str]:
+        """Return the keys of the attempts that have this idempotency key."""
+        values = {"run_id": run_id, "visit": visit}
+        return [row[0] for row in self._connection.execute(self._storage.sql(_OF_VISIT), values).fetchall()]
 
     def read_start(self, run_id: str) -> RunStarted | None:
         """Read the start of a run."""
