@@ -136,7 +136,7 @@ class FoldDispatchStore:
                 break
             claim_id, token = unused.pop(0)
             key = (attempt.run_id, attempt.idempotency_key)
-            counted[key] = counted.get(key, run.tokens.get(attempt.idempotency_key, 0)) + 1
+            counted[key] = counted[key] + 1 if key in counted else run.next_token(attempt.idempotency_key)
             alone = suspects is not None and suspects.alone and suspicion_of(attempt) is Suspicion.LAST
             facts.append(_claim_fact(attempt, owner_id, lease, claim_id, token, counted[key], now, alone))
             if verdict is _Verdict.TAKE_ALONE:

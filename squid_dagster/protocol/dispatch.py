@@ -67,6 +67,10 @@ class RunDispatch:
         """Tell whether no attempt of the run may be claimed any more."""
         return self.fenced or self.quarantined
 
+    def next_token(self, idempotency_key: str) -> int:
+        """Return the fencing token of the next claim of any attempt of that key."""
+        return self.tokens.get(idempotency_key, 0) + 1
+
     def open_attempts(self) -> Iterator[Attempt]:
         """Give the attempts that could still be claimed or settled."""
         return iter(()) if self.fenced else (a for a in self.attempts.values() if a.status in OPEN)
@@ -175,7 +179,7 @@ def _claim(run: RunDispatch, attempt: Attempt, fact: AttemptClaimed) -> Attempt 
         return Reason.ATTEMPT_NOT_VISIBLE
     if out_of_deliveries(attempt):
         return Reason.DELIVERIES_EXHAUSTED
-    token = run.tokens.get(attempt.idempotency_key, 0) + 1
+    token = run.next_token(attempt.idempotency_key)
     if fact.fencing_token is not None and fact.fencing_token != token:
         return Reason.WRONG_FENCING_TOKEN
     run.tokens[attempt.idempotency_key] = token

@@ -181,7 +181,7 @@ def _settle(
         **fence,
         owner_id=f"external:{given.get('external_run_id') or ''}".rstrip(":"),
         lease_until=at + _LEASE,
-        fencing_token=run.dispatch.tokens.get(attempt.idempotency_key, 0) + 1,
+        fencing_token=run.dispatch.next_token(attempt.idempotency_key),
     )
     outcome = _outcome(given, step, attempt, random_unit)
     if isinstance(outcome, Completed):

@@ -74,7 +74,7 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
             claim_token_hash=hash_token(token),
             owner_id=owner,
             lease_until=at + lease,
-            fencing_token=run.dispatch.tokens.get(item_id, 0) + 1,
+            fencing_token=run.dispatch.next_token(item_id),
             occurred_at=at,
         )
         ref = ClaimRef(attempt.queue, run_id, attempt.runnable_key, claim_id, token)

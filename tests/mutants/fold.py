@@ -89,7 +89,7 @@ FOLD_MUTANTS = (
     Mutant(
         "the fencing token falls with a retry",
         DISPATCH,
-        "token = run.tokens.get(attempt.idempotency_key, 0) + 1",
+        "token = run.next_token(attempt.idempotency_key)",
         "token = attempt.deliveries + 1",
     ),
     Mutant(

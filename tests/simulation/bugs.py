@@ -47,8 +47,8 @@ BUGS = (
     Bug(
         "fencing tokens do not grow",
         "journal.fold_dispatch:FoldDispatchStore._claim_facts",
-        "run.tokens.get(attempt.idempotency_key, 0)) + 1",
-        "0) + 1",
+        "run.next_token(attempt.idempotency_key)",
+        "1",
     ),
     Bug(
         "a claim takes what another holds",
