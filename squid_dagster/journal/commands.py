@@ -34,6 +34,11 @@ class CommandTarget:
     signal: SignalKey | None = None
 
     @property
+    def asks_for_attempts(self) -> bool:
+        """Whether the run's part of its queue is looked at."""
+        return self.dead_letters or self.runnable_key is not None or self.visit is not None
+
+    @property
     def keys(self) -> list[str]:
         """The attempt that is named and the next one, with which all others of its visit are found.
 

@@ -1,8 +1,8 @@
 """Dispatch on any storage: read what is new of a queue, decide, append if nobody else did meanwhile, else begin again.
 
-A queue and the planner's states of its runs are kept as they were read last (`QueueView`, `PlanStates`), so that a
-claim and a settled step cost the same early and late in a run, and beside few attempts and many. What is kept is never
-believed: each commit names the revisions that it was decided by.
+A queue, the planner's states of its runs and where their keys are is kept as it was read last (`QueueView`,
+`PlanStates`, `RunKeys`), so that a claim, a settled step and a command cost the same early and late in a run, and
+beside few attempts and many. What is kept is never believed: each commit names the revisions that it was decided by.
 """
 
 import sys
@@ -12,7 +12,7 @@ from enum import Enum, auto
 from itertools import islice
 from threading import RLock
 
-from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget
+from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget, first_signal
 from squid_dagster.journal.dispatch import (
     DEFAULT_LEASE,
     Answer,
@@ -37,6 +37,7 @@ from squid_dagster.journal.plan_states import KnownState, PlanStates
 from squid_dagster.journal.queue_view import QueueView
 from squid_dagster.journal.repeats import with_first_answers
 from squid_dagster.journal.rounds import answer_in_rounds, outcome_bytes
+from squid_dagster.journal.run_keys import RunKeys
 from squid_dagster.journal.settling import (
     FactOf,
     arrange,
@@ -56,13 +57,13 @@ from squid_dagster.protocol.checks import checks_arguments
 from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
-from squid_dagster.protocol.facts import AttemptClaimed, AttemptFailed, ChildRunStarted, Fact, RunTerminal
+from squid_dagster.protocol.facts import AttemptClaimed, AttemptFailed, Fact, RunSignalReceived, RunTerminal
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
 from squid_dagster.protocol.unit import RunUnit
 
-_MOST_PARENTS = 2_000  # of which child keys are kept
+_MOST_RUNS = 2_000  # of which the keys of children and commands are kept
 
 
 @checks_arguments
@@ -75,7 +76,7 @@ class FoldDispatchStore:
         self._lock = RLock()  # held while what is kept is read on and looked at, never during a commit
         self._queues = ThreadViews(storage, QueueView, sys.maxsize)
         self._states = PlanStates()
-        self._child_keys = ThreadViews(storage, _ChildKeys, _MOST_PARENTS)
+        self._keys = ThreadViews(storage, RunKeys, _MOST_RUNS)
 
     def claim(
         self,
@@ -199,13 +200,79 @@ class FoldDispatchStore:
             return facts
 
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
-        """Write what follows from a command, as the contract says; runs are read whole here."""
+        """Write what follows from a command, as the contract says."""
         by_id = {target.run_id: target for target in targets}
+        while True:
+            runs: dict[str, CommandedRun] = {}
+            revisions: dict[str, int] = {}
+            now = self._storage.now()  # before reading, as in `decide`
+            with self._lock:  # states are lent
+                for run_id, target in by_id.items():
+                    seen, runs[run_id] = self._commanded(target)
+                    revisions = seen | revisions  # of two looks at a queue, the earlier one counts
+                facts = _decided(decision, runs, now)
+            if not facts:
+                return []
+            try:
+                commit_in_order(self._storage, facts, self._compared(revisions, facts))
+            except Conflict as conflict:
+                self._doubt(conflict)
+                continue
+            return facts
 
-        def whole(units: Mapping[str, RunUnit], now: datetime) -> Sequence[Fact]:
-            return decision({run_id: CommandedRun.of(units[run_id], target) for run_id, target in by_id.items()}, now)
+    def _commanded(self, target: CommandTarget) -> tuple[dict[str, int], CommandedRun]:
+        """Return what a command asks for of a run, and the revisions of the threads that it was read from."""
+        thread = run_thread(target.run_id)
+        while True:
+            revision, state = self._state(target.run_id)
+            found = self._by_key(target, revision, state)
+            if found is None:
+                return self._whole(target)
+            actual = self._storage.revision(thread)
+            if actual == revision:  # so that all parts of it are of one time
+                return found
+            self._doubt(Conflict(thread, revision, actual))
 
-        return self.decide(by_id.keys(), whole)
+    def _by_key(
+        self, target: CommandTarget, revision: int, state: PlanState
+    ) -> tuple[dict[str, int], CommandedRun] | None:
+        """Return what a command asks for from what is kept; None if that does not tell, and the run is to be read."""
+        run_id, thread = target.run_id, run_thread(target.run_id)
+        if not state.plain or state.quarantined or state.start is None:
+            return None
+        revisions, dispatch = {thread: revision}, RunDispatch()
+        if target.asks_for_attempts:
+            queue = state.start.queue  # that of all work of the run
+            if queue is None or state.terminal:  # attempts of ended runs leave the view
+                return None
+            revisions[dispatch_thread(queue)], view = self._queues.read(dispatch_thread(queue))
+            dispatch = view.part(run_id, [*target.keys, *(state.planned if target.dead_letters else ())], target.visit)
+            if dispatch.queue != queue or dispatch.stopped:
+                return None
+        first = None
+        if target.signal is not None:
+            seq = self._keys.read(thread)[1].signals.get(target.signal)
+            history = () if seq is None else self._storage.read(thread, after=seq - 1, limit=1)
+            first = first_signal((e.fact for e in history if isinstance(e.fact, RunSignalReceived)), target.signal)
+        return revisions, CommandedRun(state, dispatch, first)
+
+    def _whole(self, target: CommandTarget) -> tuple[dict[str, int], CommandedRun]:
+        """Return what a command asks for from all facts of the run."""
+        revisions: dict[str, int] = {}
+        entries = self._storage.read_run(target.run_id)
+        queue = RunUnit.fold(entries).dispatch.queue
+        if target.asks_for_attempts and queue is not None:
+            revisions[dispatch_thread(queue)] = self._storage.revision(dispatch_thread(queue))
+            entries = self._storage.read_run(target.run_id)  # not older than the revision that is compared
+        revisions[run_thread(target.run_id)] = revision_of(target.run_id, entries)
+        return revisions, CommandedRun.of(RunUnit.fold(entries), target)
+
+    def _compared(self, revisions: Mapping[str, int], facts: Iterable[Fact]) -> Mapping[str, int]:
+        """Return the revisions that a commit depends on: where it cannot span threads, that of a queue only if nothing
+        comes before it, since what is on record of a command is not to be refused."""
+        if self._storage.atomic_across_threads or not any(_is_run(fact.thread) for fact in facts):
+            return revisions
+        return {thread: revision for thread, revision in revisions.items() if _is_run(thread)}
 
     def _units(
         self, run_ids: Collection[str], fence: ClaimRef | None, lineage: Lineage | None
@@ -228,8 +295,8 @@ class FoldDispatchStore:
         run_id = lineage.run_id
         with self._lock:
             revision, state = self._state(run_id)
-            _, linked = self._child_keys.read(run_thread(run_id))  # last: a link that comes after `state` is a conflict
-            if lineage.child_key in linked.keys:
+            _, keys = self._keys.read(run_thread(run_id))  # last: a link that comes after `state` is a conflict
+            if lineage.child_key in keys.children:
                 return None
             unit = RunUnit(RunProjection(run_id, state.start, terminal_status=state.terminal_status))
             if fence is not None and fence.run_id == run_id:
@@ -294,7 +361,7 @@ class FoldDispatchStore:
         if conflict.actual < conflict.expected:
             with self._lock:
                 self._queues.forget(conflict.thread)
-                self._child_keys.forget(conflict.thread)
+                self._keys.forget(conflict.thread)
                 self._states.take(parse_thread(conflict.thread).part)
 
     def _group(
@@ -431,6 +498,21 @@ def revision_of(run_id: str, entries: Iterable[Entry]) -> int:
     return max((entry.seq for entry in entries if entry.thread == thread), default=0)
 
 
+def _is_run(thread: str) -> bool:
+    return parse_thread(thread).kind is ThreadKind.RUN
+
+
+def _decided(decision: CommandDecision, runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+    """Ask what a command writes; what it folds into the states is taken back, and read with the rest."""
+    for run in runs.values():
+        run.state.begin()
+    try:
+        return list(decision(runs, now))
+    finally:
+        for run in runs.values():
+            run.state.roll_back()
+
+
 def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[str, int]) -> None:
     """Write facts, given the revisions of all run threads that were looked at; raises `Conflict` if one has moved.
 
@@ -445,21 +527,9 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
         guards = [Append(thread, (), rev) for thread, rev in revisions.items() if rev and thread not in by_thread]
         storage.commit([*appends, *guards])
         return
-    queues_last = sorted(by_thread, key=lambda thread: parse_thread(thread).kind is not ThreadKind.RUN)
+    queues_last = sorted(by_thread, key=lambda thread: not _is_run(thread))
     for thread in queues_last:
         storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
-
-
-class _ChildKeys:
-    """The keys of the children that a run's thread links."""
-
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-
-    def add(self, entry: Entry) -> None:
-        """Take in one entry."""
-        if isinstance(entry.fact, ChildRunStarted):
-            self.keys.add(entry.fact.child_key)
 
 
 def _claimed(view: QueueView, facts: Iterable[Fact]) -> list[Attempt]:

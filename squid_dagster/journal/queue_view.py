@@ -117,18 +117,20 @@ class QueueView:
         """Return a run's part as it is kept here, to look at; an empty one for a run that is not on the queue."""
         return self._runs.setdefault(run_id, _Run()).dispatch
 
-    def part(self, run_id: str, keys: Iterable[str]) -> RunDispatch:
-        """Return a copy of a run's part that holds these attempts and the others of their visits."""
+    def part(self, run_id: str, keys: Iterable[str], visit: str | None = None) -> RunDispatch:
+        """Return a copy of a run's part that holds these attempts, the others of their visits, and all of one visit."""
         run = self._runs.setdefault(run_id, _Run())
         whole = run.dispatch
         visits = dict.fromkeys(whole.attempts[key].idempotency_key for key in keys if key in whole.attempts)
+        if visit is not None and visit in run.visits:
+            visits[visit] = None
         return RunDispatch(
             whole.queue,
             whole.fenced,
             whole.quarantined,
             whole.unfenced,
-            {key: whole.attempts[key] for visit in visits for key in run.visits[visit]},
-            {visit: whole.tokens[visit] for visit in visits if visit in whole.tokens},
+            {key: whole.attempts[key] for each in visits for key in run.visits[each]},
+            {each: whole.tokens[each] for each in visits if each in whole.tokens},
         )
 
     def stop(self, run_id: str, *, ended: bool, quarantined: bool) -> None:

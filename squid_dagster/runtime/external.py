@@ -5,24 +5,21 @@ commit, with everything that follows: the same facts as of any step, so that no 
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from squid_dagster.journal import Append
 from squid_dagster.journal.checkpoints import load_state
 from squid_dagster.journal.commands import CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import Completed, Failed, hash_token
 from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
 from squid_dagster.journal.settling import settled
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
-from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidTransition, NotFound
+from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.launches import Launch
-from squid_dagster.protocol.threads import dispatch_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import completed, error_map, failure
@@ -130,34 +127,15 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         plan = plan_settled(definition, run.state, [after[key]], after, now, max_fact_bytes=room)
         return [_received(signal, run_id, now, receipts), *facts, *plan]
 
+    def outcome(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        return [] if _repeated(signal, run_id, runs[run_id], receipts) else settling(runs[run_id], now)
+
     if not runtime.storage.atomic_across_threads:
-        # The outcome first, by itself: a crash leaves an outcome from which nothing follows, which recovery knows.
-        _settle_first(runtime, target, lambda run: _repeated(signal, run_id, run, receipts), settling)
+        # The outcome first, by itself: a crash leaves an outcome from which nothing follows, which recovery knows. It
+        # is on the queue alone, and so compared with that: of two outcomes at once, one is.
+        runtime.command([target], outcome)
     runtime.command([target], whole)
     return receipts[0]
-
-
-def _settle_first(
-    runtime: Runtime,
-    target: CommandTarget,
-    repeated: Callable[[CommandedRun], bool],
-    settling: Callable[[CommandedRun, datetime], list[Fact]],
-) -> None:
-    """Write what settles an attempt to its queue alone, by compare-and-append: of two outcomes at once, one is."""
-    storage = runtime.storage
-    while True:
-        unit = RunUnit.fold(storage.read_run(target.run_id))
-        thread = dispatch_thread(unit.dispatch.queue or runtime.queue)
-        revision = storage.revision(thread)
-        unit = RunUnit.fold(storage.read_run(target.run_id))  # not older than the revision that is compared
-        run = CommandedRun.of(unit, target)
-        facts = [] if repeated(run) else settling(run, storage.now())
-        try:
-            if facts:
-                storage.commit([Append(thread, facts, revision)])
-            return
-        except Conflict:
-            continue
 
 
 def _settle(

@@ -8,12 +8,14 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import checkpoints
+from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Claim
+from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres import reading, settle_fast, storage, transaction
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound, SquidError
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.run import RunProjection
 from squid_dagster.runtime.external import launch_of, waiting_externals
@@ -95,6 +97,34 @@ def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     for module in (storage, transaction, settle_fast):
         monkeypatch.setattr(module, "read_entries", reading_entries)
     return found
+
+
+class _Counted(MemoryStorage):
+    """A storage that counts the entries that it gives."""
+
+    given = 0
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        found = super().read(thread, after, limit)
+        self.given += len(found)
+        return found
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        found = super().read_run(run_id, before)
+        self.given += len(found)
+        return found
+
+
+@pytest.fixture(params=[True, False], ids=["memory", "memory, thread by thread"])
+def long_run_in_memory(request: pytest.FixtureRequest, clock: VirtualClock) -> tuple[Squid, str, _Counted]:
+    """A run in memory that has gone round many times, and waits for an approval."""
+    storage = _Counted(clock, atomic_across_threads=request.param)
+    squid = Squid(storage, [rounds()])
+    run_id = squid.start("rounds").run_id
+    for number in range(1, ROUNDS + 1):
+        go_round(squid, run_id, number)
+    drain(squid)
+    return squid, run_id, storage
 
 
 def _approve(squid: Squid, run_id: str) -> object:
@@ -214,6 +244,30 @@ def test_a_command_reads_next_to_nothing_of_a_run_that_is_known(
     entries_read.clear()
     assert COMMANDS[name](squid, run_id)
     assert len(entries_read) <= FEW
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_in_memory_reads_what_is_new_of_a_run_that_is_known(
+    long_run_in_memory: tuple[Squid, str, _Counted], name: str
+) -> None:
+    squid, run_id, storage = long_run_in_memory
+    _given(squid, run_id, name)
+    storage.given = 0
+    assert COMMANDS[name](squid, run_id)
+    assert storage.given <= 2 * FEW  # both threads
+
+
+def test_a_command_in_memory_that_was_refused_costs_the_next_one_nothing(
+    long_run_in_memory: tuple[Squid, str, _Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squid, run_id, storage = long_run_in_memory
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "max_fact_bytes", 10)  # refused when everything is decided
+        with pytest.raises(SquidError):
+            squid.approve(run_id, actor="ada")
+    storage.given = 0
+    assert _approve(squid, run_id)
+    assert storage.given <= FEW
 
 
 @pytest.mark.parametrize("name", COMMANDS)

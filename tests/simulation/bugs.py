@@ -126,6 +126,12 @@ BUGS = (
     # --- commands
     Bug(
         "commands are not fenced by a revision",
+        "journal.fold_dispatch:FoldDispatchStore.command",
+        "self._compared(revisions, facts)",
+        "{}",
+    ),
+    Bug(
+        "repairs and children are not fenced by a revision",
         "journal.fold_dispatch:FoldDispatchStore.decide",
         "commit_in_order(self._storage, facts, revisions)",
         "commit_in_order(self._storage, facts, {})",
