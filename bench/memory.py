@@ -1,12 +1,27 @@
-"""The storage in memory: settled steps early and late in one run, and claims beside few attempts and many.
+"""The storage in memory: steps and commands early and late in one run, and claims beside few attempts and many.
 
 CPU of this process. Steps do nothing.
 """
 
 import time
+from statistics import median
 
-from bench.report import Measure
-from bench.settle import CHILDREN, SIBLINGS, VISITS, WINDOW, chain, family, fan, loop, watched
+from bench.report import Measure, progress
+from bench.settle import (
+    CHILDREN,
+    EARLY,
+    ROUNDS,
+    SIBLINGS,
+    VISITS,
+    WINDOW,
+    calls_about,
+    chain,
+    decided_loop,
+    family,
+    fan,
+    loop,
+    watched,
+)
 from squid_dagster.api import Squid
 from squid_dagster.journal import FoldDispatchStore, MemoryStorage
 from squid_dagster.workflow import Workflow
@@ -17,12 +32,13 @@ DEPTH = 10_000
 def measure(
     visits: int = VISITS, siblings: int = SIBLINGS, children: int = CHILDREN, depth: int = DEPTH
 ) -> list[Measure]:
-    """Compare visits, siblings, children and claims, the second hundred with the last but one."""
+    """Compare visits, siblings, children and claims, the second hundred with the last but one; and commands."""
     return [
         _run(loop(visits), f"memory: visit {visits:,} of a loop", visits),
         _run(fan(siblings), f"memory: sibling {siblings:,}", siblings),
         _family(children),
         _claims(depth),
+        *_commands(visits),
     ]
 
 
@@ -58,6 +74,30 @@ def _claim(squid: Squid, store: FoldDispatchStore, depth: int) -> float:
         began = time.process_time()
         assert all(store.claim("default", "bench") for _ in range(WINDOW))
     return (time.process_time() - began) / WINDOW * 1e6
+
+
+def _commands(visits: int) -> list[Measure]:
+    """Measure an approval, a keyed signal and an external outcome about late visits, beside the tenth and after."""
+    workflow = decided_loop(visits)
+    squid = Squid(MemoryStorage(), [workflow])
+    run_id = squid.start(workflow.name, {}).run_id
+    early, _, late = (_commanded(squid, run_id, 1 + ROUNDS * n) for n in range(3))
+    squid.worker(until_idle=True)
+    assert squid.inspect_run(run_id).status == "completed"
+    return [_beside(f"memory: {name} at visit {visits:,}", late[name], early[name], f"visit {EARLY}") for name in late]
+
+
+def _commanded(squid: Squid, run_id: str, first: int) -> dict[str, float]:
+    """Let the run come to where it is decided about; return the median microseconds of each command there."""
+    spent: dict[str, list[float]] = {}
+    for number in range(first, first + ROUNDS):
+        squid.worker(until_idle=True)
+        progress("commands", number, 3 * ROUNDS)
+        for name, call in calls_about(run_id, f"{run_id}:elsewhere:{number}:1").items():
+            began = time.process_time()
+            call(squid)
+            spent.setdefault(name, []).append(time.process_time() - began)
+    return {name: median(costs) * 1e6 for name, costs in spent.items()}
 
 
 def _early_and_late(name: str, costs: list[float]) -> Measure:

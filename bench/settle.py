@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -37,7 +38,7 @@ from squid_dagster.workflow import StepContext, Workflow, path
 RUNS, CHAIN, WIDTH = 400, 11, 100
 VISITS, SIBLINGS, CHILDREN = 10_000, 2_000, 10_000
 ROUNDS = 40  # visits that are decided about, every other one by a process that knows nothing of the run
-_EARLY, _CHECKPOINTED = 10, 400  # visits; the second has a checkpoint before it
+EARLY, _CHECKPOINTED = 10, 400  # visits; the second has a checkpoint before it
 WINDOW = 100  # visits, siblings or children of which the mean is taken
 BEFORE, BEYOND = 5, 15  # steps of the runs whose difference is what the tenth step costs
 EARLY_RUNS, SPANS, LATE_SPANS = 40, 5, 3
@@ -293,11 +294,11 @@ def commands(visits: int) -> list[Measure]:
         run_id = squid.start(workflow.name, {}).run_id
         early, middle, late = (
             _commanded(squid, workflow, run_id, begin, 1 + ROUNDS * n)
-            for n, begin in enumerate((_EARLY, _CHECKPOINTED, visits))
+            for n, begin in enumerate((EARLY, _CHECKPOINTED, visits))
         )
         squid.worker(until_idle=True)
         assert squid.inspect_run(run_id).status == "completed"
-    bases = {name: (middle, _CHECKPOINTED) if name.startswith("cold") else (early, _EARLY) for name in late}
+    bases = {name: (middle, _CHECKPOINTED) if name.startswith("cold") else (early, EARLY) for name in late}
     return [
         _slower(f"{name} at visit {visits:,}", late[name], base[name], f"visit {begin:,}")
         for name, (base, begin) in bases.items()
@@ -314,7 +315,7 @@ def decided_loop(visits: int) -> Workflow:
 
     workflow.approval("review", max_visits=3 * ROUNDS)
     workflow.external("elsewhere", "dagster_job", job="elsewhere", max_visits=3 * ROUNDS)
-    for begin in (_EARLY, _CHECKPOINTED, visits):
+    for begin in (EARLY, _CHECKPOINTED, visits):
         workflow.route("turn", to="turn", when=path("count") < begin)
         workflow.route("turn", to="review", when=path("count") < begin + ROUNDS)
     workflow.route("turn", to="complete")
@@ -331,9 +332,10 @@ def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first:
         squid.worker(until_idle=True)
         progress(f"commands at visit {begin:,}", number + 1, ROUNDS)
         cold = number % 2 == 1
-        calls = _calls(run_id, f"{run_id}:elsewhere:{first + number}:1", f"{run_id}:turn:{begin + number + 1}")
-        for name, call in calls.items():
-            actor = Squid(squid.journal, [workflow]) if cold else squid
+        calls = calls_about(run_id, f"{run_id}:elsewhere:{first + number}:1")
+        calls["claim by key"] = partial(claim_by_key, run_id, f"{run_id}:turn:{begin + number + 1}")
+        actors = [Squid(squid.journal, [workflow]) if cold else squid for _ in calls]
+        for (name, call), actor in zip(calls.items(), actors, strict=True):
             before = time.perf_counter()
             answer = call(actor)
             spent.setdefault(f"cold {name}" if cold else name, []).append(time.perf_counter() - before)
@@ -342,8 +344,8 @@ def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first:
     return {name: median(seconds) for name, seconds in spent.items()}
 
 
-def _calls(run_id: str, key: str, item_id: str) -> dict[str, Callable[[Squid], object]]:
-    """Return what is asked of a run about one visit, each under a key of its own; the last claims what follows."""
+def calls_about(run_id: str, key: str) -> dict[str, Callable[[Squid], object]]:
+    """Return what is asked of a run about one visit, each under a key of its own."""
     about: dict[str, JsonValue] = {"run_id": run_id, "runnable_key": key}
     request = Signal(
         type="external_requested", payload={**about, "launcher": "bench"}, idempotency_key=f"request:{key}"
@@ -353,8 +355,12 @@ def _calls(run_id: str, key: str, item_id: str) -> dict[str, Callable[[Squid], o
         "approval": lambda squid: squid.approve(run_id, actor="ada", idempotency_key=f"approval:{key}"),
         "keyed signal": lambda squid: squid.apply_signal(request),
         "external outcome": lambda squid: squid.apply_signal(outcome),
-        "claim by key": lambda squid: claim_item(squid.runtime, run_id, item_id, "bench", DEFAULT_LEASE),
     }
+
+
+def claim_by_key(run_id: str, item_id: str, squid: Squid) -> object:
+    """Claim the open attempt of a visit."""
+    return claim_item(squid.runtime, run_id, item_id, "bench", DEFAULT_LEASE)
 
 
 def family(read: Callable[[], S], children: int, window: int = WINDOW) -> tuple[Workflow, Workflow, list[S]]:
