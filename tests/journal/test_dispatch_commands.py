@@ -146,6 +146,11 @@ def test_a_dead_letter_of_a_visit_that_was_retried_and_done_is_not_waited_for(de
     assert [each.runnable_key for each in run.dead_letters] == [key(visit=2)]
 
 
+def test_an_attempt_on_another_queue_than_that_of_the_start_is_seen(desk: Desk) -> None:
+    desk.put(started(), planned(runnable(queue="slow")), scheduled(queue="slow"))
+    assert seen_by(desk, CommandTarget(RUN, key())).dispatch.attempts[key()].queue == "slow"
+
+
 def test_attempts_of_a_run_that_has_ended_are_seen(desk: Desk) -> None:
     start(desk, RUN)
     one(desk)
