@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from squid_dagster.journal import Append, PostgresStorage
-from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget
+from squid_dagster.journal.commands import CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import (
     Claim,
     ClaimRef,
@@ -16,10 +15,9 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
 from squid_dagster.protocol.dispatch import RunDispatch
-from squid_dagster.protocol.errors import Conflict, InvalidArgument
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT
-from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 
@@ -51,7 +49,6 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
     except InvalidArgument as error:  # a queue may hand out anything; no attempt has such a key
         return Refused(str(error))
     ((claim_id, token),) = new_claims(1)
-    target = CommandTarget(run_id, visit=item_id)
     found: list[Claim | Refused] = []
     ended = False
 
@@ -81,32 +78,12 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
         found[:] = [Claim(ref, _claimed(attempt, fact))]
         return [fact]
 
-    if isinstance(runtime.storage, PostgresStorage):
-        runtime.command([target], decision)
-    else:
-        _claim_first(runtime, target, decision)
+    runtime.command([CommandTarget(run_id, visit=item_id)], decision)
     answer = found[0]
     if ended and isinstance(answer, Refused):  # the rows of its attempts may be gone: only its facts tell
         dispatch = RunUnit.fold(runtime.storage.read_run(run_id)).dispatch
         return replace(answer, done=_is_done(dispatch, item_id))
     return answer
-
-
-def _claim_first(runtime: Runtime, target: CommandTarget, decision: CommandDecision) -> None:
-    """Write the claim to its queue by compare-and-append: of two claims at once, one is written."""
-    storage, run_id = runtime.storage, target.run_id
-    while True:
-        queue = RunUnit.fold(storage.read_run(run_id)).dispatch.queue or runtime.queue
-        thread = dispatch_thread(queue)
-        revision = storage.revision(thread)
-        unit = RunUnit.fold(storage.read_run(run_id))  # not older than `revision`
-        facts = decision({run_id: CommandedRun.of(unit, target)}, storage.now())
-        try:
-            if facts:
-                storage.commit([Append(thread, facts, revision)])
-            return
-        except Conflict:
-            continue
 
 
 def _refusal(runtime: Runtime, run: CommandedRun, item_id: str, now: datetime) -> Refused | None:
