@@ -93,6 +93,18 @@ def test_a_worker_that_starts_before_its_database_waits_for_it_and_says_so_once(
     assert typed.storage.read(f"squid:run:{run_id}")[-1].fact.type == "run_terminal"
 
 
+def test_a_worker_whose_first_connection_is_swallowed_behind_the_handshake_goes_on(
+    typed: Typed, proxy: Proxy, postgres_url: str
+) -> None:
+    Squid(typed.storage, [hello]).start("hello")
+    proxy.resume()
+    happened = proxy.swallow_after(b"pg_catalog.version")
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    done = typed.piped("worker", *FLOWS, "--until-idle", "--json")
+    assert happened.is_set()
+    assert (done.code, done.json["completed"]) == (0, 1)
+
+
 @pytest.mark.parametrize(("number", "as_json"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
 def test_a_worker_that_waits_for_its_database_can_be_stopped(
     typed: Typed, proxy: Proxy, postgres_url: str, number: signal.Signals, as_json: bool

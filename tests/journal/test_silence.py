@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, exc
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.network import NetworkBounds
@@ -26,6 +26,8 @@ from tests.facts import signal
 from tests.journal.contract import LONG, THREAD, eventually, plain_url, raw
 from tests.proxy import Proxy
 
+# What SQLAlchemy asks on the first connection of an engine, before anybody gets it.
+FIRST = [b"BEGIN", b"pg_catalog.version", b"current_schema", b"transaction isolation level", b"hstore"]
 SHORT = NetworkBounds(silence=0.3, confirmation=0.1, longest_pause=0.3, probe=5, connect=2)
 
 
@@ -205,6 +207,72 @@ def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
             connection.execute(f"DROP ROLE {role}".encode())
 
 
+@pytest.mark.parametrize("marker", FIRST)
+@pytest.mark.parametrize("delivered", [True, False])
+def test_the_first_statement_of_a_process_is_asked_again(
+    far: PostgresStorage, proxy: Proxy, marker: bytes, delivered: bool
+) -> None:
+    happened = proxy.swallow_after(marker, delivered=delivered)
+    far.now()
+    assert happened.is_set()
+
+
+@pytest.mark.parametrize("marker", FIRST[1:])
+def test_the_first_statement_of_each_other_engine_is_asked_again(
+    far: PostgresStorage, proxy: Proxy, marker: bytes
+) -> None:
+    far.now()
+    happened = proxy.swallow_after(marker)
+    assert far.check() == far.version()
+    assert happened.is_set()
+    happened = proxy.swallow_after(marker)
+    with pytest.raises(exc.OperationalError, match="no answer for"):  # a worker repeats that
+        far.step_engine.connect()
+    assert happened.is_set()
+    far.step_engine.connect().close()
+
+
+def test_several_threads_whose_first_statement_is_swallowed_go_on(far: PostgresStorage, proxy: Proxy) -> None:
+    happened = proxy.swallow_after(b"pg_catalog.version")
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(far.now) for _ in range(4)]:
+            each.result(LONG)
+    assert happened.is_set()
+
+
+def test_a_server_that_is_gone_behind_the_first_handshake_is_told_within_the_bound(
+    far: PostgresStorage, proxy: Proxy
+) -> None:
+    happened = proxy.swallow_after(b"pg_catalog.version")
+
+    def lose_everything() -> None:
+        assert happened.wait(LONG)
+        proxy.swallow()
+
+    began = time.monotonic()
+    with at_the_same_time(lose_everything), pytest.raises(StorageUnavailable, match="cannot reach Postgres"):
+        far.now()
+    assert time.monotonic() - began < SHORT.silence + SHORT.confirmation + 3 * SHORT.connect + LONG
+
+
+def test_a_probe_that_is_swallowed_at_its_first_statement_ends_within_its_bound(
+    postgres: PostgresStorage, proxy: Proxy, postgres_url: str
+) -> None:
+    bounds = replace(SHORT, probe=0.5)
+    far = PostgresStorage(proxy.url(postgres_url), postgres.schema, bounds=bounds)
+    happened, again = proxy.swallow_after(b"pg_catalog.version"), threading.Event()
+
+    def swallow_the_probe() -> None:
+        assert happened.wait(LONG)
+        assert proxy.swallow_after(b"pg_stat_activity").wait(LONG)
+        again.set()
+
+    with at_the_same_time(swallow_the_probe):
+        far.now()
+    assert again.is_set()
+    far.close()
+
+
 def test_work_on_the_schema_notices_too(far: PostgresStorage, proxy: Proxy) -> None:
     happened = proxy.swallow_after(b"pg_namespace")
     assert far.check() == far.version()
@@ -216,6 +284,9 @@ def test_an_engine_that_was_handed_over_is_watched_and_left_as_it_was(
 ) -> None:
     engine = create_engine(proxy.url(postgres_url))
     storage = PostgresStorage(engine, postgres.schema, bounds=SHORT)
+    happened = proxy.swallow_after(b"pg_catalog.version")
+    storage.now()
+    assert happened.is_set()
     happened = proxy.swallow_after(b"clock_timestamp")
     storage.now()
     assert happened.is_set()
@@ -239,6 +310,17 @@ def test_a_listener_that_is_swallowed_listens_again(
         assert listener.wait(LONG)  # it is connected again: something may have been missed
         PostgresNotifier(postgres).notify(["default"])
         assert listener.wait(LONG)
+
+
+@pytest.mark.parametrize("marker", [*FIRST[1:], b"LISTEN"])
+def test_a_listener_that_is_swallowed_while_it_connects_connects_again(
+    far: PostgresStorage, proxy: Proxy, marker: bytes
+) -> None:
+    happened = proxy.swallow_after(marker)
+    patience = Patience(quiet=0.2, answer=0.5)
+    with closing(PostgresNotifier(far, patience=patience).listen(["default"])) as listener:
+        assert listener.wait(LONG)  # it is connected
+    assert happened.is_set()
 
 
 def _option(connection: psycopg.Connection, level: int, name: int) -> int:

@@ -169,3 +169,23 @@ def test_an_idle_worker_whose_connections_were_swallowed_finds_the_next_run(
         second = near.start("two").run_id
         until(all_done(postgres, [second]), "the next run")
     each_once(gate, postgres, [first, second])
+
+
+@pytest.mark.parametrize("marker", [b"pg_catalog.version", b"hstore", b"squid_dagster.claim"])
+def test_a_transactional_step_whose_first_connection_is_swallowed_is_called_once(
+    postgres: PostgresStorage, far: PostgresStorage, proxy: Proxy, marker: bytes
+) -> None:
+    workflow, calls = Workflow("written"), list[str]()
+
+    @workflow.step(transactional=True)
+    def write(ctx: StepContext) -> None:
+        calls.append(ctx.step)
+
+    squid = Squid(far, workflow)
+    run_id = squid.start("written").run_id
+    far.check()
+    happened = proxy.swallow_after(marker)
+    squid.worker(until_idle=True)
+    assert happened.is_set()
+    assert calls == ["write"]
+    assert len(facts_of(postgres, run_id, "attempt_completed")) == 1

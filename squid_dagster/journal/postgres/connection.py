@@ -25,7 +25,7 @@ from squid_dagster.journal.postgres.inheritance import (
     register_socket,
 )
 from squid_dagster.journal.postgres.session import ISOLATION, StartupOptions, adjust, restore
-from squid_dagster.journal.postgres.silence import Watch, unguard
+from squid_dagster.journal.postgres.silence import Guard, Watch, guard_first_statements, guarding_new, unguard
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
 
@@ -56,12 +56,14 @@ def make_engine(url: str, pool_size: int = 5, bounds: NetworkBounds | None = Non
         },
     )
     event.listen(engine, "connect", lambda connection, _: set_json_loads(from_json, connection))
+    guard_first_statements(engine)
     _startup[engine] = StartupOptions(engine)
     return engine
 
 
 def make_watch(engine: Engine, bounds: NetworkBounds | None = None) -> Watch:
     """Make what bounds the waits of an engine's connections; its probes connect as the engine does."""
+    guard_first_statements(engine)
     return Watch(partial(connect, engine), bounds or NetworkBounds())
 
 
@@ -86,7 +88,7 @@ def make_schema_engine(engine: Engine, watch: Watch) -> Engine:
     """Make an engine for work on the schema, whose connections are made as the other's are, watched, and not kept."""
     made: Engine = create_engine(
         engine.url,
-        creator=partial(connect, engine, watch),
+        creator=partial(connect, engine, watch.guard),
         isolation_level="READ COMMITTED",
         poolclass=NullPool,
         hide_parameters=True,
@@ -94,10 +96,15 @@ def make_schema_engine(engine: Engine, watch: Watch) -> Engine:
     return made
 
 
-def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
-    """Make a new connection as the engine makes them, that its pool knows nothing of. Raises `StorageUnavailable`."""
+def connect(engine: Engine, guard: Guard | None = None) -> PgConnection:
+    """Make a new connection as the engine makes them, that its pool knows nothing of; `guard` bounds all its waits.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+    """
     try:
-        made = engine.pool.recreate().connect()
+        with guarding_new(guard):
+            made = engine.pool.recreate().connect()
     except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
         if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
             raise
@@ -106,15 +113,13 @@ def connect(engine: Engine, watch: Watch | None = None) -> PgConnection:
     made.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
     register_socket(connection)
-    if watch is not None:
-        watch.guard(connection)
     return connection
 
 
 def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
     startup = _startup.get(engine)
     with startup.left_out() if startup is not None else nullcontext():
-        connection = connect(engine, watch)
+        connection = connect(engine, watch.guard)
     try:
         connection.autocommit = True
         adjust(connection)
@@ -164,7 +169,8 @@ class Lender:
 
     def _take_pooled(self) -> tuple[Any, Any]:
         try:
-            fairy = self.engine.raw_connection()
+            with guarding_new(self._watch.guard):
+                fairy = self.engine.raw_connection()
         except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
             if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
                 raise

@@ -19,6 +19,7 @@ from squid_dagster.journal.notifier import Bell
 from squid_dagster.journal.postgres.connection import PgConnection, connect
 from squid_dagster.journal.postgres.failures import unavailable
 from squid_dagster.journal.postgres.inheritance import close_lost, is_intact
+from squid_dagster.journal.postgres.silence import deadline
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -116,7 +117,8 @@ class PostgresListener:
 
     def _listen(self) -> None:
         """Connect, and hear until told to stop. Raises when the connection cannot be made, breaks, or is of no use."""
-        with _closing(connect(self._engine)) as connection, selectors.DefaultSelector() as selector:
+        guard = deadline(self._patience.answer)  # of what is asked while connecting: `_Line` has its own
+        with _closing(connect(self._engine, guard)) as connection, selectors.DefaultSelector() as selector:
             selector.register(self._stop_seen, selectors.EVENT_READ)
             selector.register(connection.fileno(), selectors.EVENT_READ)
             line = _Line(connection, selector, self._stopping, self._heard)

@@ -4,10 +4,13 @@ The kernel ends a connection whose packets are not acknowledged (`journal/networ
 lost behind a proxy, a pooler or a firewall that acknowledges for the server. So a wait that hears nothing for a while
 asks the server, by another connection, whether it works on the statement. If it does, the wait goes on, however long
 that takes. If it does not, twice in a row, the connection is closed: its statement fails as with any lost connection.
+
+SQLAlchemy asks a few things on the first connection of an engine, before anybody gets it: `guarding_new` bounds these.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from enum import Enum
 from time import monotonic
 from typing import Any, TypeVar
@@ -15,9 +18,10 @@ from weakref import ref
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from sqlalchemy import Engine, event
 
 from squid_dagster.journal.network import NetworkBounds
-from squid_dagster.journal.postgres.inheritance import is_intact
+from squid_dagster.journal.postgres.inheritance import is_intact, register_socket
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 
@@ -25,6 +29,9 @@ logger = redacting_logger(__name__)
 
 T = TypeVar("T")
 _Waiting = Generator[Any, Any, T]
+
+Guard = Callable[[psycopg.Connection[Any]], None]
+"""Bounds all waits of a connection from now on."""
 
 # One that works on a statement is active and does not wait for its client. Whether a state that is not shown to us is
 # one is not known. A session that is younger than our wait may be another one with the same number: it is left alone.
@@ -50,33 +57,21 @@ class Verdict(Enum):
 
 
 class Watch:
-    """Bounds the waits of an engine's connections. `connect` makes a connection that is not watched itself."""
+    """Bounds the waits of an engine's connections. `connect` makes a connection that the given guard bounds."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], bounds: NetworkBounds) -> None:
+    def __init__(self, connect: Callable[[Guard], psycopg.Connection[Any]], bounds: NetworkBounds) -> None:
         """Connect nowhere yet."""
         self.bounds = bounds
         self._connect = connect
 
     def guard(self, connection: psycopg.Connection[Any]) -> None:
         """Bound all waits of a connection from now on."""
-        known = ref(connection)  # what stands in the connection must not keep it alive
-
-        def wait(waiting: _Waiting[T], *arguments: Any, **options: Any) -> T:
-            there = known()
-            assert there is not None  # noqa: S101  it is being used
-            heard = _watched(waiting, _Silence(self, there))
-            return type(there).wait(there, heard, *arguments, **options)
-
-        connection.wait = wait  # type: ignore[method-assign, assignment]
+        _bound(connection, lambda there: _Silence(self, there))
 
     def probe(self, connection: psycopg.Connection[Any], silent_seconds: float, *, terminate: bool) -> Verdict:
         """Return what the server does about a connection; `terminate` a session that does not work for it."""
         try:
-            with closing(self._connect()) as other:
-                deadline = _Deadline(other, self.bounds.probe)
-                other.wait = lambda waiting, *_, **__: psycopg.Connection.wait(  # type: ignore[method-assign]
-                    other, _watched(waiting, deadline)
-                )
+            with closing(self._connect(deadline(self.bounds.probe))) as other:
                 other.autocommit = True
                 pid = connection.info.backend_pid
                 values = {"pid": pid, "silent": silent_seconds}
@@ -92,6 +87,47 @@ class Watch:
         except (psycopg.Error, SquidError) as error:
             # Too many connections, just starting: the server is there, and may well be at work.
             return Verdict.UNKNOWN if "FATAL" in str(error) else Verdict.UNREACHABLE
+
+
+def deadline(seconds: float) -> Guard:
+    """Return a guard that ends all waits of a connection so long after it was put there."""
+
+    def guard(connection: psycopg.Connection[Any]) -> None:
+        ends_at = monotonic() + seconds
+        _bound(connection, lambda there: _Deadline(there, ends_at, seconds))
+
+    return guard
+
+
+class _New(threading.local):
+    """What guards the connections that a thread makes."""
+
+    guard: Guard | None = None
+
+
+_new = _New()
+
+
+@contextmanager
+def guarding_new(guard: Guard | None) -> Iterator[None]:
+    """Guard what this thread connects in a block, by engines that were passed to `guard_first_statements`."""
+    former, _new.guard = _new.guard, guard
+    try:
+        yield
+    finally:
+        _new.guard = former
+
+
+def guard_first_statements(engine: Engine) -> None:
+    """Let `guarding_new` reach an engine's connections before their first statement, SQLAlchemy's own included."""
+    if not event.contains(engine, "connect", _guard_new):
+        event.listen(engine, "connect", _guard_new, insert=True)
+
+
+def _guard_new(connection: object, _: object) -> None:
+    if _new.guard is not None and isinstance(connection, psycopg.Connection):
+        register_socket(connection)  # by which `_finish` knows it
+        _new.guard(connection)
 
 
 def unguard(connection: psycopg.Connection[Any]) -> None:
@@ -147,13 +183,13 @@ class _Silence:
 
 
 class _Deadline:
-    """The end of all waits of a connection that is made for one question."""
+    """The end of all waits of a connection that is made for one purpose."""
 
     __slots__ = ("_connection", "_ends_at", "_seconds")
 
-    def __init__(self, connection: psycopg.Connection[Any], seconds: float) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], ends_at: float, seconds: float) -> None:
         self._connection = connection
-        self._ends_at = monotonic() + seconds
+        self._ends_at = ends_at
         self._seconds = seconds
 
     def heard(self) -> None:
@@ -169,6 +205,20 @@ def _finish(connection: psycopg.Connection[Any]) -> None:
     """Close a connection, unless its number leads elsewhere by now."""
     if is_intact(connection):
         connection.pgconn.finish()
+
+
+def _bound(
+    connection: psycopg.Connection[Any], begin: Callable[[psycopg.Connection[Any]], _Silence | _Deadline]
+) -> None:
+    """Have each wait of a connection looked after by what `begin` returns for it."""
+    known = ref(connection)  # what stands in the connection must not keep it alive
+
+    def wait(waiting: _Waiting[T], *arguments: Any, **options: Any) -> T:
+        there = known()
+        assert there is not None  # noqa: S101  it is being used
+        return type(there).wait(there, _watched(waiting, begin(there)), *arguments, **options)
+
+    connection.wait = wait  # type: ignore[method-assign, assignment]
 
 
 def _watched(waiting: _Waiting[T], watch: _Silence | _Deadline) -> _Waiting[T]:
