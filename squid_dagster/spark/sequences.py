@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from squid_dagster.journal.postgres.connection import PgConnection
+from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.journal.postgres.verify import LOST_TAILS
 from squid_dagster.protocol.threads import run_thread
@@ -125,11 +126,16 @@ def find_damaged(spark: SparkSession, location: Mapping[str, str], schema: str, 
 
     Raises:
         StorageUnavailable: the database cannot be reached.
+        StorageRefused: the database refuses to be read.
         WorkFailed: a task failed for good.
     """
     where = locate(location)
-    with connected(where, schema) as cursor:
-        shares = ranges.by_thread(cursor, schema, 0, _ENDLESS, partitions)
+
+    def divide() -> list[sql.Composable]:
+        with connected(where, schema) as cursor:
+            return ranges.by_thread(cursor, schema, 0, _ENDLESS, partitions)
+
+    shares = persistently(divide)
     look = _Look(where, schema, shares)
     with explained("the threads could not be looked at"):
         rows = spark.range(0, len(shares) + 1, 1, len(shares)).mapInArrow(look.run, _SCHEMA).collect()

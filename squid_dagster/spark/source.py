@@ -14,7 +14,9 @@ not for both sides of a join.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
@@ -30,7 +33,7 @@ from squid_dagster.spark import filters, ranges
 from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.columns import SCHEMA, arrow_schema, check_declared, columns
 from squid_dagster.spark.credentials import Location, locate
-from squid_dagster.spark.database import connected
+from squid_dagster.spark.database import batches, connected
 from squid_dagster.spark.heap import set_heap_aside
 
 NAME = "squid_journal"
@@ -117,7 +120,11 @@ class JournalReader(DataSourceReader):
         Raises:
             InvalidArgument: `upto` is a position that the journal has not reached, and so no cut.
             StorageUnavailable: the database cannot be reached, or holds no journal.
+            StorageRefused: the database refuses to be read.
         """
+        return persistently(self._plan)
+
+    def _plan(self) -> list[Part]:
         asked = self._asked
         with connected(asked.location, asked.schema) as cursor:
             last, cut = ranges.read_bounds(cursor, asked.schema)
@@ -134,20 +141,28 @@ class JournalReader(DataSourceReader):
         return [Part(self._statement([part])) for part in self._runs(after, upto, entries)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition as the batches come in.
+        """Read one partition as the batches come in. It begins again as long as none has come; then Spark repeats it.
 
         Raises:
             InvalidArgument: the URL is not to be found on this machine.
-            StorageUnavailable: the database cannot be reached.
+            StorageUnavailable: the database cannot be reached, or the connection was lost on the way.
+            StorageRefused: the database refuses to be read.
         """
         if not isinstance(partition, Part):
             raise TypeError(f"not a partition of {NAME}: {partition!r}")
         set_heap_aside()
         target = arrow_schema(self._declared)
-        with connected(self._asked.location, self._asked.schema) as cursor:
-            cursor.execute(partition.statement)
-            for batch in cursor.fetch_record_batch():
+        with ExitStack() as until_read:
+            for batch in persistently(lambda: self._begin(partition.statement, until_read)):
                 yield batch.cast(target)
+
+    def _begin(self, statement: str, until_read: ExitStack) -> Iterator[pa.RecordBatch]:
+        """Wait for the first batch; the connection is closed, and its errors are translated, by `until_read`."""
+        with ExitStack() as until_begun:
+            read = batches(until_begun.enter_context(connected(self._asked.location, self._asked.schema)), statement)
+            first = list(islice(read, 1))
+            until_read.push(until_begun.pop_all())
+        return chain(first, read)
 
     def _divided(self, cursor: Any, after: int, upto: int) -> list[sql.Composable]:
         asked = self._asked

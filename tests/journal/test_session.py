@@ -1,17 +1,13 @@
 """A role whose defaults are all against us: nothing that our SQL relies on is taken from them."""
 
 import io
-import socket
-import struct
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine
 
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog
@@ -23,6 +19,7 @@ from squid_dagster.journal.transfer import export_journal, import_journal
 from squid_dagster.protocol.errors import StorageRefused
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import AWKWARD, all_entries, plain_url, raw
+from tests.strict_pooler import StrictPooler
 
 HOSTILE = {
     "DateStyle": "German",
@@ -172,60 +169,6 @@ def test_an_engine_that_was_handed_over_has_its_own_settings_again_afterwards(
     assert settings() == before
     storage.close()
     other.close()
-
-
-class StrictPooler:
-    """Stands before a server as a pooler does that takes no options with a connection."""
-
-    def __init__(self, url: str) -> None:
-        """Listen on a port of the loopback."""
-        target = make_url(url)
-        self._target = f"{target.query['host']}/.s.PGSQL.{target.query['port']}"
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets = [self._listener]
-        self.refused = 0
-        port = self._listener.getsockname()[1]
-        self.url = f"postgresql+psycopg://{target.username}@127.0.0.1:{port}/{target.database}?sslmode=disable"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Cut everything."""
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._sockets.append(client)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError):
-            head = client.recv(4, socket.MSG_WAITALL)
-            message = client.recv(struct.unpack("!I", head)[0] - 4, socket.MSG_WAITALL)
-            if b"\0options\0" in message:
-                self.refused += 1
-                fields = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
-                client.sendall(b"E" + struct.pack("!I", len(fields) + 4) + fields)
-                client.close()
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._target)
-            self._sockets.append(server)
-            server.sendall(head + message)
-            threading.Thread(target=_pump, args=(server, client), daemon=True).start()
-            _pump(client, server)
-
-
-def _pump(source: socket.socket, drain: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            drain.sendall(data)
-    with suppress(OSError):
-        drain.shutdown(socket.SHUT_RDWR)
 
 
 def test_behind_a_pooler_that_takes_no_options_a_journal_works_too(postgres_url: str, role: str, schema: str) -> None:

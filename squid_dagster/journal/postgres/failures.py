@@ -12,7 +12,7 @@ from typing import TypeVar
 import psycopg
 from sqlalchemy import Engine, exc
 
-from squid_dagster.journal.postgres.sqlstates import Disposition, meaning
+from squid_dagster.journal.postgres.sqlstates import Disposition, Meaning, meaning
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
@@ -78,20 +78,23 @@ def translated(engine: Engine, error: Exception, *, lost: bool = False) -> Squid
     if state is None and _is_connecting(cause):
         return unavailable(engine, cause)
     known = meaning(state, cause.diag.constraint_name if isinstance(cause, psycopg.Error) else None)
-    said = _said(engine, cause)
-    told = f"{known.words} ({state or type(cause).__name__}: {said})"
-    if known.remedy:
-        told += f". {known.remedy}"
-    made: StorageUnavailable | StorageRefused
-    match known.disposition:
-        case Disposition.REPEAT:
-            made = RolledBack(f"Postgres at {_place(engine)} cannot do this now: {told}")
-        case Disposition.WAIT:
-            made = StorageUnavailable(f"Postgres at {_place(engine)} cannot do this now: {told}")
-        case Disposition.REFUSE:
-            made = StorageRefused(f"Postgres at {_place(engine)} refuses this: {told}")
+    made = disposed(known, _place(engine), f"{state or type(cause).__name__}: {_said(engine, cause)}")
     made.sqlstate = state
     return made
+
+
+def disposed(known: Meaning, place: str, said: str) -> StorageUnavailable | StorageRefused:
+    """Return the error for what a SQLSTATE means; `said` is the code with the words of the database at `place`."""
+    told = f"{known.words} ({said})"
+    if known.remedy:
+        told += f". {known.remedy}"
+    match known.disposition:
+        case Disposition.REPEAT:
+            return RolledBack(f"Postgres at {place} cannot do this now: {told}")
+        case Disposition.WAIT:
+            return StorageUnavailable(f"Postgres at {place} cannot do this now: {told}")
+        case Disposition.REFUSE:
+            return StorageRefused(f"Postgres at {place} refuses this: {told}")
 
 
 def unavailable(engine: Engine, error: Exception) -> StorageUnavailable:

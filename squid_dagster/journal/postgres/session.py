@@ -1,6 +1,6 @@
 """What our SQL relies on in a session, set by us instead of taken from the defaults of a role or a database.
 
-There are three ways, since no one of them reaches everywhere:
+There are four ways, since no one of them reaches everywhere:
 
 - `BEGIN` opens every transaction that writes, in the message that writes: it holds for any session, also one that a
   transaction pooler lends for this transaction alone, or an engine that was handed over.
@@ -8,6 +8,7 @@ There are three ways, since no one of them reaches everywhere:
   set where they differ. Poolers keep these apart for each client.
 - `startup_options` go with the connection of an engine of ours, and hold for all it does. A pooler that does not take
   them is connected to without.
+- `SET_LOCAL` is for drivers without the two ways in between: the first statement of a transaction that reads.
 
 Steps get connections with the defaults of their role, but for the isolation level. A database that was made read-only
 is left so: see `sqlstates`.
@@ -43,14 +44,24 @@ _OTHERS = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
 }
+_ALL = {**_REPORTED, **_OTHERS}
+
+SET_LOCAL = "SELECT " + ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _ALL.items())
+"""Sets them all until the end of the transaction."""
+
 _REFUSALS = ("startup parameter", "command-line options")  # in what poolers say to options that they do not take
 
 
 def startup_options(given: str | None = None) -> str:
     """Return libpq's `options`: those that were given, by the URL or by PGOPTIONS, and ours, which go before them."""
     before = given if given is not None else os.environ.get("PGOPTIONS", "")
-    ours = [f"-c {name}={_escaped(value)}" for name, value in {**_REPORTED, **_OTHERS}.items()]
+    ours = [f"-c {name}={_escaped(value)}" for name, value in _ALL.items()]
     return " ".join([*filter(None, [before]), *ours])
+
+
+def refuses_options(error: Exception) -> bool:
+    """Return whether an error of connecting is the answer of a pooler that takes no options."""
+    return any(words in str(error).lower() for words in _REFUSALS)
 
 
 def _escaped(value: str) -> str:
@@ -82,7 +93,7 @@ class StartupOptions:
             options = startup_options(parameters.get("options"))
             return dialect.connect(*arguments, **{**parameters, "options": options})
         except psycopg.OperationalError as error:
-            if not any(words in str(error).lower() for words in _REFUSALS):
+            if not refuses_options(error):
                 raise
             made = dialect.connect(*arguments, **parameters)
             self._refused = True
