@@ -1,6 +1,7 @@
 """Hints that a queue has news, so that whoever waits need not poll often. Losing one costs latency, never work."""
 
 import threading
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
@@ -14,6 +15,8 @@ from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 
 logger = redacting_logger(__name__)
+
+_LISTEN_AGAIN_SECONDS = 5.0  # between two tries to listen by a notifier that fails
 
 
 class Listener(Protocol):
@@ -63,7 +66,10 @@ class CommitNotifier(Protocol):
 
 
 class GuardedNotifier:
-    """A notifier that was handed over: what it raises is logged, and fails no command. It is not ours to close."""
+    """A notifier that was handed over: what it raises is logged, fails no command and ends no worker.
+
+    It is not ours to close.
+    """
 
     def __init__(self, given: Notifier) -> None:
         """Wrap it.
@@ -94,12 +100,112 @@ class GuardedNotifier:
             return False
         return True
 
-    def listen(self, queues: Collection[str]) -> Listener:
-        """Begin to listen. Raises what the given one raises."""
-        return self._given.listen(queues)
+    def listen(self, queues: Collection[str]) -> "GuardedListener":
+        """Begin to listen; where the given one cannot now, it is asked again later.
+
+        Raises:
+            InvalidArgument, InvalidThread: no queue, or a name that is none.
+        """
+        check_queues(queues)
+        return GuardedListener(self._given, queues)
 
     def close(self) -> None:
         """Leave it open, for whoever handed it over."""
+
+
+class GuardedListener:
+    """A `Listener` of a notifier that was handed over. Without one, waits last their time, and `wake` still ends them.
+
+    What the given one raises is logged once, until it works again; one whose wait fails is replaced.
+    """
+
+    def __init__(self, notifier: Notifier, queues: Collection[str]) -> None:
+        """Begin to listen. Never raises what the notifier raises."""
+        self._notifier, self._queues = notifier, queues
+        self._bell = Bell()  # what wakes the one who waits while there is no listener, or one that cannot be woken
+        self._changing = threading.Lock()
+        self._closed = False
+        self._failing: set[str] = set()
+        self._listen_at = 0.0
+        self._listener: Listener | None = None
+        self._listen()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for news."""
+        ends = time.monotonic() + timeout
+        if self._bell.wait(0):
+            return True
+        listener = self._listen()
+        if listener is not None and not self._closed:
+            try:
+                news = bool(listener.wait(timeout))
+            except Exception as error:  # noqa: BLE001  code of the host's: polling is the floor
+                self._note("wait", error)
+                self._drop(listener)
+            else:
+                self._failing.discard("wait")
+                if news:
+                    return not self._closed
+        # One that answers before its time without any news would keep its caller turning.
+        return self._bell.wait(ends - time.monotonic())
+
+    def wake(self) -> None:
+        """Wake whoever waits here."""
+        listener = self._listener
+        if listener is not None:
+            try:
+                listener.wake()
+            except Exception as error:  # noqa: BLE001  code of the host's
+                self._note("wake", error)
+            else:
+                self._failing.discard("wake")
+                if self._listener is listener:
+                    return
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Stop listening."""
+        with self._changing:
+            self._closed = True
+            listener, self._listener = self._listener, None
+        self._bell.close()
+        if listener is not None:
+            self._close(listener)
+
+    def _listen(self) -> Listener | None:
+        """Return the listener; where there is none, ask for one, now and then. None while it cannot be had."""
+        if self._listener is not None or self._closed or time.monotonic() < self._listen_at:
+            return self._listener
+        try:
+            listener = self._notifier.listen(self._queues)
+        except Exception as error:  # noqa: BLE001  code of the host's
+            self._note("listen", error)
+            self._listen_at = time.monotonic() + _LISTEN_AGAIN_SECONDS
+            return None
+        self._failing.discard("listen")
+        with self._changing:
+            if not self._closed:
+                self._listener = listener
+                return listener
+        self._close(listener)
+        return None
+
+    def _drop(self, listener: Listener) -> None:
+        with self._changing:
+            self._listener = None
+            self._listen_at = time.monotonic() + _LISTEN_AGAIN_SECONDS
+        self._close(listener)
+
+    def _close(self, listener: Listener) -> None:
+        try:
+            listener.close()
+        except Exception as error:  # noqa: BLE001  code of the host's; nothing is expected of it any more
+            self._note("close", error)
+
+    def _note(self, what: str, error: Exception) -> None:
+        if what not in self._failing:
+            self._failing.add(what)
+            logger.warning("the host's notifier fails, and workers find work by polling: %s: %r", what, error)
 
 
 class Bell:

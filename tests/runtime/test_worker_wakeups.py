@@ -1,6 +1,7 @@
 """Hints wake a worker that would not look for an hour; losing them costs latency, never work."""
 
 import threading
+import time
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
@@ -10,8 +11,10 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Listener, LocalNotifier, PostgresStorage
+from squid_dagster.journal import notifier as notifier_module
 from squid_dagster.journal.dispatch import Deferred, Settlement
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.notifier import GuardedNotifier
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.dues import Dues
@@ -252,6 +255,129 @@ def test_a_notifier_that_fails_fails_no_command(journal: Storage, caplog: pytest
     with at_work(squid, poll=OFTEN):
         until(all_done(journal, [run_id]), "a run that is found by polling")
     assert "the broker is away" in caplog.text
+
+
+class Away(Broker):
+    """A broker that is away: one call of it, or of its listeners, raises while it is."""
+
+    def __init__(self, failing: str) -> None:
+        super().__init__()
+        self.failing: str | None = failing
+        self.asked = 0
+        self.opened: list[AwayListener] = []
+
+    def refuse(self, call: str) -> None:
+        if self.failing == call:
+            raise ConnectionError(f"the broker is away: {call}")
+
+    def listen(self, queues: Collection[str]) -> Listener:
+        self.asked += 1
+        self.refuse("listen")
+        self.opened.append(AwayListener(self, super().listen(queues)))
+        return self.opened[-1]
+
+
+class AwayListener:
+    """What such a broker gives."""
+
+    def __init__(self, broker: Away, inner: Listener) -> None:
+        self.broker, self.inner = broker, inner
+        self.closed = False
+
+    def wait(self, timeout: float) -> bool:
+        self.broker.refuse("wait")
+        return self.inner.wait(timeout)
+
+    def wake(self) -> None:
+        self.broker.refuse("wake")
+        self.inner.wake()
+
+    def close(self) -> None:
+        self.closed = True
+        self.broker.refuse("close")
+        self.inner.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask a broker that is away again soon."""
+    monkeypatch.setattr(notifier_module, "_LISTEN_AGAIN_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("call", ["listen", "wait", "wake", "close"])
+@pytest.mark.usefixtures("impatient")
+def test_a_broker_that_is_away_ends_no_worker_and_is_said_once(
+    journal: Storage, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    # given a worker that listens to a broker of which one call fails
+    broker = Away(call)
+    squid = Squid(journal, chain(), notifier=broker)
+    with at_work(squid, poll=OFTEN) as working:
+        for _ in range(3):  # then it goes on, by polling
+            until(all_done(journal, [squid.start("chain").run_id]), "a run that is found by polling")
+        # and ends as it should
+        report = working.stop()
+    assert (report.completed, report.failed, report.released) == (3 * 4, 0, 0)
+    said = [record.getMessage() for record in caplog.records if "notifier" in record.getMessage()]
+    assert len(said) == 1, said
+    assert f"polling: {call}: " in said[0]
+    assert all(listener.closed for listener in broker.opened)
+
+
+@pytest.mark.parametrize("call", ["listen", "wait"])
+@pytest.mark.usefixtures("impatient")
+def test_a_broker_that_is_back_is_listened_to_again(journal: Storage, call: str) -> None:
+    broker = Away(call)
+    squid = Squid(journal, chain(), notifier=broker)
+    with at_work(squid, poll=NEVER):
+        until(lambda: broker.asked >= 2, "another try to listen")
+        broker.failing = None
+        until(lambda: broker.opened and not broker.opened[-1].closed, "a listener")
+        until(all_done(journal, [squid.start("chain").run_id]), "a run that nobody polls for")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_listener_is_woken_and_closed_whatever_the_broker_does() -> None:
+    # given a broker that is away: a wait lasts its time, and does not turn in circles
+    for call in ("listen", "wait", "wake", "close"):
+        broker = Away(call)
+        listener = GuardedNotifier(broker).listen(["default"])
+        began = time.monotonic()
+        assert not listener.wait(0.2)
+        assert time.monotonic() - began >= 0.19
+        # then a wake from this process is heard by the next wait
+        listener.wake()
+        assert listener.wait(PATIENCE)
+        # and by one under way, though not before its time if the listener cannot be woken
+        answers: list[bool] = []
+        waiting = threading.Thread(target=lambda: answers.append(listener.wait(PATIENCE)))  # noqa: B023  joined here
+        if call != "wake":
+            waiting.start()
+            listener.wake()
+            waiting.join(PATIENCE)
+            assert answers == [True]
+        # and one that is closed answers at once
+        listener.close()
+        listener.close()
+        listener.wake()
+        assert not listener.wait(PATIENCE)
+    with pytest.raises(InvalidArgument, match="queues must be"):
+        GuardedNotifier(Away("listen")).listen([])
+
+
+def test_a_listener_that_answers_before_its_time_does_not_keep_its_caller_turning() -> None:
+    class Hasty(AwayListener):
+        def wait(self, timeout: float) -> bool:
+            return False
+
+    class HastyBroker(Away):
+        def listen(self, queues: Collection[str]) -> Listener:
+            return Hasty(self, super().listen(queues))
+
+    listener = GuardedNotifier(HastyBroker("nothing")).listen(["default"])
+    began = time.monotonic()
+    assert not listener.wait(0.2)
+    assert time.monotonic() - began >= 0.19
 
 
 @pytest.mark.parametrize("given", [object(), "redis://"], ids=["object", "text"])
