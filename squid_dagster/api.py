@@ -35,7 +35,7 @@ from squid_dagster.runtime.cloudevents import SOURCE, check_sources, from_cloude
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.signals import Actor, Receipt, Signal, SignalType, signal_options
+from squid_dagster.runtime.signals import Actor, Receipt, Signal, SignalType, check_signal, signal_options
 from squid_dagster.runtime.starting import Payload, WorkflowRef, prepare_start, start_run, start_runs, with_keys
 from squid_dagster.runtime.stepping import execute_one
 from squid_dagster.runtime.wiring import adapters, definitions
@@ -363,7 +363,9 @@ class Squid:
         if isinstance(signal, Mapping):
             is_event = "specversion" in signal
             signal = from_cloudevent(signal, self._event_sources) if is_event else signal_from_json(signal)
-        if not isinstance(signal, Signal):
+        elif isinstance(signal, Signal):
+            check_signal(signal)
+        else:
             raise InvalidArgument(f"a signal is a Signal, its JSON form or a CloudEvent, not a {type(signal).__name__}")
         return self._receipt(applying.apply_signal(self.runtime, signal))
 

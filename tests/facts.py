@@ -49,11 +49,13 @@ from squid_dagster.protocol import (
     RunStarted,
     RunTerminal,
     UnknownFact,
+)
+from squid_dagster.protocol.entries import StoredFact
+from squid_dagster.protocol.threads import (  # as they are: wrong values are for facts to refuse
     dispatch_thread,
     idempotency_key,
     runnable_key,
 )
-from squid_dagster.protocol.entries import StoredFact
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 RUN, STEP, QUEUE, WORKFLOW = "run-1", "charge", "default", "billing"

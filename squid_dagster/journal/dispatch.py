@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from squid_dagster.journal.commands import CommandDecision, CommandTarget
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt, Suspicion
-from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.checks import text_problem
+from squid_dagster.protocol.errors import InvalidArgument, SquidError, shown
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import check_part
@@ -37,7 +38,16 @@ class ClaimRef:
     token_hash: str = field(init=False, repr=False, compare=False)  # the only form in which the token is written down
 
     def __post_init__(self) -> None:
-        """Hash the token, once."""
+        """Hash the token, once.
+
+        Raises:
+            InvalidArgument: a part that is no text, or a token that is not UTF-8.
+        """
+        for name in ("queue", "run_id", "runnable_key", "claim_id"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgument(f"ClaimRef: {name} must be a text, not {shown(getattr(self, name))}")
+        if (problem := text_problem(self.token)) is not None:
+            raise InvalidArgument(f"ClaimRef: token must be {problem}")  # without its value: it is a secret
         object.__setattr__(self, "token_hash", hash_token(self.token))
 
 

@@ -1,10 +1,19 @@
-"""Facts, threads and folds: what is written down, and what it means. Pure: no I/O, no clock, nothing but pydantic."""
+"""Facts, threads and folds: what is written down, and what it means. Pure: no I/O, no clock, nothing but pydantic.
 
+Functions check their arguments here, at the border; the library itself takes them from their modules, as they are.
+"""
+
+from squid_dagster.protocol import attempts as _attempts
+from squid_dagster.protocol import codec as _codec
+from squid_dagster.protocol import redaction as _redaction
+from squid_dagster.protocol import threads as _threads
+from squid_dagster.protocol import unit as _unit
 from squid_dagster.protocol.anomalies import Anomaly, Reason
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.backlog import BacklogProjection
 from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.codec import decode, encode, parse_fact, to_json
+from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.codec import parse_fact
 from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts import (
@@ -48,20 +57,9 @@ from squid_dagster.protocol.facts import (
     RunTerminal,
 )
 from squid_dagster.protocol.index import RunCatalogProjection, RunIndexProjection, RunSummary
-from squid_dagster.protocol.redaction import redact
 from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.threads import (
-    BACKLOG_THREAD,
-    CATALOG_THREAD,
-    ThreadKind,
-    dispatch_thread,
-    idempotency_key,
-    parse_thread,
-    run_index_thread,
-    run_thread,
-    runnable_key,
-)
-from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled, results_ready_to_apply, unfenced_attempts
+from squid_dagster.protocol.threads import BACKLOG_THREAD, CATALOG_THREAD, ThreadKind, parse_thread
+from squid_dagster.protocol.unit import RunUnit
 
 __all__ = [
     "BACKLOG_THREAD",
@@ -138,3 +136,17 @@ __all__ = [
     "to_json",
     "unfenced_attempts",
 ]
+
+decode = checked(_codec.decode)
+definition_key = checked(_attempts.definition_key)
+dispatch_thread = checked(_threads.dispatch_thread)
+encode = checked(_codec.encode)
+idempotency_key = checked(_threads.idempotency_key)
+planned_but_unscheduled = checked(_unit.planned_but_unscheduled)
+redact = checked(_redaction.redact)
+results_ready_to_apply = checked(_unit.results_ready_to_apply)
+run_index_thread = checked(_threads.run_index_thread)
+run_thread = checked(_threads.run_thread)
+runnable_key = checked(_threads.runnable_key)
+to_json = checked(_codec.to_json)
+unfenced_attempts = checked(_unit.unfenced_attempts)

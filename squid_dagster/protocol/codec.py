@@ -86,11 +86,8 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
     Raises:
         InvalidFact: it is no fact, has a wrong shape (however it was made), or is larger than `max_bytes`.
     """
-    model = type(fact)
-    if model not in _OPTIONAL:
-        raise InvalidFact(
-            f"{model.__name__} is not a fact: build one from squid_dagster.protocol, or with parse_fact()"
-        )
+    if type(fact) not in _OPTIONAL:
+        raise _no_fact(fact)
     try:
         _check_payload(fact)
         data = _data(fact)
@@ -226,11 +223,18 @@ def _list_of(type_name: str) -> TypeAdapter[list[Fact]]:
 
 
 def to_json(fact: Fact | UnknownFact) -> str:
-    """Give a fact as one JSON object, for export; `parse_fact` is the way back."""
+    """Give a fact as one JSON object, for export; `parse_fact` is the way back. Raises `InvalidFact` if it is none."""
     if isinstance(fact, UnknownFact):
         head = {"type": fact.type, "run_id": fact.run_id, "occurred_at": fact.occurred_at.isoformat()}
         return json.dumps({**head, **fact.data})
+    if type(fact) not in _OPTIONAL:
+        raise _no_fact(fact)
     return fact.model_dump_json()
+
+
+def _no_fact(value: object) -> InvalidFact:
+    name = type(value).__name__
+    return InvalidFact(f"{name} is not a fact: build one from squid_dagster.protocol, or with parse_fact()")
 
 
 def _whole(run_id: str | None, occurred_at: datetime, data: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.runtime.controls import cancel, replay, resolve, retry_attempt
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.crons import start_cron
@@ -16,6 +16,8 @@ _RESOLUTIONS = (SignalType.APPROVE_RUN, SignalType.REJECT_RUN, SignalType.RESUME
 
 def apply_signal(runtime: Runtime, signal: Signal) -> Receipt:
     """Do what a signal asks for, as the command of that name does, and give its receipt.
+
+    The signal is one that `check_signal` has looked at.
 
     Raises:
         InvalidArgument: a type that cannot be asked for in this way, or a payload field that is missing or unknown.
@@ -43,7 +45,7 @@ def _fields(signal: Signal, required: Mapping[str, type], optional: Mapping[str,
         value = signal.payload.get(name)
         fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
         if (name in required or value is not None) and not fits:
-            raise InvalidArgument(f"{signal.type} needs {name} of type {kind.__name__}, not {value!r:.80}")
+            raise InvalidArgument(f"{signal.type} needs {name} of type {kind.__name__}, not {shown(value, 80)}")
     return {name: signal.payload.get(name) for name in allowed}
 
 

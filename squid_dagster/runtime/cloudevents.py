@@ -8,9 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.checks import text_problem
+from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
-from squid_dagster.runtime.signals import Signal, SignalType
+from squid_dagster.runtime.signals import Signal, SignalType, check_signal
+from squid_dagster.runtime.signals import bad_field as _bad
 
 SPEC_VERSION = "1.0"
 SOURCE = "/squid/runtime/commands"
@@ -66,17 +68,17 @@ def from_cloudevent(event: Mapping[str, Any], sources: Collection[str] = (SOURCE
     """
     if not isinstance(event, Mapping):
         raise InvalidArgument(f"a CloudEvent is a JSON object, not a {type(event).__name__}")
-    if event.get("specversion") != SPEC_VERSION:
+    if not _is_one_of(event.get("specversion"), SPEC_VERSION):
         raise _bad("specversion", event.get("specversion"), f"use {SPEC_VERSION!r}")
     if not isinstance(event.get("type"), str) or event["type"] not in _TYPES:
         raise _bad("type", event.get("type"), f"use one of {', '.join(sorted(_TYPES))}")
     for name in ("id", "source"):
-        if not isinstance(event.get(name), str) or not event[name]:
-            raise _bad(name, event.get(name), "use a non-empty text")
+        if text_problem(event.get(name)) is not None or not event[name]:
+            raise _bad(name, event.get(name), "use a non-empty text in UTF-8")
     if event["source"] not in sources:
         known = ", ".join(map(repr, sources)) or "none"
         raise _bad("source", event["source"], f"the known ones are {known}: add it to event_sources=[...]")
-    if event.get("datacontenttype", CONTENT_TYPE) not in (CONTENT_TYPE, "application/json"):
+    if not _is_one_of(event.get("datacontenttype", CONTENT_TYPE), CONTENT_TYPE, "application/json"):
         raise _bad("datacontenttype", event.get("datacontenttype"), f"use {CONTENT_TYPE!r}")
     data = event.get("data")
     if not isinstance(data, Mapping):
@@ -84,10 +86,15 @@ def from_cloudevent(event: Mapping[str, Any], sources: Collection[str] = (SOURCE
     signal = signal_from_json(data)
     if signal.type != _TYPES[event["type"]]:
         raise _bad("data.type", signal.type, f"it must be {_TYPES[event['type']]!r}, as the event's type says")
-    if event.get("subject") not in (None, _subject(signal.payload)):
-        raise _bad("subject", event.get("subject"), f"it must be {_subject(signal.payload)!r}, as the payload says")
+    subject = _subject(signal.payload)
+    if event.get("subject") is not None and not _is_one_of(event["subject"], subject):
+        raise _bad("subject", event["subject"], f"it must be {subject!r}, as the payload says")
     time = _caller_time("time", event.get("time")) or signal.caller_time
     return replace(signal, caller_time=time, idempotency_key=_event_key(event, signal))
+
+
+def _is_one_of(value: object, *expected: str | None) -> bool:
+    return isinstance(value, str) and value in expected
 
 
 def _event_key(event: Mapping[str, Any], signal: Signal) -> str | None:
@@ -116,9 +123,9 @@ def _caller_time(name: str, value: object) -> datetime | None:
 
 def signal_from_json(data: Mapping[str, Any]) -> Signal:
     """Read a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong or unknown."""
-    unknown = sorted(str(name) for name in data if name not in _FIELDS)
+    unknown = sorted(name if isinstance(name, str) else shown(name) for name in data if name not in _FIELDS)
     if unknown:
-        raise _bad("data", unknown, f"a signal may hold {', '.join(sorted(_FIELDS))}")
+        raise _bad("data", ", ".join(unknown), f"a signal may hold {', '.join(sorted(_FIELDS))}")
     kind = data.get("type")
     if not isinstance(kind, str) or kind not in _APPLICABLE:
         raise _bad("type", kind, f"use one of {', '.join(_APPLICABLE)}")
@@ -130,21 +137,19 @@ def signal_from_json(data: Mapping[str, Any]) -> Signal:
             raise _bad(name, data[name], "use a non-empty text")
     if data.get("actor") is not None and not isinstance(data["actor"], str | dict):
         raise _bad("actor", data["actor"], "use a name or a JSON object")
-    return Signal(
-        type=kind,
-        payload=dict(data.get("payload", {})),
-        metadata=dict(data.get("metadata", {})),
-        idempotency_key=data.get("idempotency_key"),
-        actor=data.get("actor"),
-        comment=data.get("comment"),
-        caller_time=_caller_time("occurred_at", data.get("occurred_at")),
+    return check_signal(
+        Signal(
+            type=kind,
+            payload=dict(data.get("payload", {})),
+            metadata=dict(data.get("metadata", {})),
+            idempotency_key=data.get("idempotency_key"),
+            actor=data.get("actor"),
+            comment=data.get("comment"),
+            caller_time=_caller_time("occurred_at", data.get("occurred_at")),
+        )
     )
 
 
 def _subject(payload: Mapping[str, Any]) -> str | None:
     subject = payload.get("run_id", payload.get("workflow"))
     return subject if isinstance(subject, str) else None
-
-
-def _bad(name: str, value: object, remedy: str) -> InvalidArgument:
-    return InvalidArgument(f"field {name} of a signal is {value!r:.120}: {remedy}")

@@ -18,7 +18,7 @@ from squid_dagster.journal.settling import settled
 from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
-from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.launches import Launch
 from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.core import Runtime
@@ -68,6 +68,7 @@ def note_external(
     """
     if command is SignalType.EXTERNAL_STARTED and not payload.get("external_run_id"):
         raise InvalidArgument(f"{command} needs external_run_id, the id of what was started")
+    _owner(payload.get("external_run_id"))
     run_id, key = payload["run_id"], payload["runnable_key"]
     signal = Signal(type=command, payload=_given(payload), **options)
     receipts: list[Receipt] = []
@@ -93,9 +94,11 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         InvalidTransition: the run has ended, or the attempt has its outcome, is not due, or is a worker's.
         IncompatibleDefinition: the run's definition is not registered here.
         ConflictingCommand: the idempotency key was used with another content.
+        InvalidArgument: an external_run_id that is too long.
         InvalidFact: the outcome cannot be written down.
     """
     run_id, key = payload["run_id"], payload["runnable_key"]
+    owner_id = _owner(payload.get("external_run_id"))
     given = _given(payload)
     if isinstance(given.get("error"), dict):
         given["error"] = redacted_error(given["error"])
@@ -114,7 +117,8 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
             return []
         attempt = _waiting(run, run_id, key, now)
         step = runtime.definition_of(run_id, run.state).steps[attempt.step]
-        return _settle(run, attempt, step, given, (claim_id, token_hash), unit_drawn, max(now, attempt.last_at))
+        claim = (owner_id, claim_id, token_hash)
+        return _settle(run, attempt, step, given, claim, unit_drawn, max(now, attempt.last_at))
 
     def whole(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
         run = runs[run_id]
@@ -143,21 +147,22 @@ def _settle(
     attempt: Attempt,
     step: StepDefinition,
     given: JsonObject,
-    claim: tuple[str, str],
+    claim: tuple[str, str, str],
     random_unit: float,
     at: datetime,
 ) -> list[Fact]:
+    owner_id, claim_id, token_hash = claim
     fence: dict[str, Any] = {
         "run_id": attempt.run_id,
         "runnable_key": attempt.runnable_key,
         "queue": attempt.queue,
-        "claim_id": claim[0],
-        "claim_token_hash": claim[1],
+        "claim_id": claim_id,
+        "claim_token_hash": token_hash,
         "occurred_at": at,
     }
     claimed = AttemptClaimed(
         **fence,
-        owner_id=f"external:{given.get('external_run_id') or ''}".rstrip(":"),
+        owner_id=owner_id,
         lease_until=at + _LEASE,
         fencing_token=run.dispatch.next_token(attempt.idempotency_key),
     )
@@ -213,6 +218,15 @@ def _received(signal: Signal, run_id: str, now: datetime, receipts: list[Receipt
     fact = signal.fact(run_id, now)
     receipts.append(Receipt.of(fact))
     return fact
+
+
+def _owner(external_run_id: str | None) -> str:
+    """Return the owner of the claim that settles the attempt; raise `InvalidArgument` for an id too long for that."""
+    owner_id = f"external:{external_run_id or ''}".rstrip(":")
+    if len(owner_id) > MAX_TEXT:
+        most = MAX_TEXT - len("external:")
+        raise InvalidArgument(f"external_run_id has {len(external_run_id or ''):,} characters: {most} are allowed")
+    return owner_id
 
 
 def _given(payload: Mapping[str, Any]) -> JsonObject:

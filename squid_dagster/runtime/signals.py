@@ -1,6 +1,8 @@
 """Commands as signals: what was asked, by whom, and the receipt that answers it, today and whenever it is repeated."""
 
+import functools
 import re
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,8 +12,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from squid_dagster.journal.commands import CommandedRun, SignalKey
-from squid_dagster.protocol.checks import checked
-from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument
+from squid_dagster.protocol.checks import Check, check_of, checked
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, shown
 from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.workflow.values import canonical
@@ -87,6 +89,31 @@ class Signal:
                 f"{run.first.run_id!r}: use a new key for a new command"
             )
         return run.first
+
+
+def check_signal(signal: Signal) -> Signal:
+    """Return a signal that can be looked into: each field is of its type, and holds nothing that facts cannot.
+
+    Raises:
+        InvalidArgument: names the field.
+    """
+    for name, check in _checks().items():
+        value = getattr(signal, name)
+        if (problem := check(value)) is not None:
+            raise bad_field(name, value, f"it must be {problem}")
+    return signal
+
+
+@functools.cache
+def _checks() -> dict[str, Check]:
+    found = {name: check_of(hint) for name, hint in typing.get_type_hints(Signal).items()}
+    return {name: check for name, check in found.items() if check is not None}
+
+
+def bad_field(name: str, value: object, remedy: str) -> InvalidArgument:
+    """Return the refusal of a field of a signal, whatever its value is; what a container holds is not repeated."""
+    told = type(value).__name__ if isinstance(value, Mapping | list | tuple) else shown(value, 120)
+    return InvalidArgument(f"field {name} of a signal is {told}: {remedy}")
 
 
 def _no_inspection(run_id: str) -> Any:

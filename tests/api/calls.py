@@ -1,5 +1,6 @@
 """A call that works for every public callable of the library, in a world in which it does."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from squid_dagster import inspection, journal, redaction, testing, workflow
+from squid_dagster import inspection, journal, protocol, redaction, testing, workflow
 from squid_dagster.agents import DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, BacklogLeases
@@ -16,12 +17,16 @@ from squid_dagster.backlog.leases import BacklogQueue
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.commands import CommandTarget
+from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.threads import run_thread
+from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.children import ChildStarter
+from squid_dagster.runtime.cloudevents import to_cloudevent
 from squid_dagster.runtime.execution import make_context
 from squid_dagster.runtime.leases import JournalLeases
 from squid_dagster.runtime.leases_queue import QueueLeases
 from squid_dagster.runtime.leases_work import work_one_lease
+from squid_dagster.runtime.signals import Signal
 from squid_dagster.runtime.step_calls import StepCalls
 from squid_dagster.workflow import (
     Cancellation,
@@ -68,6 +73,9 @@ def workflows() -> list[Workflow]:
 
 _numbers = count(1)
 _WORKFLOWS = [each.freeze() for each in workflows()]
+_OUTSIDE = Workflow("outside")
+_OUTSIDE.external("report", kind="dagster_job", job="report")
+_WORKFLOWS.append(_OUTSIDE.freeze())
 
 
 class World:
@@ -94,6 +102,7 @@ class World:
         self.cards.create(self.free, "a card", phase=f"p{self.number}")
         self.cards.create(self.held, "another one")
         self.lease: Any = None  # a backend's
+        self.outside: Any = None  # the attempt of an external step
         self.card: Any = self.cards.claim("ada", card_id=self.held)
 
     def facts(self) -> int:
@@ -208,6 +217,93 @@ def _retry(w: World) -> Call:
         w.clock.advance(timedelta(hours=1))
     w.squid.recover()
     return Call(w.squid.retry_attempt, {"run_id": w.open, "runnable_key": f"{w.open}:check:1:1", **OPTIONS})
+
+
+def _dead_letter(w: World) -> dict[str, Any]:
+    return {name: value for name, value in _retry(w).kwargs.items() if name in ("run_id", "runnable_key")}
+
+
+def _external(w: World) -> dict[str, Any]:
+    if w.outside is None:
+        run_id = w.squid.start("outside").run_id
+        w.outside = {"run_id": run_id, "runnable_key": w.squid.inspect_run(run_id).attempts[0].runnable_key}
+    return {**w.outside}
+
+
+def _signals() -> dict[str, Callable[[World], dict[str, Any]]]:
+    """Give a payload that works, with all of its fields, for every command that can be asked for as data."""
+
+    def start(w: World) -> dict[str, Any]:
+        return {"workflow": "orders", "trigger": None, "input": {}, "queue": None, "priority": None, "version": None}
+
+    def start_cron(w: World) -> dict[str, Any]:
+        return {
+            "workflow": "nightly",
+            "trigger": "night",
+            "signal_id": f"s-{next(_numbers)}",
+            "intended_window": None,
+            "queue": None,
+            "input": None,
+        }
+
+    def note(w: World) -> dict[str, Any]:
+        return {**_external(w), "launcher": "dagster", "external_run_id": None, "launch": None}
+
+    outcome = {"succeeded": True, "result": None, "error": None, "final": None, "external_run_id": None}
+    told = {"step": None, "actor": None, "comment": None}
+    return {
+        "start_run": start,
+        "start_cron": start_cron,
+        "replay_run": lambda w: {"run_id": w.open, "allow_irreversible": True},
+        "approve_run": lambda w: {"run_id": w.waiting, **told},
+        "reject_run": lambda w: {"run_id": w.waiting, **told},
+        "resume_run": lambda w: {"run_id": w.paused, **told},
+        "cancel_run": lambda w: {"run_id": w.open, "cascade": True},
+        "retry_attempt": _dead_letter,
+        "external_requested": lambda w: {**note(w), "launch": 1},
+        "external_started": lambda w: {**note(w), "external_run_id": "x-1"},
+        "external_completed": lambda w: {**_external(w), **outcome},
+    }
+
+
+def signal_calls() -> dict[str, Make]:
+    """Give the calls of every command as data: its payload's fields, its own, and those of an event that brings it."""
+    made: dict[str, Make] = {}
+    for kind, payload in _signals().items():
+
+        def fields(w: World, kind: str = kind, payload: Any = payload) -> Call:
+            def apply(**given: Any) -> Any:
+                return w.squid.apply_signal({"type": kind, "payload": given, "actor": "ada"})
+
+            return Call(apply, payload(w))
+
+        def envelope(w: World, kind: str = kind, payload: Any = payload) -> Call:
+            def apply(**given: Any) -> Any:
+                return w.squid.apply_signal(given)
+
+            return Call(apply, {"type": kind, "payload": payload(w), "occurred_at": T0.isoformat(), **OPTIONS})
+
+        def model(w: World, kind: str = kind, payload: Any = payload) -> Call:
+            def apply(**given: Any) -> Any:
+                return w.squid.apply_signal(Signal(**given))
+
+            return Call(apply, {"type": kind, "payload": payload(w), "caller_time": T0, **OPTIONS})
+
+        def event(w: World, kind: str = kind, payload: Any = payload) -> Call:
+            def apply(**given: Any) -> Any:
+                return w.squid.apply_signal({name: value for name, value in given.items() if value is not None})
+
+            signal = Signal(type=kind, payload=payload(w), actor="ada")
+            made = to_cloudevent(signal, f"e-{next(_numbers)}", T0)
+            return Call(apply, {**made, "subject": made["subject"], "an_extension": "x"})
+
+        made |= {
+            f"{kind}: payload": fields,
+            f"{kind}: fields": envelope,
+            f"{kind}: Signal": model,
+            f"{kind}: event": event,
+        }
+    return made
 
 
 def _authoring() -> dict[str, Make]:
@@ -337,7 +433,15 @@ def dispatch_calls(name: str) -> dict[str, Make]:
             {"settlements": [journal.Settlement(w.claim.claim.ref, journal.Completed("tea"))]},
         )
 
+    def shown(w: World) -> Call:
+        def heartbeat(**parts: str) -> Any:
+            return w.runtime.dispatch.heartbeat([journal.ClaimRef(**parts)])
+
+        ref = w.claim.claim.ref
+        return Call(heartbeat, {each.name: getattr(ref, each.name) for each in dataclasses.fields(ref) if each.init})
+
     return {
+        "ClaimRef": shown,
         f"{name}.claim": lambda w: Call(w.runtime.dispatch.claim, {"queue": w.queue, "owner_id": "ada", "limit": 1}),
         f"{name}.heartbeat": lambda w: Call(w.runtime.dispatch.heartbeat, {"refs": [w.claim.claim.ref]}),
         f"{name}.settle": settle,
@@ -462,6 +566,32 @@ def other_calls() -> dict[str, Make]:
     }
 
 
+def protocol_calls() -> dict[str, Make]:
+    """Give the calls of the protocol's functions."""
+    fact = started("r")
+    unit = RunUnit.fold([Entry(run_thread("r"), 1, 1, fact)])
+    joined = {"run": unit.run, "dispatch": unit.dispatch}
+    stored = {"thread": run_thread("r"), "type_name": "run_started", "run_id": "r", "occurred_at": T0, "data": "{}"}
+    visit = {"run_id": "r", "step": "s", "visit": 1}
+    return {
+        "decode": lambda w: Call(protocol.decode, stored),
+        "definition_key": lambda w: Call(protocol.definition_key, {"workflow": "w", "fingerprint": "f"}),
+        "dispatch_thread": lambda w: Call(protocol.dispatch_thread, {"queue": "q"}),
+        "encode": lambda w: Call(protocol.encode, {"fact": fact, "max_bytes": 10_000}),
+        "idempotency_key": lambda w: Call(protocol.idempotency_key, visit),
+        "parse_fact": lambda w: Call(protocol.parse_fact, {"value": protocol.to_json(fact)}),
+        "parse_thread": lambda w: Call(protocol.parse_thread, {"thread_id": run_thread("r")}),
+        "planned_but_unscheduled": lambda w: Call(protocol.planned_but_unscheduled, joined),
+        "redact": lambda w: Call(protocol.redact, {"value": {"a": 1}}),
+        "results_ready_to_apply": lambda w: Call(protocol.results_ready_to_apply, joined),
+        "run_index_thread": lambda w: Call(protocol.run_index_thread, {"workflow": "w"}),
+        "run_thread": lambda w: Call(protocol.run_thread, {"run_id": "r"}),
+        "runnable_key": lambda w: Call(protocol.runnable_key, {**visit, "attempt_number": 1}),
+        "to_json": lambda w: Call(protocol.to_json, {"fact": fact}),
+        "unfenced_attempts": lambda w: Call(protocol.unfenced_attempts, joined),
+    }
+
+
 def lease_calls() -> dict[str, Make]:
     """Return the calls of every lease backend, on an attempt that it has claimed."""
     made: dict[str, Make] = {
@@ -569,6 +699,7 @@ def table() -> dict[str, Make]:
         **query_calls("FoldQueries"),
         **other_calls(),
         **lease_calls(),
+        **protocol_calls(),
         **_looking(),
         **_testing(),
     }

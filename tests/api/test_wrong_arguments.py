@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 import squid_dagster
-from squid_dagster import agents, backlog, inspection, journal, redaction, testing, workflow
+from squid_dagster import agents, backlog, inspection, journal, protocol, redaction, testing, workflow
 from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
 from squid_dagster.journal.transfer import export_journal, import_journal
 from squid_dagster.protocol.checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from tests.api.calls import World, dispatch_calls, other_calls, query_calls, storage_calls, table
+from squid_dagster.runtime.signals import SignalType
+from tests.api.calls import World, dispatch_calls, other_calls, query_calls, signal_calls, storage_calls, table
 from tests.api.wrong import Call, Make, complaints
 
 MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
@@ -84,6 +85,8 @@ def _is_exempt(name: str) -> bool:
 
 def test_every_public_callable_is_tried() -> None:
     known = {*table(), *postgres_table(), *TAKING_STORAGE}
+    functions = {name for name in protocol.__all__ if inspect.isfunction(getattr(protocol, name))}
+    assert functions <= known  # its classes are models, which pydantic judges, and folds of what a storage gave
     assert sorted({name for name in public() if name not in known and not _is_exempt(name)}) == []
 
 
@@ -95,6 +98,16 @@ def _same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", table())
 def test_a_wrong_argument_is_refused_and_nothing_is_written(name: str) -> None:
     assert list(complaints(name, table()[name], World, World.facts)) == []
+
+
+@pytest.mark.parametrize("name", signal_calls())
+def test_a_wrong_value_in_a_signal_is_refused_and_nothing_is_written(name: str) -> None:
+    assert list(complaints(name, signal_calls()[name], World, World.facts)) == []
+
+
+def test_every_command_that_can_be_asked_for_as_data_is_tried() -> None:
+    tried = {name.partition(":")[0] for name in signal_calls()}
+    assert tried == {*SignalType} - {SignalType.START_CHILD_RUN}
 
 
 def postgres_table() -> dict[str, Make]:
