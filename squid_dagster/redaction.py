@@ -76,6 +76,15 @@ def redacted_text(text: str) -> str:
     return redaction_rules().text(text)
 
 
+def named_error(error: BaseException) -> str:
+    """Return the class and the message of an error that is none of ours, as it may be shown, whatever its code does."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  an exception's own code
+        said = "(its message cannot be shown)"
+    return redacted_text(f"{type(error).__name__}: {said}")
+
+
 def redacted(value: Any) -> Any:
     """Return a copy of a JSON value that may be shown: nothing under a secret key, no secret inside a text."""
     try:

@@ -143,6 +143,7 @@ def _act_on_all(
     verb: str, bulk_id: str, targets: Sequence[Target], act: "Callable[[Target, str], Receipt]"
 ) -> list[Done]:
     from squid_dagster.protocol.errors import SquidError, StorageUnavailable
+    from squid_dagster.redaction import redacted_text
 
     done: list[Done] = []
     with progress(verb, len(targets)) as so_far:
@@ -153,7 +154,7 @@ def _act_on_all(
                 left = f"{number - 1} of {len(targets)} runs are done; --bulk-id {bulk_id} does the rest"
                 raise StorageUnavailable(f"{error} ({left})") from error
             except SquidError as error:
-                line = " ".join(str(error).split())
+                line = " ".join(redacted_text(str(error)).split())
                 done.append(Done(target, "refused", target.run_id, type(error).__name__, line))
             else:
                 done.append(Done(target, "repeated" if receipt.repeated else "done", receipt.run_id))

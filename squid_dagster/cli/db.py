@@ -141,12 +141,13 @@ def _version(url: str, schema: str) -> dict[str, Any]:
     """Read the version of a schema, or say why that cannot be."""
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.protocol.errors import ForeignSchema, StorageUnavailable
+    from squid_dagster.redaction import redacted_text
 
     storage = PostgresStorage(url, schema)
     try:
         return {"version": storage.version()}
     except (ForeignSchema, StorageUnavailable) as error:
-        return {"problem": str(error)}
+        return {"problem": redacted_text(str(error))}
     finally:
         storage.close()
 

@@ -122,7 +122,9 @@ def _unusable(fault: Exception) -> Finding:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    from squid_dagster.redaction import redacted_text
+
+    return " ".join(redacted_text(str(error)).split())
 
 
 def _diagnosis(findings: list[Finding], skipped: dict[str, str]) -> Diagnosis:

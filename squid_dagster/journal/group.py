@@ -18,6 +18,7 @@ from squid_dagster.limits import commit_bytes
 from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.errors import InvalidFact, PlanningFailed, SquidError, explain
 from squid_dagster.protocol.facts import FACT_TYPES, Fact
+from squid_dagster.redaction import named_error
 
 _FACTS = frozenset(FACT_TYPES.values())
 
@@ -57,7 +58,7 @@ def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
         raise
     except Exception as error:
         raise PlanningFailed(
-            f"what follows in run {request.run_id!r} could not be planned: {type(error).__name__}: {error}"
+            f"what follows in run {request.run_id!r} could not be planned: {named_error(error)}"
         ) from error
     for fact in planned:
         if type(fact) not in _FACTS:

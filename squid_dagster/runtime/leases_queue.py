@@ -34,6 +34,7 @@ from squid_dagster.protocol.errors import (
     StorageUnavailable,
 )
 from squid_dagster.protocol.names import name_problem
+from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
@@ -154,14 +155,15 @@ class QueueLeases:
         return None
 
     def _let_go(self, delivery: Delivery, refused: Refused) -> None:
+        why = redacted_text(refused.why)  # the queue is the host's, and keeps it where it likes
         with _tolerant(delivery):
             if refused.done:
                 self._queue.complete(delivery)
             elif refused.again_at is None:
-                self._queue.fail(delivery, refused.why, None)
+                self._queue.fail(delivery, why, None)
             else:
                 wait = max(refused.again_at - self._runtime.now(), timedelta(0))
-                self._queue.fail(delivery, refused.why, wait)
+                self._queue.fail(delivery, why, wait)
 
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
         """Extend both, the journal's claim first, as the contract says."""

@@ -10,7 +10,7 @@ from squid_dagster.journal.queries import RunRow, WaitingStep
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
-from squid_dagster.redaction import redacted_text
+from squid_dagster.redaction import named_error, redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
 from squid_dagster.runtime.starting import beginning_of
@@ -110,7 +110,7 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
         report.failed[run_id] = redacted_text(str(error))
         logger.error("run %s could not be repaired: %s", run_id, error)
     except Exception as error:  # a defect of ours, or of the run's definition, stops no other run's repair
-        report.failed[run_id] = f"{type(error).__name__}: {error}"
+        report.failed[run_id] = named_error(error)
         logger.exception("run %s could not be repaired", run_id)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.runtime import recovery
 from tests.cli.deaf import deaf
 from tests.cli.flows import gated, hello
 from tests.cli.needy import needy
@@ -219,6 +221,24 @@ def test_recovery_of_what_is_well_repairs_nothing(typed: Typed) -> None:
     out = typed("recover", *FLOWS).out
     assert out == "nothing to repair\n1 run written to the index, as recovery does now and then\n"
     assert typed("recover", *FLOWS, "--json").json["repaired"] == 0
+
+
+def test_recovery_tells_what_a_foreign_error_says_without_its_secrets(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repair_run(*_: object) -> None:
+        raise ValueError("cannot connect to postgresql://bob:hunter2@db/x")
+
+    squid = Squid(typed.storage, [hello])
+    run_id = squid.start("hello").run_id
+    (claim,) = squid.runtime.dispatch.claim("default", "ada", definitions=squid.runtime.registry.keys)
+    squid.runtime.dispatch.settle([Settlement(claim.ref, Completed({"hello": "ada"}))])
+    monkeypatch.setattr(recovery, "repair_run", repair_run)
+    plain, as_json = typed("recover", *FLOWS), typed("recover", *FLOWS, "--json")
+    assert (plain.code, as_json.code) == (1, 1)
+    assert json.loads(as_json.out)["failed"][run_id].startswith("ValueError: cannot connect to postgresql://")
+    assert run_id in plain.out
+    assert "hunter2" not in f"{plain} {as_json}"
 
 
 def test_recovery_that_finds_an_unreadable_run_names_it_and_is_exit_code_1(typed: Typed) -> None:

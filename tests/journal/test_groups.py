@@ -49,7 +49,7 @@ class _Plans(Planner):
 
     def __call__(self, request: PlanRequest) -> list[Fact]:
         if "defect" in request.run_id:
-            raise ZeroDivisionError("in the planner")
+            raise ZeroDivisionError("in the planner, of postgresql://bob:hunter2@db/x")
         if "held" in request.run_id:
             raise TerminalRun("whatever error of ours")
         if "nofact" in request.run_id:
@@ -268,6 +268,7 @@ def test_what_each_kind_is_told(desk: Desk) -> None:
         "defect": PlanningFailed,
         "greedy": InvalidFact,
     }
+    assert "hunter2" not in " ".join(str(a.error) for a in answers)
 
 
 def test_an_expired_claim_is_refused_alone(desk: Desk) -> None:

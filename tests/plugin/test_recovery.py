@@ -12,6 +12,7 @@ from squid_dagster.journal.dispatch import Completed
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.recovery import COUNTS, build_recovery_job, build_recovery_schedule, recovery_metadata
 from squid_dagster.plugin.resource import SquidResource
+from squid_dagster.runtime import recovery
 from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.runtime.signals import Receipt
 from tests.facts import T0
@@ -75,6 +76,21 @@ def test_the_job_knows_the_workflows_that_it_is_given(
         assert metadata(launch(build_recovery_job(), resource))["held"] == 1
         assert metadata(launch(build_recovery_job(workflows=every()), resource))["held"] == 0
         assert squid.inspect_run("half").status == "paused"
+
+
+def test_what_a_foreign_error_says_is_told_without_its_secrets(
+    squid: Squid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def repair_run(*_: object) -> None:
+        raise ValueError("cannot connect to postgresql://bob:hunter2@db/x")
+
+    squid.start("claims", {"account": "a", "amount": 1}, run_id="bad")
+    settle_half(squid, "claims", Completed({"account": "a", "amount": 1, "api_token": "none"}))
+    monkeypatch.setattr(recovery, "repair_run", repair_run)
+    shown = metadata(launch(build_recovery_job(), squid))
+    assert shown["failed"] == 1
+    assert "cannot connect to" in shown["runs"]
+    assert "hunter2" not in f"{shown} {capfd.readouterr()}"
 
 
 def test_every_count_of_a_report_is_told() -> None:

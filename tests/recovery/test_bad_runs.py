@@ -14,7 +14,11 @@ from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.storage import Storage
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
+from squid_dagster.protocol.errors import PlanningFailed
+from squid_dagster.runtime import recovery
+from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.recovery import RecoveryReport
+from squid_dagster.runtime.repair import repair_run
 from squid_dagster.workflow import Workflow
 from tests.recovery import workflows as w
 from tests.recovery.conftest import ALL, MakeScene
@@ -27,6 +31,7 @@ from tests.recovery.damage import (
 )
 from tests.recovery.stage import Scene, counts, everything, work
 
+SECRET = "postgresql://bob:hunter2@db/x"
 BAD = "m-bad"  # between its neighbours, by the order in which runs are repaired
 
 
@@ -125,6 +130,43 @@ def test_a_held_run_is_named_and_goes_on_once_its_definition_is_registered(
     assert (again.held, counts(again)) == ([], {"applied": 1})
     work(both)
     assert both.squid.inspect_run(both.name(BAD)).status == "completed"
+
+
+class Unspeakable(Exception):
+    """An error that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("hostile")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError(f"cannot connect to {SECRET}"), "ValueError: cannot connect to postgresql://"),
+        (PlanningFailed(f"cannot connect to {SECRET}"), "cannot connect to postgresql://"),
+        (Unspeakable(), "Unspeakable: (its message cannot be shown)"),
+    ],
+    ids=["foreign", "ours", "unspeakable"],
+)
+def test_a_run_that_fails_by_any_error_is_named_without_its_secrets(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    plant_neighbours(scene)
+    planned_but_unscheduled(scene.squid, scene.clock, scene.name(BAD))
+
+    def repair_others(runtime: Runtime, run_id: str, entries: Any) -> Any:
+        if run_id == scene.name(BAD):
+            raise error
+        return repair_run(runtime, run_id, entries)
+
+    monkeypatch.setattr(recovery, "repair_run", repair_others)
+    report = scene.squid.recover()
+
+    assert list(report.failed) == [scene.name(BAD)]
+    assert report.failed[scene.name(BAD)].startswith(said)
+    assert "hunter2" not in f"{report} {caplog.text}"
+    assert counts(report) == {"scheduled": 2}
+    assert neighbours_are_done(scene)
 
 
 class CountingStorage(PostgresStorage):
