@@ -20,10 +20,9 @@ from squid_dagster.plugin.attention_items import (
 )
 from squid_dagster.plugin.attention_memory import Memory
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import skip_reason
+from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import ATTENTION_SENSOR
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.protocol.errors import StorageUnavailable
 
 MAX_ITEMS = 25  # told in one tick: a hook that takes a second for each stays within a sensor's minute
 _PAGES = 10  # of anomalies that are passed over in one tick
@@ -53,12 +52,12 @@ def build_attention_sensor(
         description="Tells once of every run that needs a person, and of every anomaly. Launches nothing.",
     )
     def attention(context: dg.SensorEvaluationContext, squid: SquidResource) -> dg.SensorResult | dg.SkipReason:
-        memory = Memory.read(context.cursor)
-        try:
+        def look() -> dg.SensorResult:
+            memory = Memory.read(context.cursor)
             said = _Tick(squid.squid_for(workflows), memory, on_message, context.log).attend()
-        except StorageUnavailable as error:
-            return dg.SkipReason(skip_reason(error))  # with the cursor as it was: what was told is told once more
-        return dg.SensorResult(skip_reason=said, cursor=memory.write())
+            return dg.SensorResult(skip_reason=said, cursor=memory.write())
+
+        return ticked(look)  # a skip leaves the cursor as it was: what was told is told once more
 
     return attention
 

@@ -13,10 +13,10 @@ import dagster as dg
 
 from squid_dagster.inspection.shown import when
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import skip_reason
+from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.signals import Receipt
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow.definition import Definition
@@ -87,15 +87,15 @@ def _schedule(
         description=f"Starts workflow {definition.name!r} by its trigger {cron.name!r}, once for each window.",
     )
     def tick(context: dg.ScheduleEvaluationContext, squid: SquidResource) -> dg.SkipReason:
-        try:
+        def look() -> dg.SkipReason:
             app = squid.squid_for(workflows)
             at = moment(context.scheduled_execution_time, app.runtime.now())
             receipts = app.start_due_crons(at, only=(definition.name, cron.name))
             told = said(receipts, app.runtime.queries.schedule_cursor(definition.name, cron.name).reached)
-        except StorageUnavailable as error:  # a tick that was missed
-            return dg.SkipReason(skip_reason(error))
-        context.log.info(told)
-        return dg.SkipReason(told)
+            context.log.info(told)
+            return dg.SkipReason(told)
+
+        return ticked(look)  # one that is skipped while the database is away is a tick that was missed
 
     return tick
 

@@ -16,7 +16,7 @@ from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
-from squid_dagster.plugin.failures import skip_reason
+from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import (
     DISPATCH_SENSOR,
     LOCATION_TAG,
@@ -28,7 +28,7 @@ from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.scaling import Scale, launches
 from squid_dagster.plugin.versions import code_version as code_version_of
 from squid_dagster.plugin.versions import location_of_tick, tell_version
-from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
@@ -87,10 +87,7 @@ def build_dispatch_sensor(
     grace = timedelta(seconds=launch_grace_seconds)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        try:
-            return look(context)
-        except StorageUnavailable as error:
-            return dg.SkipReason(skip_reason(error))
+        return ticked(lambda: look(context))
 
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: SquidResource = getattr(context.resources, RESOURCE)

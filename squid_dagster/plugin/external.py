@@ -22,7 +22,7 @@ from squid_dagster.plugin.external_runs import (
     storage_id,
     tag_abandoned,
 )
-from squid_dagster.plugin.failures import skip_reason
+from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import (
     AGENT_EXTERNAL,
     EXTERNAL_SENSOR,
@@ -34,11 +34,17 @@ from squid_dagster.plugin.names import (
 )
 from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.errors import (
+    EmbeddedUnavailable,
+    ForeignSchema,
     IncompatibleDefinition,
     InvalidArgument,
     InvalidTransition,
     NotFound,
+    SchemaOutdated,
+    SchemaTooNew,
+    SquidError,
     StorageUnavailable,
+    ViewsMissing,
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_text
@@ -56,6 +62,8 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 Job = Any  # a JobDefinition, or what define_asset_job gives: Dagster does not export a name for both
 Targets = dict[tuple[str, str], Job]  # by the lane of a definition, and a step of it
 _MOST = 200  # attempts that one tick looks at
+# What is said of the database, and so of all attempts.
+_OF_ALL = (StorageUnavailable, ViewsMissing, SchemaOutdated, SchemaTooNew, ForeignSchema, EmbeddedUnavailable)
 
 
 @builds
@@ -91,11 +99,10 @@ def build_external_sensor(
     seen: dict[str, str] = {}  # runs by attempt whose start is on record: this process need not look it up again
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        try:
-            tick = _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen)
-            return tick.run(queues)
-        except StorageUnavailable as error:
-            return dg.SkipReason(skip_reason(error))
+        def look() -> dg.SensorResult:
+            return _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen).run(queues)
+
+        return ticked(look)
 
     return dg.SensorDefinition(
         name=name,
@@ -171,18 +178,23 @@ class _Tick:
         keys = {each.attempt.runnable_key for each, _ in waiting}
         runs = find_runs(self.instance, keys)
         requests: list[dg.RunRequest] = []
+        refused = 0
         for each, step in waiting:
             try:
                 request = self._look(each.attempt, step, judge(runs.get(each.attempt.runnable_key, [])), each.paused)
             except (InvalidTransition, NotFound, IncompatibleDefinition) as error:
                 why = redacted_text(str(error))
                 self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {why}")
-            except StorageUnavailable as error:
+            except _OF_ALL as error:
                 if not requests:
                     raise
                 # What is on record as asked for is launched; the next tick looks at the rest, from the same place.
-                self.context.log.warning(skip_reason(error))
+                self.context.log.warning(f"the next tick looks at the rest: {redacted_text(str(error))}")
                 return dg.SensorResult(run_requests=requests, cursor=cursor)
+            except SquidError as error:
+                refused += 1
+                why = f"{type(error).__name__}: {redacted_text(str(error))}"
+                self.context.log.warning(f"{each.attempt.runnable_key} is looked at again by the next tick: {why}")
             else:
                 requests += [] if request is None else [request]
         for run_id in tag_abandoned(self.instance, self.squid.runtime, keys, _MOST):
@@ -194,7 +206,9 @@ class _Tick:
                 del self.seen[key]
         if requests:
             return dg.SensorResult(run_requests=requests, cursor=cursor)
-        return dg.SensorResult(skip_reason=f"{len(waiting)} external steps wait; none is to be launched", cursor=cursor)
+        said = f"{len(waiting)} external steps wait; none is to be launched"
+        said += f", and nothing could be done for {refused}: the log says why" if refused else ""
+        return dg.SensorResult(skip_reason=said, cursor=cursor)
 
     def _look(self, attempt: Attempt, step: StepDefinition, found: Found, paused: bool) -> dg.RunRequest | None:
         """Do what one attempt needs now; give the request if it is to be launched."""

@@ -1,17 +1,20 @@
 """How an error of ours reads in Dagster: as the failure of the run, in its own words, never tried again by Dagster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import dagster as dg
 
-from squid_dagster.protocol.errors import SquidError, StorageUnavailable
+from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.redaction import redacted_text
+
+T = TypeVar("T")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Let an op fail with what our error says: its text stands at the top of the Dagster run.
+    """Let an op or a tick fail with what our error says: its text stands at the top of the Dagster run, or of the tick.
 
     Commands write all or nothing, so an op that fails here has left nothing in the journal. Retries are ours alone.
 
@@ -27,6 +30,19 @@ def explained() -> Iterator[None]:
         ) from None
 
 
-def skip_reason(error: StorageUnavailable) -> str:
-    """Return what a tick says that is skipped for want of a database: the next one looks again."""
+def ticked(look: Callable[[], T]) -> T | dg.SkipReason:
+    """Return what one look of a sensor or a schedule returns; a skip while the database is away or has no views.
+
+    Raises:
+        dagster.Failure: as `explained`: what a tick raises is kept in Dagster's storage.
+    """
+    with explained():
+        try:
+            return look()
+        except (StorageUnavailable, ViewsMissing) as error:
+            return dg.SkipReason(skip_reason(error))
+
+
+def skip_reason(error: StorageUnavailable | ViewsMissing) -> str:
+    """Return what a tick says that is skipped since it has to wait: the next one looks again."""
     return f"skipped, the next tick looks again: {redacted_text(str(error))}"

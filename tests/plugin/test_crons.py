@@ -16,7 +16,7 @@ from squid_dagster.plugin.commands import build_command_jobs
 from squid_dagster.plugin.crons import build_cron_schedules, moment, said, schedule_name
 from squid_dagster.plugin.recovery import build_recovery_job
 from squid_dagster.plugin.resource import SquidResource
-from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
@@ -88,7 +88,7 @@ def refused(squid: Squid, workflow: Workflow, at: datetime) -> str:
     context = dg.build_schedule_context(scheduled_execution_time=at, resources=resources)
     with pytest.raises(dg.DagsterUserCodeExecutionError) as error:
         schedule.evaluate_tick(context)
-    assert isinstance(error.value.__cause__, SquidError)
+    assert isinstance(error.value.__cause__, dg.Failure)
     return str(error.value.__cause__)
 
 

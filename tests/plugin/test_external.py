@@ -16,6 +16,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.external import build_external_sensor
 from squid_dagster.plugin.names import ABANDONED_TAG
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, SchemaOutdated, SquidError, StorageRefused
 from squid_dagster.workflow import InvalidWorkflow, Retry, Workflow
 from tests.facts import T0
 from tests.plugin.external_defs import ASSETS, BROKEN, JOBS, TRAINED
@@ -502,3 +503,56 @@ def test_on_postgres_the_resource_leads_the_sensor_to_the_journal(
     assert tick() == []
     assert squid.inspect_run(run_id).status == DONE
     assert TRAINED == ["a-9"]
+
+
+# --- what goes wrong with one attempt ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [StorageRefused, InvalidFact, ConflictingCommand])
+def test_what_goes_wrong_with_one_attempt_keeps_no_other_one_waiting(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, kind: type[SquidError], caplog: pytest.LogCaptureFixture
+) -> None:
+    here = deploy(one_job())
+    bad, *others = (here.start(account=f"a-{n}") for n in range(3))
+    refusing: list[str] = [bad]
+    usual = Squid.apply_signal
+
+    def apply_signal(squid: Squid, signal: Any) -> Any:
+        if signal.payload["run_id"] in refusing:
+            raise kind("not this one: postgresql://bob:hunter2@db/x")
+        return usual(squid, signal)
+
+    monkeypatch.setattr(Squid, "apply_signal", apply_signal)
+    assert len(here.tick()) == 2
+    assert here.tick() == []
+    assert [here.status(each) for each in (bad, *others)] == ["running", DONE, DONE]
+    # and it is looked at by every tick
+    refusing.clear()
+    assert len(here.tick()) == 1
+    here.tick()
+    assert here.status(bad) == DONE
+    assert "hunter2" not in caplog.text
+
+
+def test_what_is_on_record_as_asked_for_is_launched_though_the_database_must_be_upgraded(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = deploy(one_job())
+    run_ids = [here.start(account=f"a-{n}") for n in range(3)]
+    calls: list[str] = []
+    usual = Squid.apply_signal
+
+    def apply_signal(squid: Squid, signal: Any) -> Any:
+        calls.append(signal.type)
+        if len(calls) > 1:
+            raise SchemaOutdated("upgrade it")
+        return usual(squid, signal)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Squid, "apply_signal", apply_signal)
+        assert len(here.tick()) == 1
+        with pytest.raises(dg.Failure, match="upgrade it"):
+            here.evaluate()
+    here.tick()
+    here.tick()
+    assert [here.status(each) for each in run_ids] == [DONE] * 3
