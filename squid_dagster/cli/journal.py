@@ -1,15 +1,18 @@
 """`squid journal`: the facts themselves. Follow them, verify them, and carry them to another database."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from squid_dagster.cli.frame import REFUSED
+from squid_dagster.cli.outages import when_back
 from squid_dagster.cli.output import emit, progress, say, table
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run_options import Seconds
+from squid_dagster.cli.stderr_log import logging_to_stderr
 from squid_dagster.cli.transfer import export, import_
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def tail(
 ) -> None:
     """Show the newest facts, oldest first; with --follow also those that come in, each once.
 
-    With --json, one line for each fact.
+    With --json, one line for each fact. Once it follows, it waits for a database that goes away, and goes on after it.
     """
     from squid_dagster.journal.postgres.tailing import newest
     from squid_dagster.protocol.threads import check_part, parse_thread
@@ -69,17 +72,19 @@ def tail(
                 say("no facts")
         for entry in found[-lines:] if lines else ():
             _show(entry, as_json)
-        if follow:
+        if not follow:
+            return
+        with logging_to_stderr("warning"):
             for entry in _following(storage, cut, lambda: Event().wait(poll)):
                 if _fits(entry, **wanted):
                     _show(entry, as_json)
 
 
 def _following(storage: "PostgresStorage", cut: int, wait: Callable[[], object]) -> "Iterator[Entry]":
-    """Give every entry after a cut, once, as they come in."""
+    """Yield every entry after a cut, once, as they come in; through outages of the database."""
     while True:
-        upto = storage.cut(cut)
-        while page := storage.read_between(cut, upto, _PAGE):
+        upto = when_back(partial(storage.cut, cut), "following the journal")
+        while page := when_back(partial(storage.read_between, cut, upto, _PAGE), "following the journal"):
             yield from page
             cut = page[-1].position
         cut = upto

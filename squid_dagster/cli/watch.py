@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 import click
 
 from squid_dagster.cli.frame import REFUSED, Refused
+from squid_dagster.cli.outages import when_back
 from squid_dagster.cli.output import STATUS_STYLES, console, emit, show
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run_opening import Looking, looking
 from squid_dagster.cli.run_options import Seconds
 from squid_dagster.cli.run_shown import attempts_shown
+from squid_dagster.cli.stderr_log import logging_to_stderr
 from squid_dagster.cli.streams import on_terminal
 
 if TYPE_CHECKING:
@@ -95,9 +97,10 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
     """Follow RUN_ID until it has ended: exit code 0 if it completed, 1 otherwise.
 
     On a terminal the picture is kept up to date; elsewhere there is a line, with --json a document, for every change.
+    It waits for a database that goes away meanwhile, and goes on after it.
     """
     seen: Seen | None = None
-    with looking(place) as journal, _showing(as_json) as tell:
+    with looking(place) as journal, logging_to_stderr("warning"), _showing(as_json) as tell:
         until = None if timeout is None else time.monotonic() + timeout
         for seen in follow(journal, run_id, until):
             tell(seen)
@@ -109,19 +112,21 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
 
 
 def follow(journal: Looking, run_id: str, until: float | None = None) -> Iterator[Seen]:
-    """Give how a run stands, and again whenever that has changed, until it has ended or the monotonic time is up.
+    """Yield how a run stands, and again whenever that has changed, until it has ended or the monotonic time is up.
 
     Raises:
         NotFound, InvalidThread: there is no such run.
+        StorageUnavailable, ViewsMissing: the database is away, and was until the time was up.
     """
     storage: Any = journal.storage
+    what = f"watching run {run_id}"
     last, position = None, -1
     due: datetime | None = None
     while True:
-        latest, now = _latest(storage, run_id)
+        latest, now = when_back(lambda: _latest(storage, run_id), what, until)
         if latest != position or (due is not None and now >= due):
             position = latest  # read before the run is: whatever comes in between is seen next time
-            seen = Seen(journal.explain(run_id), journal.inspect(run_id))
+            seen = when_back(lambda: Seen(journal.explain(run_id), journal.inspect(run_id)), what, until)
             due = seen.next_change
             if last is None or seen.state != last:
                 last = seen.state

@@ -15,9 +15,10 @@ import click
 from squid_dagster.cli.frame import REFUSED
 from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.printable import LineFormatter, printable
+from squid_dagster.cli.printable import printable
 from squid_dagster.cli.run_opening import commanding, need_modules
 from squid_dagster.cli.run_options import Seconds
+from squid_dagster.cli.stderr_log import logging_to_stderr
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def worker(
     given = _resources(place, resources)
     with ExitStack() as opened:
         try:
-            with _ended_by_signals(), _logging_to_stderr("error" if log_level == "error" else "warning"):
+            with _ended_by_signals(), logging_to_stderr("error" if log_level == "error" else "warning"):
                 patience = None if wait is None else timedelta(seconds=wait)
                 squid = opened.enter_context(place.squid(given, patience))
         except _Stopped:
@@ -91,7 +92,7 @@ def worker(
             return
         made = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
         _say_served(squid, made.worker_id, queues or (squid.runtime.queue,), as_json)
-        with _logging_to_stderr(log_level):
+        with logging_to_stderr(log_level):
             report = made.run()
     emit(as_json, _report_facts(report), str(report))
     if report.gave_up is not None:
@@ -164,28 +165,6 @@ def _resources(place: Place, name: str | None) -> Mapping[str, object] | None:
 
 def _bad_resources(message: str) -> click.BadParameter:
     return click.BadParameter(message, param_hint="--resources")
-
-
-@contextmanager
-def _logging_to_stderr(level: str) -> Iterator[None]:
-    """Send what the library and the steps log to stderr, unless a module has said already where logs go.
-
-    A worker's report is left out: people would read it twice.
-    """
-    from squid_dagster.runtime.report import WorkerReport
-
-    root = logging.getLogger()
-    if root.handlers:
-        yield
-        return
-    logging.basicConfig(level=level.upper())
-    for each in root.handlers:
-        each.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        each.addFilter(lambda record: not any(isinstance(told, WorkerReport) for told in record.args or ()))
-    try:
-        yield
-    finally:
-        root.handlers.clear()
 
 
 @click.command()

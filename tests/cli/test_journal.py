@@ -2,17 +2,20 @@
 
 import json
 import signal as signals
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.embedded import EmbeddedPostgres
 from tests.cli.flows import hello, orders
 from tests.cli.typed import Answer, Typed
 from tests.facts import claimed, planned, queue_paused, scheduled, signal, started
-from tests.journal.contract import put, raw
+from tests.journal.contract import put, raw, terminate_backends
 
 KEYS = ["position", "thread", "seq", "type", "run_id", "occurred_at", "unreadable", "data"]
 
@@ -129,6 +132,50 @@ def test_who_follows_sees_every_fact_once(six: Typed) -> None:
         tail.send_signal(signals.SIGINT)
         rest, _ = tail.communicate(timeout=20)
     assert (tail.returncode, rest) == (130, "")
+
+
+def test_who_follows_goes_on_after_a_restart_of_the_database_and_says_so_once() -> None:
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        server = EmbeddedPostgres(Path(directory) / "postgres")
+        storage = PostgresStorage(server.ensure_running(), "followed")
+        try:
+            storage.upgrade()
+            put(storage, signal("run-1"))
+            with Typed(storage).process("journal", "tail", "--follow", "--poll", "0.05", "--json") as tail:
+                assert tail.stdout is not None
+                assert json.loads(tail.stdout.readline())["run_id"] == "run-1"
+                # when the server is away for a while
+                server.stop()
+                assert tail.stderr is not None
+                said = tail.stderr.readline()
+                time.sleep(2)
+                assert tail.poll() is None
+                server.ensure_running()
+                put(storage, signal("run-2"), signal("run-3"))
+                # then nothing is missed, nothing comes twice, and the outage was said once
+                assert [json.loads(tail.stdout.readline())["run_id"] for _ in range(2)] == ["run-2", "run-3"]
+                tail.send_signal(signals.SIGINT)
+                rest, err = tail.communicate(timeout=20)
+        finally:
+            storage.close()
+            server.stop()
+    assert "following the journal waits for the database: " in said
+    assert (tail.returncode, rest) == (130, "")
+    assert [json.loads(line)["error"] for line in err.splitlines()] == ["Interrupted"]
+
+
+def test_who_follows_goes_on_when_all_connections_are_ended(six: Typed) -> None:
+    with six.process("journal", "tail", "-n", "1", "--follow", "--poll", "0.05", "--json") as tail:
+        assert tail.stdout is not None
+        tail.stdout.readline()
+        for n in range(5):
+            terminate_backends(six.storage)
+            put(six.storage, signal(f"after-{n}"))
+            assert json.loads(tail.stdout.readline())["run_id"] == f"after-{n}"
+        tail.send_signal(signals.SIGINT)
+        tail.communicate(timeout=20)
+    assert tail.returncode == 130
 
 
 def test_who_follows_one_run_sees_nothing_else_and_stops_when_nobody_reads(six: Typed) -> None:

@@ -1,6 +1,8 @@
 """`squid run watch`: a line for each change, an end when the run has one, and an exit code that says which."""
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +14,7 @@ from squid_dagster.cli.watch import follow
 from squid_dagster.inspection import Explanation
 from tests.cli.flows import gated, hello, nap, orders
 from tests.cli.typed import Typed
+from tests.proxy import Proxy
 
 KEYS = ["at", "run_id", "workflow", "status", "reason", "step", "summary", "terminal", "revision", "attempts"]
 
@@ -83,6 +86,46 @@ def test_a_process_follows_a_run_that_a_worker_takes_up(typed: Typed, tmp_path: 
     assert (first["status"], first["terminal"], child.returncode) == ("running", False, 0)
     assert [line["terminal"] for line in rest][-1] is True
     assert rest[-1]["attempts"][0]["status"] == "completed"
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[Proxy]:
+    with Proxy(postgres_url) as proxy:
+        yield proxy
+
+
+def test_who_watches_goes_on_after_an_outage_and_says_so_once(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
+    squid = Squid(typed.storage, [orders])
+    run_id = squid.start("orders", {"item": "tea"}).run_id
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with typed.process("run", "watch", run_id, "--json") as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert json.loads(child.stdout.readline())["status"] == "running"
+        proxy.refuse()
+        said = child.stderr.readline()
+        squid.worker(until_idle=True)
+        squid.cancel(run_id)
+        time.sleep(1)
+        assert child.poll() is None
+        proxy.resume()
+        rest, err = child.communicate(timeout=60)
+    assert f"watching run {run_id} waits for the database: " in said
+    assert (child.returncode, err) == (1, "")
+    assert [json.loads(line)["status"] for line in rest.splitlines()] == ["cancelled"]
+
+
+def test_who_watches_waits_for_the_database_no_longer_than_asked(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
+    run_id = Squid(typed.storage, [nap]).start("nap").run_id
+    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with typed.process("run", "watch", run_id, "--timeout", 5) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        proxy.refuse()
+        _, err = child.communicate(timeout=60)
+    first, last = err.splitlines()
+    assert "waits for the database" in first
+    assert (child.returncode, last.startswith("Error: cannot reach Postgres at ")) == (4, True)
 
 
 def test_on_a_terminal_the_picture_is_kept_up_to_date(typed: Typed) -> None:
