@@ -16,7 +16,7 @@ from squid_dagster.journal.commands import CommandDecision, CommandTarget
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.attempts import Attempt, Suspicion
 from squid_dagster.protocol.checks import text_problem
-from squid_dagster.protocol.errors import InvalidArgument, SquidError, shown
+from squid_dagster.protocol.errors import InvalidArgument, SquidError, StorageUnavailable, shown
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.plan_state import PlanState
 from squid_dagster.protocol.threads import check_part
@@ -185,11 +185,19 @@ Planner = Callable[[PlanRequest], Sequence[Fact]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one member of a group: the attempt as it is now, or the error that refused it."""
+    """What became of one member of a group: the attempt as it is now, or the error that refused it.
+
+    A `StorageUnavailable` refuses nothing: the member was not written, others were. Repeat it.
+    """
 
     ref: ClaimRef
     attempt: Attempt | None = None
     error: SquidError | None = None
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether it was neither written nor refused, since something of its own was in the way: repeat it."""
+        return isinstance(self.error, StorageUnavailable)
 
     def unwrap(self) -> Attempt:
         """Give the attempt, or raise the error."""
@@ -204,7 +212,9 @@ class DispatchStore(Protocol):
 
     Whatever one of them is (stale, named twice, too large, not JSON, of a run that is quarantined or whose planner
     raises), it alone is refused, and every other is written as if it stood alone. A group may take several commits.
-    Only what concerns all, such as a database that cannot be reached, is raised; repeating the group is safe then.
+    A member that the database cannot write now, since another session holds a lock on its run or for an internal error,
+    is answered with a `StorageUnavailable` that says what is waited for: repeat it. Only what concerns all, such as a
+    database that cannot be reached, is raised; repeating the group is safe then.
     """
 
     def claim(

@@ -1,10 +1,13 @@
 """Rounds: a group of independent members, written in parts so that no member fails another.
 
 A round names each attempt once, and is bounded in members and bytes. A round that is refused as a whole is halved until
-the member that is refused stands alone; only what concerns every member, such as a database that is away, is raised.
+the member that is refused stands alone; members whose run is locked by another session are looked for, and left out.
+Only what concerns every member, such as a database that is away, is raised.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 
@@ -28,6 +31,13 @@ logger = redacting_logger(__name__)
 
 _OF_ALL = (StorageUnavailable, ViewsMissing, SchemaOutdated, SchemaTooNew, ForeignSchema, EmbeddedUnavailable)
 _INTERNAL = "XX"  # the class of what Postgres says when a value is larger than it can hold, among other things
+_MOST_INTERNAL = 32  # members in a row, without one that is written: the database has a defect, and no member
+_LOCK_TIMEOUT = "55P03"
+_PATIENCE_SECONDS = 5.0  # for a lock that no member of its own is in the way of
+_PAUSE_SECONDS = 0.02
+
+Write = Callable[[list[int]], Sequence[Answer]]
+"""Writes the members at these places; answers each of them, or raises for all."""
 
 
 class GroupTooLarge(SquidError):
@@ -36,10 +46,13 @@ class GroupTooLarge(SquidError):
 
 def answer_in_rounds(
     refs: Sequence[ClaimRef],
-    write: Callable[[list[int]], Sequence[Answer]],
+    write: Write,
     size_of: Callable[[int], int] = lambda _: 0,
+    find_locked: Callable[[list[int]], Collection[int]] = lambda _: (),
 ) -> list[Answer]:
     """Return the answers to all members; `write` is called with the places of a round, and answers each of them.
+
+    When it raises for a lock, `find_locked` says which of them it is about.
 
     Raises:
         StorageUnavailable, ViewsMissing: nothing can be written now; members of earlier rounds may be on record, and
@@ -51,7 +64,7 @@ def answer_in_rounds(
             # Nothing is asked of a storage that it could not even be sent.
             answers[i] = Answer(ref, error=NotFound(f"no attempt {ref.runnable_key!r:.80} of run {ref.run_id!r:.80}"))
     for places in _rounds(refs, [i for i in range(len(refs)) if i not in answers], size_of):
-        answers.update(zip(places, _halved(refs, places, write), strict=True))
+        answers.update(_Parts(refs, write, find_locked).answers(places))
     return [answers[i] for i in range(len(refs))]
 
 
@@ -69,6 +82,11 @@ def outcome_bytes(outcome: Outcome) -> int:
 def concerns_all(error: Exception) -> bool:
     """Return whether an error is about the storage and not about a member, so that other members fare no better."""
     return isinstance(error, _OF_ALL)
+
+
+def may_concern_one(error: Exception) -> bool:
+    """Return whether an error that is worth waiting for may be about one run alone: a lock, or an internal error."""
+    return _is_of(error, _LOCK_TIMEOUT) or _is_of(error, _INTERNAL)
 
 
 def _is_possible(ref: ClaimRef) -> bool:
@@ -112,21 +130,62 @@ def _bounded(places: list[int], size_of: Callable[[int], int]) -> Iterator[list[
         yield part
 
 
-def _halved(
-    refs: Sequence[ClaimRef], places: list[int], write: Callable[[list[int]], Sequence[Answer]]
-) -> list[Answer]:
-    """Write a round; if it is refused as a whole, write its halves."""
-    try:
-        return list(write(places))
-    except Exception as error:
-        internal = isinstance(error, StorageUnavailable) and (error.sqlstate or "").startswith(_INTERNAL)
-        if concerns_all(error) and not (internal and len(places) > 1):
-            raise
+@dataclass(slots=True)
+class _Parts:
+    """The parts that a round is written in when it is refused as a whole."""
+
+    refs: Sequence[ClaimRef]
+    write: Write
+    find_locked: Callable[[list[int]], Collection[int]]
+    written: bool = False  # any of them
+    internal: int = 0  # members that an internal error has refused alone
+
+    def answers(self, places: list[int]) -> dict[int, Answer]:
+        """Write members and return their answers; those whose run is locked are left out, and the rest is written."""
+        answers: dict[int, Answer] = {}
+        began = time.monotonic()
+        while places:
+            try:
+                answers.update(zip(places, self.write(places), strict=True))
+            except Exception as error:
+                if not _is_of(error, _LOCK_TIMEOUT):
+                    return answers | self._halves(places, error)
+                locked = set(self.find_locked(places))
+                if not locked:  # the lock that all of them wait for, or one that was let go of
+                    if time.monotonic() - began > _PATIENCE_SECONDS:
+                        raise
+                    time.sleep(_PAUSE_SECONDS)
+                answers.update((i, Answer(self.refs[i], error=_locked(self.refs[i], error))) for i in locked)
+                places = [i for i in places if i not in locked]
+            else:
+                self.written = True
+                break
+        return answers
+
+    def _halves(self, places: list[int], error: Exception) -> dict[int, Answer]:
+        """Return the answers of the halves of a part that was refused; of a single member, why."""
+        internal = _is_of(error, _INTERNAL)
+        if concerns_all(error) and not internal:
+            raise error
         if len(places) == 1:
-            return [Answer(refs[places[0]], error=_refusal(refs[places[0]], error))]
+            (i,) = places
+            self.internal += internal
+            if self.internal > _MOST_INTERNAL and not self.written:
+                raise error
+            return {i: Answer(self.refs[i], error=_refusal(self.refs[i], error))}
         logger.info("a group of %d is written in parts: %s: %s", len(places), type(error).__name__, error)
-    half = len(places) // 2
-    return [*_halved(refs, places[:half], write), *_halved(refs, places[half:], write)]
+        half = len(places) // 2
+        return self.answers(places[:half]) | self.answers(places[half:])
+
+
+def _is_of(error: Exception, state: str) -> bool:
+    return isinstance(error, StorageUnavailable) and (error.sqlstate or "").startswith(state)
+
+
+def _locked(ref: ClaimRef, error: Exception) -> StorageUnavailable:
+    made = StorageUnavailable(f"{ref.runnable_key!r} waits for a lock on run {ref.run_id!r}: {error}")
+    made.sqlstate = _LOCK_TIMEOUT
+    return made
 
 
 def _refusal(ref: ClaimRef, error: Exception) -> SquidError:

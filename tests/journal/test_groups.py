@@ -1,6 +1,9 @@
 """Groups, in every version on every storage: whatever one member is, every other is written as if it stood alone."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg import sql
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import (
@@ -25,6 +29,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.limits import MAX_ROUND_BYTES, commit_bytes
 from squid_dagster.protocol import Fact, RunUnit
@@ -38,8 +43,8 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from tests.facts import QUEUE, fenced, key, planned, quarantined, runnable, scheduled, terminal
-from tests.journal.contract import raw
-from tests.journal.desk import MINUTE, Desk, Planner, claim, done, other_token, seconds, start
+from tests.journal.contract import raw, wait_for_a_lock
+from tests.journal.desk import MINUTE, Desk, Planner, broke, claim, done, other_token, seconds, start, statuses
 
 SMALL = 3_000  # bytes that a fact may have in these tests
 
@@ -129,6 +134,7 @@ class Stage:
 
 OUTCOMES: dict[str, Outcome] = {
     "good": Completed({"ok": True}),
+    "locked": Completed("of a run that another session holds"),
     "failed": Failed({"message": "declined"}),
     "retried": Failed({}),  # with a key of its own
     "deferred": Deferred("later", seconds(60)),
@@ -166,6 +172,25 @@ BAD_REFS: dict[str, Callable[[ClaimRef], ClaimRef]] = {
     "unknown": lambda ref: ClaimRef(ref.queue, "nowhere", "nowhere:charge:1:1", ref.claim_id, ref.token),
 }
 ALWAYS_WRITTEN = {"good", "failed", "retried", "deferred", "interrupted", "doubled", "zombie", "sibling", "quarantined"}
+ALWAYS_WRITTEN |= {"locked"}  # in the end
+
+
+@contextmanager
+def others_hold(desk: Desk, runs: Sequence[str], table: str = "runs") -> Iterator[list[str]]:
+    """Have another session lock the rows of runs; yield them. Where nothing waits for locks, none."""
+    if not isinstance(desk.store, PostgresDispatchStore) or not isinstance(desk.storage, PostgresStorage):
+        yield []
+        return
+    with raw(desk.storage, autocommit=False) as connection:
+        connection.execute(f"SELECT FROM {table} WHERE run_id = ANY (%s) FOR UPDATE", (list(runs),))
+        yield list(runs)
+
+
+def repeat_unavailable(answers: Sequence[Answer], write: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
+    """Return the answers, those anew that were neither written nor refused."""
+    left = [i for i, answer in enumerate(answers) if answer.unavailable]
+    again = dict(zip(left, write(left), strict=True))
+    return [again.get(i, answer) for i, answer in enumerate(answers)]
 
 
 def _told(answers: Sequence[Answer]) -> list[str]:
@@ -187,7 +212,11 @@ def test_members_of_any_kind_fare_in_a_group_as_they_do_alone(desk: Desk, kinds:
     twin = Desk(memory, FoldDispatchStore(memory), clock)
     here, alone = Stage.of(desk, names), Stage.of(twin, names)
     # when they are settled in one group, and one by one
-    answers = desk.store.settle(here.settlements(named), _Plans())
+    group = here.settlements(named)
+    with others_hold(desk, [name for name in names if "locked" in name]) as locked:
+        answers = desk.store.settle(group, _Plans())
+    assert [a.ref.run_id for a in answers if a.unavailable] == locked
+    answers = repeat_unavailable(answers, lambda left: desk.store.settle([group[i] for i in left], _Plans()))
     expected = [twin.store.settle([each], _Plans())[0] for each in alone.settlements(named)]
     # then every one was told the same, and the journals say the same
     assert _told(answers) == _told(expected)
@@ -200,7 +229,7 @@ def test_members_of_any_kind_fare_in_a_group_as_they_do_alone(desk: Desk, kinds:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=6, deadline=None)
 @given(
     kinds=st.lists(
-        st.sampled_from(["good", "stale", "wrongtoken", "ended", "oddrun", "oddkey", "unknown", "doubled"]),
+        st.sampled_from(["good", "locked", "stale", "wrongtoken", "ended", "oddrun", "oddkey", "unknown", "doubled"]),
         min_size=2,
         max_size=10,
     ),
@@ -211,11 +240,19 @@ def test_heartbeats_and_releases_reach_every_claim_that_stands(desk: Desk, kinds
     named = [(f"{kind}-{run}-{i}", kind) for i, kind in enumerate(kinds)]
     stage = Stage.of(desk, [name for name, _ in named])
     refs = [each.ref for each in stage.settlements(named)]
-    answers = desk.store.release(refs) if releases else desk.store.heartbeat(refs, timedelta(hours=1))
+
+    def write(which: Sequence[int]) -> list[Answer]:
+        mine = [refs[i] for i in which]
+        return desk.store.release(mine) if releases else desk.store.heartbeat(mine, timedelta(hours=1))
+
+    with others_hold(desk, [name for name, kind in named if kind == "locked"]) as locked:
+        answers = write(range(len(refs)))
+    assert [a.ref.run_id for a in answers if a.unavailable] == locked
+    answers = repeat_unavailable(answers, write)
     expected: list[str] = []
     for kind in kinds:
         match kind:
-            case "good":
+            case "good" | "locked":
                 expected.append("available" if releases else "claimed")
             case "doubled":
                 expected += ["available", "StaleClaim"] if releases else ["claimed"] * 2
@@ -278,6 +315,117 @@ def test_an_expired_claim_is_refused_alone(desk: Desk) -> None:
     desk.wait(2)
     answers = desk.store.settle([done(late), done(held)], Planner())
     assert [type(a.error) for a in answers] == [ExpiredClaim, type(None)]
+
+
+# --- locks ----------------------------------------------------------------------------------------------------------
+
+TWELVE = [f"run-{i:02}" for i in range(12)]
+HELD = 3
+WAYS: dict[str, Callable[[Desk, list[Claim]], list[Answer]]] = {
+    "succeeded": lambda desk, claims: desk.store.settle([done(each) for each in claims], Planner()),
+    "failed": lambda desk, claims: desk.store.settle([broke(each) for each in claims], Planner()),
+    "heartbeat": lambda desk, claims: desk.store.heartbeat([each.ref for each in claims], seconds(600)),
+    "release": lambda desk, claims: desk.store.release([each.ref for each in claims]),
+}
+WRITTEN = {"succeeded": "completed", "failed": "failed", "heartbeat": "claimed", "release": "available"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("table", ["runs", "attempts"])
+def test_a_member_whose_run_is_locked_keeps_no_other_waiting(postgres_desk: Desk, way: str, table: str) -> None:
+    start(postgres_desk, *TWELVE)
+    claims = claim(postgres_desk, limit=12)
+    # given another session that holds a row of one of twelve runs
+    with others_hold(postgres_desk, [TWELVE[HELD]], table):
+        began = time.monotonic()
+        answers = WAYS[way](postgres_desk, claims)
+        # then the others are written meanwhile, and it is said what that one waits for
+        assert _told(answers) == [WRITTEN[way] if i != HELD else "StorageUnavailable" for i in range(12)]
+        assert answers[HELD].unavailable
+        assert TWELVE[HELD] in str(answers[HELD].error)
+        # and who asks again, again and again, waits for nothing
+        for _ in range(40):
+            assert WAYS[way](postgres_desk, [claims[HELD]])[0].unavailable
+        assert time.monotonic() - began < 15
+    # when the lock goes, it is written too
+    assert _told(WAYS[way](postgres_desk, [claims[HELD]])) == [WRITTEN[way]]
+    for run in TWELVE:
+        statuses(postgres_desk, run)
+
+
+def test_a_locked_member_waits_for_the_rest_of_its_lease_and_no_longer(postgres_desk: Desk) -> None:
+    start(postgres_desk, "run-1", "run-2")
+    claims = claim(postgres_desk, limit=2)
+    with others_hold(postgres_desk, ["run-1"]):
+        answers = postgres_desk.store.heartbeat([each.ref for each in claims], seconds(600))
+        assert _told(answers) == ["StorageUnavailable", "claimed"]
+        postgres_desk.wait(61)
+    answers = postgres_desk.store.heartbeat([each.ref for each in claims], seconds(600))
+    assert _told(answers) == ["ExpiredClaim", "claimed"]
+
+
+WAITING = """SELECT pid, xact_start FROM pg_stat_activity
+    WHERE wait_event_type = 'Lock' AND datname = current_database()"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_waits_for_the_thread_of_its_queue_as_long_as_any_commit(postgres_desk: Desk, way: str) -> None:
+    storage = postgres_desk.storage
+    assert isinstance(storage, PostgresStorage)
+    start(postgres_desk, *TWELVE)
+    claims = claim(postgres_desk, limit=12)
+    with raw(storage, autocommit=False) as connection, raw(storage) as look, ThreadPoolExecutor() as pool:
+        connection.execute("SELECT FROM journal_threads WHERE id = %s FOR UPDATE", (f"squid:dispatch:{QUEUE}",))
+        answers = pool.submit(WAYS[way], postgres_desk, claims)
+        wait_for_a_lock(storage)
+        since = look.execute(WAITING).fetchone()
+        time.sleep(1.5)  # longer than a group waits for a row of a run
+        assert look.execute(WAITING).fetchone() == since, "it was not refused meanwhile"
+        connection.rollback()
+        assert _told(answers.result()) == [WRITTEN[way]] * 12
+
+
+INTERNAL = """CREATE FUNCTION internal() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.run_id = ANY ({runs}) THEN RAISE EXCEPTION 'a defect' USING ERRCODE = 'XX000'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER internal BEFORE INSERT ON journal_entries FOR EACH ROW EXECUTE FUNCTION internal()"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("bad", [[0], [3], [0, 1, 11], [*range(12)]], ids=str)
+def test_an_internal_error_about_some_members_is_theirs_alone(postgres_desk: Desk, way: str, bad: list[int]) -> None:
+    assert isinstance(postgres_desk.storage, PostgresStorage)
+    start(postgres_desk, *TWELVE)
+    claims = claim(postgres_desk, limit=12)
+    with raw(postgres_desk.storage) as connection:
+        runs = sql.Literal([TWELVE[i] for i in bad])
+        connection.execute(sql.SQL(INTERNAL).format(runs=runs))
+        answers = WAYS[way](postgres_desk, claims)
+        assert _told(answers) == [WRITTEN[way] if i not in bad else "StorageUnavailable" for i in range(12)]
+        connection.execute("DROP TRIGGER internal ON journal_entries")
+    assert _told(WAYS[way](postgres_desk, [claims[i] for i in bad])) == [WRITTEN[way]] * len(bad)
+
+
+def test_an_internal_error_about_everything_is_found_out_before_each_member_was_tried(postgres_desk: Desk) -> None:
+    assert isinstance(postgres_desk.storage, PostgresStorage)
+    runs = [f"run-{i}" for i in range(300)]
+    start(postgres_desk, *runs)
+    claims = claim(postgres_desk, limit=300)
+    with raw(postgres_desk.storage) as connection:
+        connection.execute("CREATE SEQUENCE tries")
+        connection.execute(
+            sql.SQL(INTERNAL.replace("BEGIN\n", "BEGIN PERFORM nextval('{schema}.tries');\n", 1)).format(
+                runs=sql.Literal(runs), schema=sql.SQL(postgres_desk.storage.schema)
+            )
+        )
+        with pytest.raises(StorageUnavailable, match="XX000"):
+            WAYS["heartbeat"](postgres_desk, claims)
+        tries = connection.execute("SELECT last_value FROM tries").fetchone()
+        assert tries is not None
+        assert tries[0] < 200
+        connection.execute("DROP TRIGGER internal ON journal_entries")
+    assert _told(WAYS["heartbeat"](postgres_desk, claims)) == ["claimed"] * 300
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------

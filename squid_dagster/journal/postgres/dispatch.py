@@ -33,17 +33,19 @@ from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_plann
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.failures import NotNew, persistently
 from squid_dagster.journal.postgres.lane_marks import QueueMarks
+from squid_dagster.journal.postgres.locked_runs import LockedRuns
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.session import BEGIN
 from squid_dagster.journal.postgres.settle_fast import settle_fast
 from squid_dagster.journal.postgres.settle_template import SettleTemplates
+from squid_dagster.journal.postgres.sqlstates import LOCK_TIMEOUT
 from squid_dagster.journal.postgres.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit, Transaction, names, texts
 from squid_dagster.journal.postgres.units import Touched, Units
 from squid_dagster.journal.repeats import with_first_answers
-from squid_dagster.journal.rounds import answer_in_rounds, concerns_all, outcome_bytes
+from squid_dagster.journal.rounds import Write, answer_in_rounds, concerns_all, outcome_bytes
 from squid_dagster.journal.settling import (
     FactOf,
     arrange,
@@ -112,6 +114,7 @@ class PostgresDispatchStore:
         self._settle_templates = SettleTemplates(storage.max_fact_bytes)
         self._claimed: OrderedDict[str, Attempt] = OrderedDict()  # by claim id: what the fast way need not read
         self._marks = QueueMarks()
+        self._locked = LockedRuns(storage)
 
     def claim(
         self,
@@ -198,7 +201,7 @@ class PostgresDispatchStore:
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
         """Record outcomes and what follows from them, as the contract says."""
-        return answer_in_rounds(
+        return self._in_rounds(
             [settlement.ref for settlement in settlements],
             lambda places: self._settle([settlements[i] for i in places], plan),
             lambda i: outcome_bytes(settlements[i].outcome),
@@ -213,8 +216,9 @@ class PostgresDispatchStore:
             plan,
         )
         answers.update(zip(rest, found, strict=True))
-        for settlement in settlements:
-            self._claimed.pop(settlement.ref.claim_id, None)
+        for i, settlement in enumerate(settlements):
+            if not answers[i].unavailable:
+                self._claimed.pop(settlement.ref.claim_id, None)
         return with_first_answers(self._storage, settlements, [answers[i] for i in range(len(settlements))])
 
     def _settle_fast(self, settlements: Sequence[Settlement], plan: Planner) -> dict[int, Answer]:
@@ -397,7 +401,20 @@ class PostgresDispatchStore:
         return [attempt_from_row(row[0]) for row in self._storage.rows(text, values)]
 
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
-        return answer_in_rounds(refs, lambda places: self._write_round(refs, places, fact_of, plan))
+        return self._in_rounds(refs, lambda places: self._write_round(refs, places, fact_of, plan))
+
+    def _in_rounds(
+        self, refs: Sequence[ClaimRef], write: Write, size_of: Callable[[int], int] = lambda _: 0
+    ) -> list[Answer]:
+        def look_and_write(places: list[int]) -> Sequence[Answer]:
+            self._locked.check({refs[i].run_id for i in places})
+            return write(places)
+
+        def find_locked(places: list[int]) -> set[int]:
+            locked = self._locked.find({refs[i].run_id for i in places})
+            return {i for i in places if refs[i].run_id in locked}
+
+        return answer_in_rounds(refs, look_and_write, size_of, find_locked)
 
     def _write_round(
         self, refs: Sequence[ClaimRef], places: list[int], fact_of: FactOf, plan: Planner | None
@@ -413,7 +430,7 @@ class PostgresDispatchStore:
             self._keep(known)
             return answers
 
-        return persistently(once)
+        return persistently(once, unless=(LOCK_TIMEOUT,))
 
     def _write_group(
         self,
@@ -427,7 +444,7 @@ class PostgresDispatchStore:
     ) -> tuple[list[Answer], dict[str, KnownState]]:
         """Write a group once; return its answers, and the planner's states that it leaves behind."""
         runs = {ref.run_id for ref in refs}
-        units = transaction.lock(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
+        units = transaction.lock_group(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
         if commit.is_made(transaction):
             return commit.answer, {}
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)

@@ -5,14 +5,14 @@ Nothing of psycopg's or SQLAlchemy's leaves this package: `translated` decides b
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import random
 from typing import TypeVar
 
 import psycopg
 from sqlalchemy import Engine, exc
 
-from squid_dagster.journal.postgres.sqlstates import Disposition, Meaning, meaning
+from squid_dagster.journal.postgres.sqlstates import LOCK_TIMEOUT, Disposition, Meaning, meaning
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
@@ -35,24 +35,27 @@ class NotNew(SquidError):
     """A start found its run written already, or the database at another time: take the general way."""
 
 
-def persistently(attempt: Callable[[], T]) -> T:
+def persistently(attempt: Callable[[], T], unless: Collection[str] = ()) -> T:
     """Call `attempt` again when its transaction was rolled back by chance, or its connection was lost.
 
     That is repeated some twenty times within five seconds, with growing pauses; what has to be waited for, such as a
-    server that restarts, once more at once. Only for what is safe to repeat after a commit whose answer was lost: by a
-    commit id, or because doing it twice changes nothing.
+    server that restarts, once more at once; an error with one of the SQLSTATEs `unless`, not at all. Only for what is
+    safe to repeat after a commit whose answer was lost: by a commit id, or because doing it twice changes nothing.
 
     Raises:
         StorageUnavailable: it did not help; wait, and call again.
     """
-    tries, waited, gives_up_at = 0, False, 0.0
+    tries, waited, began, gives_up_at = 0, False, time.monotonic(), 0.0
     while True:
         try:
             return attempt()
         except RolledBack as error:
+            if error.sqlstate in unless:
+                raise
             tries += 1
             now = time.monotonic()
-            gives_up_at = gives_up_at or now + _PATIENCE_SECONDS
+            # A lock that was waited for in vain has taken its time already.
+            gives_up_at = gives_up_at or (began if error.sqlstate == LOCK_TIMEOUT else now) + _PATIENCE_SECONDS
             if tries > _TRIES or now > gives_up_at:
                 raise
             # Our own statements keep one lock order: a deadlock is news. The rest is what happens under load.

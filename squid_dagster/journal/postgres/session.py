@@ -24,9 +24,16 @@ import psycopg
 from psycopg import IsolationLevel, sql
 from sqlalchemy import Engine, event
 
-BEGIN: LiteralString = """BEGIN ISOLATION LEVEL read committed; SET LOCAL statement_timeout = 0;
-    SET LOCAL lock_timeout = '30s'; SET LOCAL search_path = pg_catalog, pg_temp; """
+_BEGIN: LiteralString = """BEGIN ISOLATION LEVEL read committed; SET LOCAL statement_timeout = 0;
+    SET LOCAL search_path = pg_catalog, pg_temp; """
+WAIT_LONG: LiteralString = "SET LOCAL lock_timeout = '30s'; "
+_WAIT_SHORT: LiteralString = "SET LOCAL lock_timeout = '500ms'; "
+
+BEGIN: LiteralString = _BEGIN + WAIT_LONG
 """Opens a transaction that writes. Somebody who holds a lock for longer is worth an error that says so."""
+BEGIN_GROUP: LiteralString = _BEGIN + _WAIT_SHORT
+"""Opens a transaction that writes for many independent members. It waits for a row of one of them no longer than that,
+since all others wait with it; for the row of a queue's thread, which all of them need, as long as any other."""
 BEGIN_STATEMENTS = BEGIN.count(";")
 
 ISOLATION = IsolationLevel.READ_COMMITTED

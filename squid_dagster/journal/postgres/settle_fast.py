@@ -24,8 +24,9 @@ from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.message import execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.rows import Row
-from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
+from squid_dagster.journal.postgres.session import BEGIN_GROUP, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.settle_template import KindPlanner, Made, SettleTemplates, Texts, values_of
+from squid_dagster.journal.postgres.sqlstates import LOCK_TIMEOUT
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
 from squid_dagster.journal.rounds import GroupTooLarge
@@ -49,7 +50,7 @@ from squid_dagster.protocol.run import application_digest, end_digest, manual_st
 from squid_dagster.protocol.threads import run_thread
 
 _SETTLE: LiteralString = (
-    BEGIN
+    BEGIN_GROUP
     + """SELECT {schema}.settle_runs(%s::uuid, %s::timestamptz, %s::boolean, %s::text[], %s::text[], %s::bigint[],
     %s::boolean[], %s::json, %s::json, %s::json, %s::json); COMMIT"""
 )
@@ -340,7 +341,7 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
             return json_of(execute(connection, storage.sql(_SETTLE), values)[BEGIN_STATEMENTS])
 
     try:
-        answer = persistently(call)
+        answer = persistently(call, unless=(LOCK_TIMEOUT,))
     except BaseException:
         _put_back(states, runs)
         raise

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 CONFLICT, BEGIN_AGAIN, NOT_NEW, TOO_MANY = "SQ001", "SQ002", "SQ003", "SQ004"
 """Raised by our own SQL functions: a revision is not the expected one, begin again, not new, too many facts at once."""
+LOCK_TIMEOUT = "55P03"
+"""Raised for a lock that another session holds for longer than `lock_timeout`."""
 
 
 class Disposition(Enum):
@@ -42,7 +44,7 @@ _CODES = {
     "53300": Meaning(_WAIT, "it has no connection left", "Raise max_connections, or use fewer."),
     "55000": Meaning(_WAIT, "it is not ready for that"),
     "55006": Meaning(_REPEAT, "something is in use"),
-    "55P03": Meaning(_REPEAT, "a lock is held by another session", "Look for a transaction left open."),
+    LOCK_TIMEOUT: Meaning(_REPEAT, "a lock is held by another session", "Look for a transaction left open."),
     "57014": Meaning(_REPEAT, "a statement was cancelled", "By a person, or by statement_timeout: raise it."),
     "57P01": Meaning(_WAIT, "it shuts down"),
     "57P02": Meaning(_WAIT, "it has crashed and starts again"),

@@ -13,7 +13,7 @@ from psycopg.pq.abc import PGresult
 from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.reading import ENTRY, PLANNED_BY, read_entries
-from squid_dagster.journal.postgres.session import BEGIN, BEGIN_STATEMENTS
+from squid_dagster.journal.postgres.session import BEGIN, BEGIN_GROUP, BEGIN_STATEMENTS, WAIT_LONG
 from squid_dagster.journal.postgres.start_template import NewRuns
 from squid_dagster.journal.postgres.units import RowChanges, Touched, Units, entries_json
 from squid_dagster.journal.storage import Verified
@@ -34,6 +34,7 @@ T = TypeVar("T")
 _LOCK: LiteralString = """SELECT {schema}.lock_runs(%s::int, %s::text[], %s::text[], %s::text[], %s::text[],
     %s::text[], %s::text[])"""
 _BEGIN_AND_LOCK: LiteralString = BEGIN + _LOCK
+_BEGIN_GROUP_AND_LOCK: LiteralString = BEGIN_GROUP + _LOCK
 _START: LiteralString = (
     BEGIN
     + """SELECT {schema}.start_runs(%s::uuid, %s::text, %s::timestamptz, %s::boolean,
@@ -101,11 +102,19 @@ class Transaction:
         self._storage = storage
         self._connection = connection
         self._joined = joined
+        self._waits_short = False
 
     def lock(self, touched: Touched) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
         text = _LOCK if self._joined else _BEGIN_AND_LOCK
         return self._units(self._execute(text, self._arguments(touched))[-1], touched)
+
+    def lock_group(self, touched: Touched) -> Units:
+        """Lock and load as `lock`, for many members: a row that another session holds is waited for but shortly."""
+        if self._joined:
+            return self.lock(touched)
+        self._waits_short = True
+        return self._units(self._execute(_BEGIN_GROUP_AND_LOCK, self._arguments(touched))[-1], touched)
 
     def lock_more(self, units: Units, touched: Touched) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
@@ -222,7 +231,11 @@ class Transaction:
             changes.queues,
             changes.anomalies,
         )
-        receipt: dict[str, int] = self._send((_APPEND_AND_COMMIT, values), 0, commit_id, hints)
+        # Threads are shared by all members of a group: they are waited for as ever.
+        before: LiteralString = WAIT_LONG if self._waits_short else ""
+        receipt: dict[str, int] = self._send(
+            (before + _APPEND_AND_COMMIT, values), int(self._waits_short), commit_id, hints
+        )
         return receipt
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:

@@ -9,8 +9,10 @@ from tests.mutants.sql.files import (
     DEAD_LETTERS,
     FAST,
     FAST_HISTORIES,
+    GROUPS,
     LANES,
     LEASES,
+    LOCKED,
     QUERIES,
     REPAIR,
     THREADS,
@@ -23,8 +25,36 @@ TRANSACTION, READING, STORAGE = (
     "journal/postgres/storage.py",
 )
 COMMANDS = "tests/journal/test_dispatch_commands.py"
+LOCKED_RUNS, SESSION = "journal/postgres/locked_runs.py", "journal/postgres/session.py"
 LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/settle_fast.py"
 
+_LOCKED_RUNS = (
+    Mutant(
+        "a run is not locked by its row",
+        LOCKED_RUNS,
+        "FROM (SELECT FROM {schema}.runs WHERE run_id = n.id FOR UPDATE SKIP LOCKED) f)",
+        "FROM {schema}.runs WHERE run_id = n.id)",
+        (LOCKED,),
+    ),
+    Mutant(
+        "a run is not locked by its thread", LOCKED_RUNS, "|| n.id FOR UPDATE SKIP LOCKED) f)", "|| n.id) f)", (LOCKED,)
+    ),
+    Mutant(
+        "a run is not locked by an attempt",
+        LOCKED_RUNS,
+        "{schema}.attempts WHERE run_id = n.id FOR UPDATE SKIP LOCKED) f)",
+        "{schema}.attempts WHERE run_id = n.id) f)",
+        (LOCKED,),
+    ),
+    Mutant("groups wait for a locked run", SESSION, "lock_timeout = '500ms'", "lock_timeout = '30s'", (GROUPS,)),
+    Mutant(
+        "groups wait but shortly for the thread of a queue",
+        TRANSACTION,
+        "WAIT_LONG if self._waits_short else",
+        "'SET LOCAL lock_timeout = 500; ' if self._waits_short else",
+        (GROUPS,),
+    ),
+)
 _DISPATCH = (
     Mutant("what is not due is visible", DISPATCH, "AND a.due_at <= (SELECT coalesce(%(now)s, clock_timestamp())) AND", "AND", (CLAIMING,)),
     Mutant("what is due at this very instant is not visible", DISPATCH, "AND a.due_at <= (SELECT", "AND a.due_at < (SELECT", (CLAIMING,)),
@@ -163,4 +193,4 @@ _OTHERS = (
     Mutant("windows ahead come in the wrong order", FILE, "GROUP BY window_start ORDER BY window_start DESC", "GROUP BY window_start ORDER BY window_start", (QUERIES,)),
 )  # fmt: skip
 
-QUERY_MUTANTS = (*_DISPATCH, *_STORAGE, *_LANES, *_LISTING, *_REPAIR, *_OTHERS)
+QUERY_MUTANTS = (*_LOCKED_RUNS, *_DISPATCH, *_STORAGE, *_LANES, *_LISTING, *_REPAIR, *_OTHERS)

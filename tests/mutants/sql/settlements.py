@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import FAST, FAST_RACES, LOCK_ORDER
+from tests.mutants.sql.files import FAST, FAST_RACES, GROUPS, LOCK_ORDER
 
 FILE = function("settle_runs")
 
@@ -15,6 +15,7 @@ SETTLEMENT_MUTANTS = (
     Mutant("queues are not locked", FILE, "'squid:dispatch:' || n.queue FOR UPDATE) t) q", "'squid:dispatch:' || n.queue) t) q", (LOCK_ORDER,)),
     Mutant("queues are locked in the wrong order", FILE, 'WHERE v_ok[m] ORDER BY p_queues[m] COLLATE "C") n', 'WHERE v_ok[m] ORDER BY p_queues[m] COLLATE "C" DESC) n', (LOCK_ORDER,)),
     Mutant("threads of runs are not locked", FILE, "AND v_ok[n.m] FOR UPDATE) t;", "AND v_ok[n.m]) t;", (LOCK_ORDER,)),
+    Mutant("queues are waited for but shortly", FILE, "PERFORM set_config('lock_timeout', '30s', true);", "", (GROUPS,)),
     # --- runs
     Mutant("a fenced run is settled", FILE, "NOT fenced AND NOT quarantined", "NOT quarantined", (FAST,)),
     Mutant("a run that may not be claimed is settled", FILE, "NOT fenced AND NOT quarantined", "NOT fenced", (FAST,)),

@@ -99,6 +99,8 @@ BEGIN
            terminal_digest text)
      WHERE v_ok[n.m] AND r.run_id = ANY (ARRAY[p_runs[n.m]]);
 
+    -- The caller waits for a row of one of its runs but shortly; for the threads that all of them share, as long as any.
+    PERFORM set_config('lock_timeout', '30s', true);
     -- journal_threads_pkey, twice, in the order of ids: those of queues before those of runs.
     SELECT array_agg(q.queue ORDER BY q.queue COLLATE "C"), array_agg(q.rev ORDER BY q.queue COLLATE "C")
       INTO v_queues, v_revs
