@@ -1,7 +1,8 @@
 """Committers: they write down, in groups, what came of steps while others run.
 
 Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile. What comes
-of one run goes to one of them: else they would plan for it at the same time, and only one plan can be written.
+of one run goes to one of them: else they would plan for it at the same time, and only one plan can be written. An
+outcome that cannot be written yet, since another session holds a lock on its run, is tried again beside the others.
 """
 
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
 from squid_dagster.journal.rounds import outcome_bytes
@@ -21,17 +22,16 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import Job
 from squid_dagster.runtime.report import SettledAttempt, WorkerReport
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.settlement import Settled, settle
 
 logger = redacting_logger(__name__)
-
-T = TypeVar("T")
 
 OnSettled = Callable[[Sequence[SettledAttempt]], None]
 
 COMMITTERS = 2
 GROUP, GROUP_BYTES = 500, MAX_ROUND_BYTES // 2  # outcomes in one commit, and their JSON
-LONGEST_BACKOFF = 5.0
+_FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0
+_GIVING_BACK_SECONDS = 5.0  # within which what is given back is tried again
 
 
 def committer_of(run_id: str) -> int:
@@ -50,6 +50,34 @@ class Executed(NamedTuple):
     def size(self) -> int:
         """How many bytes its outcome takes, as JSON."""
         return 0 if isinstance(self.came, Answer) else outcome_bytes(self.came)
+
+
+class _Unwritten:
+    """Outcomes that could not be written yet, although others could, and when to try again."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Executed] = []
+        self._due_at, self._backoff = 0.0, _FIRST_BACKOFF
+
+    @property
+    def seconds(self) -> float | None:
+        """In how long it is time to try again; None: there is nothing to try."""
+        return max(0.0, self._due_at - time.monotonic()) if self.outcomes else None
+
+    def add(self, group: Sequence[Executed]) -> None:
+        """Keep outcomes that were tried for the first time: they are due soon, however long others have waited."""
+        if not self.outcomes:
+            self._backoff = _FIRST_BACKOFF
+        if group:
+            soon = time.monotonic() + _FIRST_BACKOFF
+            self._due_at = min(self._due_at, soon) if self.outcomes else soon
+            self.outcomes += group
+
+    def replace(self, group: Sequence[Executed]) -> None:
+        """Keep what is left after all were tried again."""
+        self.outcomes = list(group)
+        self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
+        self._due_at = time.monotonic() + self._backoff
 
 
 class Committer:
@@ -101,54 +129,67 @@ class Committer:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _loop(self, done: SimpleQueue[Executed | None]) -> None:
-        while (first := done.get()) is not None:
-            group: list[Executed] = [first]
-            taken = first.size
-            while len(group) < GROUP and taken < GROUP_BYTES:
-                try:
-                    more = done.get_nowait()
-                except Empty:
-                    break
-                if more is None:
-                    done.put(None)  # for the loop itself, once the group is written
-                    break
-                group.append(more)
-                taken += more.size
-            self._commit(group)
+        unwritten, open_ = _Unwritten(), True
+        while open_ or unwritten.outcomes:
+            group: list[Executed] = []
+            if open_:
+                group, open_ = _next_group(done, unwritten.seconds)
+            else:
+                time.sleep(unwritten.seconds or 0.0)
+            if group:
+                unwritten.add(self._commit(group))
+            if unwritten.seconds == 0.0:
+                unwritten.replace(self._commit(unwritten.outcomes))
+            if not unwritten.outcomes:
+                self._outage.end(_part("an outcome"))
 
-    def _commit(self, group: list[Executed]) -> None:
+    def _commit(self, group: list[Executed]) -> list[Executed]:
+        """Write outcomes and let go of their jobs; return those that are to be tried again, and held until then."""
         mine = [each for each in group if self._wanted(each.job)]
+        left: list[Executed] = []
         try:
             answered = [(each, Completed(None), each.came) for each in mine if isinstance(each.came, Answer)]
             self._count(answered)
             if answered:
                 self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
-            self._settle(mine)
+            left = self._settle(mine)
         except Exception:
             logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
         finally:
-            self._written([each.job for each in group])
+            again = {id(each) for each in left}
+            self._written([each.job for each in group if id(each) not in again])
+        return left
 
-    def _settle(self, group: list[Executed]) -> None:
+    def _settle(self, group: list[Executed]) -> list[Executed]:
+        """Write outcomes; return those that are to be tried again."""
         found: list[tuple[Executed, Outcome]] = [
             (each, each.came) for each in group if not isinstance(each.came, Answer)
         ]
         if not found:
-            return
-        settlements = [Settlement(each.job.claim.ref, outcome) for each, outcome in found]
-        settled = self._persist(lambda: settle(self._runtime, settlements))
+            return []
+        settled = self._persist([Settlement(each.job.claim.ref, outcome) for each, outcome in found])
         with self._counting:
-            self._report.commits += 1
+            self._report.commits += not all(answer.unavailable for answer in settled.answers)
         self._due(settled.dues)
-        self._count([(*pair, answer) for pair, answer in zip(found, settled.answers, strict=True)])
+        left: list[Executed] = []
+        answered: list[tuple[Executed, Outcome, Answer]] = []
+        for (each, outcome), answer in zip(found, settled.answers, strict=True):
+            # A claim that was lost, or a second stop, ends it: the lease runs out.
+            if answer.unavailable and answer.error is not None and not each.job.cancelled and not self._gives_up():
+                self._outage.begin(_part("an outcome"), answer.error)
+                left.append(each)
+            else:
+                answered.append((each, outcome, answer))
+        self._count(answered)
+        return left
 
-    def _persist(self, write: Callable[[], T]) -> T:
+    def _persist(self, settlements: Sequence[Settlement]) -> Settled:
         """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
-        backoff, part = 0.1, f"writing outcomes ({threading.current_thread().name})"
+        backoff, part = _FIRST_BACKOFF, _part("writing outcomes")
         try:
             while True:
                 try:
-                    return write()
+                    return settle(self._runtime, settlements)
                 except (StorageUnavailable, ViewsMissing, SchemaOutdated) as error:
                     if self._gives_up():
                         raise
@@ -191,10 +232,12 @@ class Committer:
         """Release attempts whose steps were not called, and wake others for them. Raises what the database raises."""
         given = list(claims)
         if given:
-            answers = self._runtime.dispatch.release([claim.ref for claim in given], reason)
+            refs = [claim.ref for claim in given]
+            answers = _insist(refs, lambda which: self._runtime.dispatch.release([refs[i] for i in which], reason))
             with self._counting:
                 self._report.released += sum(answer.error is None for answer in answers)
             self._runtime.notifier.notify({claim.ref.queue for claim in given})
+            _check_written(answers)
 
     def interrupt(self, claims: Iterable[Claim], reason: str) -> None:
         """Give back attempts whose steps were called, which counts as a delivery, and wake others for them.
@@ -203,11 +246,57 @@ class Committer:
         """
         given, outcome = list(claims), Interrupted(reason)
         if given:
-            answers = settle(self._runtime, [Settlement(claim.ref, outcome) for claim in given]).answers
+            ends = [Settlement(claim.ref, outcome) for claim in given]
+            answers = _insist(ends, lambda which: settle(self._runtime, [ends[i] for i in which]).answers)
             with self._counting:
                 for claim, answer in zip(given, answers, strict=True):
-                    self._count_one(claim, outcome, answer)
+                    if not answer.unavailable:
+                        self._count_one(claim, outcome, answer)
             self._runtime.notifier.notify({claim.ref.queue for claim in given})
+            _check_written(answers)
+
+
+def _next_group(done: SimpleQueue[Executed | None], seconds: float | None) -> tuple[list[Executed], bool]:
+    """Wait for an outcome, so long; return it with all that came in meanwhile, and whether more may come."""
+    group: list[Executed] = []
+    taken = 0
+    try:
+        each = done.get(timeout=seconds)
+        while each is not None:
+            group.append(each)
+            taken += each.size
+            if len(group) == GROUP or taken >= GROUP_BYTES:
+                return group, True
+            each = done.get_nowait()
+    except Empty:
+        return group, True
+    return group, False
+
+
+def _part(what: str) -> str:
+    """Return the name of what a committer waits for."""
+    return f"{what} ({threading.current_thread().name})"
+
+
+def _insist(members: Sequence[object], write: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
+    """Return the answers to members; those that cannot be written now are tried again, for a while."""
+    until, answers = time.monotonic() + _GIVING_BACK_SECONDS, dict[int, Answer]()
+    left = list(range(len(members)))
+    while left:
+        answers.update(zip(left, write(left), strict=True))
+        left = [i for i in left if answers[i].unavailable]
+        if time.monotonic() > until:
+            break
+        if left:
+            time.sleep(_FIRST_BACKOFF)
+    return [answers[i] for i in range(len(members))]
+
+
+def _check_written(answers: Iterable[Answer]) -> None:
+    """Raise the error of the first member that could not be written now."""
+    for answer in answers:
+        if answer.unavailable:
+            answer.unwrap()
 
 
 def _tell_interrupted(claim: Claim, outcome: Interrupted, answer: Answer) -> None:

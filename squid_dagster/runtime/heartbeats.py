@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 from squid_dagster.journal.dispatch import Claim, DispatchStore
@@ -37,6 +37,7 @@ class Heartbeats:
         self._every = (lease / 3 if every is None else every).total_seconds()
         self._held: dict[str, tuple[Claim, Cancellation, float]] = {}
         self._outcomes: set[str] = set()  # claims whose steps have ended
+        self._again: set[str] = set()  # claims that could not be extended the last time
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,14 +77,25 @@ class Heartbeats:
             self._thread.join()
 
     def _loop(self) -> None:
-        pause = self._every
+        pause, soon = self._every, self._lease.total_seconds() / 30
+        all_at = time.monotonic() + pause
         while not self._ended.wait(pause):
-            pause = self._every if self.beat() else min(self._every, self._lease.total_seconds() / 30)
+            if not self._again or time.monotonic() >= all_at:
+                self.beat()
+                all_at = time.monotonic() + self._every
+            else:
+                self.beat(self._again)
+            left = max(0.0, all_at - time.monotonic())
+            pause = min(left, soon) if self._again else left
 
-    def beat(self) -> bool:
-        """Extend all leases once; tell whether the database could be reached."""
+    def beat(self, only: Collection[str] | None = None) -> bool:
+        """Extend all leases once, or those of these claims; return whether the database could do it for each.
+
+        Those for which it could not are to be tried again soon. Another session may hold a lock on a run of theirs.
+        """
         with self._lock:
-            held = list(self._held.values())
+            held = [each for key, each in self._held.items() if only is None or key in only]
+        self._again = set()
         if not held:
             self._outage.end("the heartbeat")  # there is nothing more to wait for
             return True
@@ -91,21 +103,34 @@ class Heartbeats:
         try:
             answers = self._dispatch.heartbeat([claim.ref for claim, _, _ in held], self._lease)
         except Exception as error:  # noqa: BLE001  whatever it is, without this loop all claims would be lost
-            self._outage.begin("the heartbeat", error)
-            # Without an answer a lease may have run out: whoever holds on to it works in vain.
-            self._drop([claim for claim, _, valid_until in held if valid_until < time.monotonic()])
+            self._postpone(held, error)
             return False
-        self._outage.end("the heartbeat")
         with self._lock:
             for (claim, cancellation, _), answer in zip(held, answers, strict=True):
                 key = claim.ref.claim_id
                 if answer.error is None and key in self._held:
                     self._held[key] = (claim, cancellation, sent + self._lease.total_seconds())
-        refused = [claim for (claim, _, _), answer in zip(held, answers, strict=True) if answer.error is not None]
+        waiting = [each for each, answer in zip(held, answers, strict=True) if answer.unavailable]
+        refused = [
+            claim
+            for (claim, _, _), answer in zip(held, answers, strict=True)
+            if answer.error is not None and not answer.unavailable
+        ]
         with self._lock:
             settled = {claim.ref.claim_id for claim in refused} & self._outcomes
         self._drop(refused, unsaid=settled)
-        return True
+        if waiting:
+            self._postpone(waiting, next(answer.error for answer in answers if answer.error and answer.unavailable))
+        else:
+            self._outage.end("the heartbeat")
+        return not waiting
+
+    def _postpone(self, held: Sequence[tuple[Claim, Cancellation, float]], error: Exception) -> None:
+        """Note claims that could not be extended now; let go of those that may have run out without an answer."""
+        self._outage.begin("the heartbeat", error)
+        late = [claim for claim, _, valid_until in held if valid_until < time.monotonic()]
+        self._drop(late)  # whoever holds on to them works in vain
+        self._again = {claim.ref.claim_id for claim, _, _ in held} - {claim.ref.claim_id for claim in late}
 
     def _drop(self, claims: list[Claim], unsaid: Collection[str] = ()) -> None:
         with self._lock:

@@ -154,6 +154,8 @@ def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
 def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
     """Write down what came of a lease, with all that follows; raise, and say so in the log, when it is dropped."""
     answer = settle(runtime, [Settlement(lease.claim.ref, outcome)]).answers[0]
+    if answer.unavailable:
+        answer.unwrap()  # nothing is dropped: it may be tried again
     error = answer.error or _replaced(answer.unwrap(), outcome)
     if error is not None:
         logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, error)

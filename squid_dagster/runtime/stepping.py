@@ -64,7 +64,10 @@ def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancell
     backoff = 0.05
     while True:
         try:
-            return settle(runtime, [Settlement(claim.ref, outcome)]).answers[0]
+            answer = settle(runtime, [Settlement(claim.ref, outcome)]).answers[0]
+            if answer.unavailable:
+                answer.unwrap()
+            return answer
         except (StorageUnavailable, ViewsMissing):
             if cancelled.wait(backoff):
                 raise

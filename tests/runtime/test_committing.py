@@ -76,7 +76,7 @@ def test_an_attempt_that_is_given_back_while_a_committer_writes_it_has_one_end(p
         # when the worker is told to end at once, and gives back what it holds
         working.worker.stop()
         working.worker.stop()
-        wait_for_a_lock(postgres, 2)
+        until(lambda: working.worker.held == 0, "that it gives back")
         connection.rollback()
         report = working.end()
     # then one of the two counts, as the journal says
