@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal.queries import ScheduleCursor
+from squid_dagster.journal.rounds import may_concern_one
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
     Conflict,
@@ -99,9 +100,9 @@ def start_due_crons(
             if isinstance(cron, Cron):
                 try:
                     receipts += _start_due(runtime, definition, cron, at)
-                except StorageUnavailable:
-                    raise
                 except SquidError as error:
+                    if isinstance(error, StorageUnavailable) and not may_concern_one(error):
+                        raise
                     logger.error("cron %r of workflow %r could not be started: %s", cron.name, definition.name, error)
     return receipts
 

@@ -1,13 +1,15 @@
 """Recovery: closes every crash window of every run. One bad run never stops it, and any number may run at once."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from squid_dagster.journal import Append, Storage, quarantine
 from squid_dagster.journal.queries import RunRow, WaitingStep
+from squid_dagster.journal.rounds import may_concern_one
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
 from squid_dagster.redaction import named_error, redacted_text
@@ -64,7 +66,8 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
     """Close all crash windows of all runs, or of one queue's: see `repair_run`; dead-letter what was delivered too
     often; write index and catalog facts that are missing.
 
-    Runs that cannot be repaired are named in the report and go on waiting; everything else is done.
+    Runs that cannot be repaired, such as one that another session holds locked, are named in the report and go on
+    waiting; everything else is done.
 
     Raises:
         StorageUnavailable: the database cannot be reached. What was done until then stays done.
@@ -78,7 +81,7 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
         for run_id in page:
             _repair(runtime, run_id, report)
         after = page[-1]
-    report.listed = list_started(runtime)
+    report.listed = list_started(runtime, without=report.failed)
     publish_cut(runtime.storage)
     return report
 
@@ -104,9 +107,9 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
     except IncompatibleDefinition as error:
         report.held.append(run_id)
         logger.warning("run %s is held: %s", run_id, error)
-    except StorageUnavailable:
-        raise
     except SquidError as error:
+        if isinstance(error, StorageUnavailable) and not may_concern_one(error):
+            raise
         report.failed[run_id] = redacted_text(str(error))
         logger.error("run %s could not be repaired: %s", run_id, error)
     except Exception as error:  # a defect of ours, or of the run's definition, stops no other run's repair
@@ -114,19 +117,41 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
         logger.exception("run %s could not be repaired", run_id)
 
 
-def list_started(runtime: Runtime, most: int | None = None) -> int:
-    """Write index and catalog facts of started runs that have none, in batches; return how many runs got one."""
+def list_started(runtime: Runtime, most: int | None = None, without: Collection[str] = ()) -> int:
+    """Write index and catalog facts of started runs that have none, in batches; return how many runs got one.
+
+    Those that are named in `without`, or cannot be written now, are left for another time.
+    """
     listed = 0
     last: list[RunRow] = []
+    unlisted = set(without)
     while most is None or listed < most:
-        rows = runtime.queries.runs_to_list(_PAGE)
+        page = runtime.queries.runs_to_list(_PAGE)
+        rows = [row for row in page if row.run_id not in unlisted]
         if not rows or rows == last:  # what the fold refuses to list stays as it is
             break
         last = rows
+        before = len(unlisted)
         for thread, facts in _listing_facts(runtime.storage, rows).items():
-            runtime.storage.commit([Append(thread, facts)])
-        listed += len(rows)
+            unlisted |= _list(runtime.storage, thread, [fact for fact in facts if run_of(fact) not in unlisted])
+        listed += len(rows) - (len(unlisted) - before)
     return listed
+
+
+def _list(storage: Storage, thread: str, facts: Sequence[Fact]) -> set[str]:
+    """Write facts of many runs; return the runs for which that cannot be done now, such as a locked one."""
+    if not facts:
+        return set()
+    try:
+        storage.commit([Append(thread, facts)])
+    except StorageUnavailable as error:
+        if not may_concern_one(error):
+            raise
+        if len(facts) > 1:
+            return {run_id for fact in facts for run_id in _list(storage, thread, [fact])}
+        logger.warning("run %s cannot be listed now, recovery will try again: %s", run_of(facts[0]), error)
+        return {run_of(facts[0]) or ""}
+    return set()
 
 
 def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[Fact]]:

@@ -9,6 +9,7 @@ import pytest
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed
+from squid_dagster.journal.postgres import transaction
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.storage import Storage
@@ -20,6 +21,7 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.recovery import RecoveryReport
 from squid_dagster.runtime.repair import repair_run
 from squid_dagster.workflow import Workflow
+from tests.journal.contract import raw
 from tests.recovery import workflows as w
 from tests.recovery.conftest import ALL, MakeScene
 from tests.recovery.damage import (
@@ -167,6 +169,45 @@ def test_a_run_that_fails_by_any_error_is_named_without_its_secrets(
     assert "hunter2" not in f"{report} {caplog.text}"
     assert counts(report) == {"scheduled": 2}
     assert neighbours_are_done(scene)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends that wait for a lock for a moment, and not for half a minute."""
+    text = transaction._BEGIN_AND_LOCK.replace("30s", "200ms")
+    assert text != transaction._BEGIN_AND_LOCK
+    monkeypatch.setattr(transaction, "_BEGIN_AND_LOCK", text)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_locked_run_is_named_and_all_others_are_repaired(
+    postgres_virtual: PostgresStorage, make_scene: MakeScene
+) -> None:
+    scene = make_scene(postgres_virtual)
+    plant_neighbours(scene)
+    planned_but_unscheduled(scene.squid, scene.clock, scene.name(BAD))
+    with raw(postgres_virtual, autocommit=False) as connection:
+        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (scene.name(BAD),))
+        report = scene.squid.recover()
+    assert list(report.failed) == [scene.name(BAD)]
+    assert "55P03" in report.failed[scene.name(BAD)]
+    assert counts(report) == {"scheduled": 2}
+    assert neighbours_are_done(scene)
+    assert counts(scene.squid.recover()) == {"scheduled": 1}
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_locked_run_is_listed_later_and_all_others_now(
+    postgres_virtual: PostgresStorage, make_scene: MakeScene
+) -> None:
+    scene = make_scene(postgres_virtual)
+    runs = [each.run_id for each in scene.squid.start_many("line", [{}] * 5)]
+    with raw(postgres_virtual, autocommit=False) as connection:
+        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (runs[2],))
+        report = scene.squid.recover()
+    assert (report.listed, report.failed) == (4, {})
+    assert scene.squid.recover().listed == 1
+    assert scene.squid.recover() == RecoveryReport()
 
 
 class CountingStorage(PostgresStorage):
