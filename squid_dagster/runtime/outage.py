@@ -51,10 +51,9 @@ class Outage:
         if part not in self._parts:
             return
         with self._lock:
+            if self._parts == {part}:  # said before anybody can see that nothing waits any more
+                logger.warning("%s: goes on after %.1f s", self._who, time.monotonic() - self._since)
             self._parts.discard(part)
-            over = not self._parts
-        if over:
-            logger.warning("%s: goes on after %.1f s", self._who, time.monotonic() - self._since)
 
 
 def _reason(error: Exception) -> str:
