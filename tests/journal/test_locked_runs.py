@@ -1,5 +1,7 @@
 """Which runs other sessions hold locked: told at once, by any row that a writer of the run would wait for."""
 
+import time
+
 import pytest
 
 from squid_dagster.journal.postgres.locked_runs import LockedRuns
@@ -49,10 +51,12 @@ def test_what_is_shared_with_other_runs_or_not_there_locks_none(postgres_desk: D
         assert LockedRuns(storage).find(["run-1", "run-2", "nowhere"]) == set()
 
 
-def test_a_table_that_is_locked_locks_none_of_its_runs(postgres_desk: Desk) -> None:
+def test_a_table_that_is_locked_locks_none_of_its_runs_and_is_not_waited_for(postgres_desk: Desk) -> None:
     storage = postgres_desk.storage
     assert isinstance(storage, PostgresStorage)
     start(postgres_desk, "run-1")
     with raw(storage, autocommit=False) as connection:
         connection.execute("LOCK TABLE attempts")
+        began = time.monotonic()
         assert LockedRuns(storage).find(["run-1"]) == set()
+        assert time.monotonic() - began < 15

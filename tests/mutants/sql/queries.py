@@ -46,7 +46,7 @@ _LOCKED_RUNS = (
         "{schema}.attempts WHERE run_id = n.id) f)",
         (LOCKED,),
     ),
-    Mutant("groups wait for a locked run", SESSION, "lock_timeout = '500ms'", "lock_timeout = '30s'", (GROUPS,)),
+    Mutant("groups wait for a locked run", SESSION, "lock_timeout = '500ms'", "lock_timeout = '30s'", (LOCKED,)),
     Mutant(
         "groups wait but shortly for the thread of a queue",
         TRANSACTION,
