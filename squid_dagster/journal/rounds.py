@@ -26,6 +26,7 @@ from squid_dagster.protocol.errors import (
     ViewsMissing,
 )
 from squid_dagster.protocol.threads import is_part
+from squid_dagster.redaction import named_error
 
 logger = redacting_logger(__name__)
 
@@ -192,4 +193,4 @@ def _refusal(ref: ClaimRef, error: Exception) -> SquidError:
     if isinstance(error, SquidError):
         return error
     logger.error("%s cannot be written", ref.runnable_key, exc_info=error)
-    return StorageRefused(f"{ref.runnable_key!r} cannot be written: {type(error).__name__}: {error}")
+    return StorageRefused(f"{ref.runnable_key!r} cannot be written: {named_error(error)}")
