@@ -311,7 +311,7 @@ def test_whatever_goes_wrong_on_the_way_all_tables_stay_as_they_were(
         if what.startswith("folding"):
             rename(postgres, "ALTER TABLE {schema}.journal_entries RENAME COLUMN data TO away")
 
-    with pytest.raises(RefreshFailed, match=rf"could not write table '{STAGE}'.*StorageUnavailable.*refresh again"):
+    with pytest.raises(RefreshFailed, match=rf"could not write table '{STAGE}'.*StorageRefused.*refresh again"):
         run_refresh(spark, postgres, warehouse, progress=losing_the_journal)
     rename(postgres, "ALTER TABLE {schema}.journal_entries RENAME COLUMN away TO data")
     assert contents(warehouse) == before
