@@ -31,8 +31,9 @@ from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.storage import Append
 from squid_dagster.limits import MAX_ROUND_BYTES, commit_bytes
-from squid_dagster.protocol import Fact, RunUnit
+from squid_dagster.protocol import Fact, RunUnit, run_thread
 from squid_dagster.protocol.errors import (
     ExpiredClaim,
     InvalidFact,
@@ -42,7 +43,7 @@ from squid_dagster.protocol.errors import (
     StorageUnavailable,
     TerminalRun,
 )
-from tests.facts import QUEUE, fenced, key, planned, quarantined, runnable, scheduled, terminal
+from tests.facts import QUEUE, fenced, key, planned, quarantined, runnable, scheduled, signal, terminal
 from tests.journal.contract import raw, wait_for_a_lock
 from tests.journal.desk import MINUTE, Desk, Planner, broke, claim, done, other_token, seconds, start, statuses
 
@@ -362,6 +363,23 @@ def test_a_locked_member_waits_for_the_rest_of_its_lease_and_no_longer(postgres_
         postgres_desk.wait(61)
     answers = postgres_desk.store.heartbeat([each.ref for each in claims], seconds(600))
     assert _told(answers) == ["ExpiredClaim", "claimed"]
+
+
+def test_a_commit_about_several_runs_does_not_hold_them_while_one_is_locked(postgres_desk: Desk) -> None:
+    storage = postgres_desk.storage
+    assert isinstance(storage, PostgresStorage)
+    start(postgres_desk, "run-1", "run-2")
+    both = [Append(run_thread(run), [signal(run)]) for run in ("run-1", "run-2")]
+    before = {run: storage.revision(run_thread(run)) for run in ("run-1", "run-2")}
+    # when another session holds one of two runs, then a commit about both gives up before the one about the other would
+    with others_hold(postgres_desk, ["run-2"]), pytest.raises(StorageUnavailable, match="55P03"):
+        storage.commit(both)
+    assert {run: storage.revision(run_thread(run)) for run in before} == before
+    # and one about a single run waits until it is let go
+    with ThreadPoolExecutor() as pool, others_hold(postgres_desk, ["run-2"]):
+        written = pool.submit(storage.commit, both[1:])
+        wait_for_a_lock(storage)
+    assert written.result() == {run_thread("run-2"): before["run-2"] + 1}
 
 
 WAITING = """SELECT pid, xact_start FROM pg_stat_activity

@@ -61,8 +61,8 @@ def test_an_append_whose_answer_was_lost_is_not_written_twice_even_without_a_com
 class _Forgetful(PostgresStorage):
     """A storage whose database answers no commit: the connection is cut behind each of them."""
 
-    def _commit(self, verified: Any, commit_id: UUID) -> dict[str, int]:
-        super()._commit(verified, commit_id)
+    def _commit(self, verified: Any, touched: Any, commit_id: UUID) -> dict[str, int]:
+        super()._commit(verified, touched, commit_id)
         raise StorageUnavailable("the answer was lost")
 
 

@@ -29,7 +29,7 @@ from squid_dagster.journal.postgres.failures import NotNew, persistently, transl
 from squid_dagster.journal.postgres.migrate import missing
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
-from squid_dagster.journal.postgres.sqlstates import CONFLICT, NOT_NEW, TOO_MANY
+from squid_dagster.journal.postgres.sqlstates import CONFLICT, LOCK_TIMEOUT, NOT_NEW, TOO_MANY
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
 from squid_dagster.journal.postgres.units import Touched
 from squid_dagster.journal.storage import (
@@ -182,8 +182,8 @@ class PostgresStorage:
 
         Raises:
             InvalidArgument: facts about cards, which have rules and a table of their own: see `Backlog`.
-            StorageUnavailable: the database cannot be reached, or cannot write now. With a `commit_id` of your own,
-                repeat it later.
+            StorageUnavailable: the database cannot be reached, or cannot write now, such as facts of several runs of
+                which another session holds one locked. With a `commit_id` of your own, repeat it later.
             StorageRefused: the database refuses these facts.
             ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
         """
@@ -191,16 +191,17 @@ class PostgresStorage:
         verified = check_appends(appends, self.max_fact_bytes)
         if any(one.thread == BACKLOG_THREAD for one in verified):
             raise InvalidArgument("cards are changed by a Backlog, which keeps their table in step with their facts")
-        named = commit_id or uuid4()
-        return persistently(lambda: self._commit(verified, named))
-
-    def _commit(self, verified: list[Verified], commit_id: UUID) -> dict[str, int]:
-        touched = Touched()
+        touched, named = Touched(), commit_id or uuid4()
         for one in verified:
             for fact in one.facts:
                 touched.add(fact)
+        # While it waits for one run, it holds others: it does so but shortly, and the caller decides what to do.
+        unless: tuple[str, ...] = (LOCK_TIMEOUT,) if len(touched.runs) > 1 else ()
+        return persistently(lambda: self._commit(verified, touched, named), unless)
+
+    def _commit(self, verified: list[Verified], touched: Touched, commit_id: UUID) -> dict[str, int]:
         with self.transaction() as transaction:
-            units = transaction.lock(touched)
+            units = transaction.lock_group(touched) if len(touched.runs) > 1 else transaction.lock(touched)
             units.fold(verified)
             return transaction.write(verified, units.changes(), commit_id)
 
