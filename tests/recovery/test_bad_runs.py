@@ -9,7 +9,7 @@ import pytest
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed
-from squid_dagster.journal.postgres import transaction
+from squid_dagster.journal.postgres import failures, transaction
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.storage import Storage
@@ -173,7 +173,8 @@ def test_a_run_that_fails_by_any_error_is_named_without_its_secrets(
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends that wait for a lock for a moment, and not for half a minute."""
+    """Appends that wait for a lock for a moment, and not for half a minute, and are not repeated for long."""
+    monkeypatch.setattr(failures, "_PATIENCE_SECONDS", 0.3)
     text = transaction._BEGIN_AND_LOCK.replace("30s", "200ms")
     assert text != transaction._BEGIN_AND_LOCK
     monkeypatch.setattr(transaction, "_BEGIN_AND_LOCK", text)
