@@ -33,11 +33,12 @@ class ThreadViews(Generic[V]):
     def read(self, thread: str) -> tuple[int, V]:
         """Bring the view of a thread up to date; return the thread's revision and the view."""
         revision, view = self._known.get(thread) or (0, self._make())
-        for entry in self._storage.read(thread, after=revision):
+        entries = self._storage.read(thread, after=revision)
+        self._known.pop(thread, None)  # what is interrupted halfway is not kept
+        for entry in entries:
             view.add(entry)
             revision = entry.seq
         self._known[thread] = revision, view
-        self._known.move_to_end(thread)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
         return revision, view

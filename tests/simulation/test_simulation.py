@@ -11,13 +11,16 @@ from typing import Annotated
 
 import pytest
 
+from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.testing import simulate
-from squid_dagster.testing.simulation import SimulationFailed
+from squid_dagster.testing.simulation import SimulationFailed, primitives
 from squid_dagster.testing.simulation.__main__ import main
 from squid_dagster.testing.simulation.campaign import quiet, repeat
 from squid_dagster.testing.simulation.faults import Kind
 from squid_dagster.testing.simulation.machine import Machine, SimulatedThread
+from squid_dagster.testing.simulation.primitives import VirtualTime
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
 from squid_dagster.workflow import Resource, Retry, StepContext, Workflow
@@ -32,6 +35,13 @@ FAST = (
     "plans are not fenced by a revision",
     "a claim takes what another holds",
 )
+
+
+def test_tasks_of_a_simulated_process_are_kept_apart_by_the_locks_of_its_store() -> None:
+    # All tasks run on one thread, which a real lock would let in again.
+    with VirtualTime():
+        store = FoldDispatchStore(MemoryStorage())
+    assert isinstance(store._lock, primitives.RLock)
 
 
 def test_every_run_of_random_workflows_ends_as_it_does_without_faults() -> None:

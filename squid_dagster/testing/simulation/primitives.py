@@ -327,6 +327,7 @@ _REPLACED: dict[int, object] = {
 _PATCHED = (
     "squid_dagster.runtime.",
     "squid_dagster.journal.notifier",
+    "squid_dagster.journal.fold_dispatch",
     "squid_dagster.journal.fold_queries",
     "squid_dagster.journal.presence",
     "squid_dagster.workflow.context",
