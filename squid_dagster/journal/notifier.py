@@ -150,7 +150,7 @@ class GuardedListener:
         return self._bell.wait(ends - time.monotonic())
 
     def wake(self) -> None:
-        """Wake whoever waits here."""
+        """End the wait of the thread that waits here."""
         listener = self._listener
         if listener is not None:
             try:
@@ -289,7 +289,7 @@ class LocalListener:
         return self._bell.wait(timeout)
 
     def wake(self) -> None:
-        """Wake whoever waits here."""
+        """End the wait of the thread that waits here."""
         self._bell.ring()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.rounds import concerns_all
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.external_runs import (
     Found,
@@ -34,17 +35,11 @@ from squid_dagster.plugin.names import (
 )
 from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.errors import (
-    EmbeddedUnavailable,
-    ForeignSchema,
     IncompatibleDefinition,
     InvalidArgument,
     InvalidTransition,
     NotFound,
-    SchemaOutdated,
-    SchemaTooNew,
     SquidError,
-    StorageUnavailable,
-    ViewsMissing,
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_text
@@ -62,8 +57,6 @@ from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 Job = Any  # a JobDefinition, or what define_asset_job gives: Dagster does not export a name for both
 Targets = dict[tuple[str, str], Job]  # by the lane of a definition, and a step of it
 _MOST = 200  # attempts that one tick looks at
-# What is said of the database, and so of all attempts.
-_OF_ALL = (StorageUnavailable, ViewsMissing, SchemaOutdated, SchemaTooNew, ForeignSchema, EmbeddedUnavailable)
 
 
 @builds
@@ -185,13 +178,13 @@ class _Tick:
             except (InvalidTransition, NotFound, IncompatibleDefinition) as error:
                 why = redacted_text(str(error))
                 self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {why}")
-            except _OF_ALL as error:
-                if not requests:
-                    raise
-                # What is on record as asked for is launched; the next tick looks at the rest, from the same place.
-                self.context.log.warning(f"the next tick looks at the rest: {redacted_text(str(error))}")
-                return dg.SensorResult(run_requests=requests, cursor=cursor)
             except SquidError as error:
+                if concerns_all(error):
+                    if not requests:
+                        raise
+                    # What is on record as asked for is launched; the next tick looks at the rest, from the same place.
+                    self.context.log.warning(f"the next tick looks at the rest: {redacted_text(str(error))}")
+                    return dg.SensorResult(run_requests=requests, cursor=cursor)
                 refused += 1
                 why = f"{type(error).__name__}: {redacted_text(str(error))}"
                 self.context.log.warning(f"{each.attempt.runnable_key} is looked at again by the next tick: {why}")

@@ -223,7 +223,7 @@ def _list_of(type_name: str) -> TypeAdapter[list[Fact]]:
 
 
 def to_json(fact: Fact | UnknownFact) -> str:
-    """Give a fact as one JSON object, for export; `parse_fact` is the way back. Raises `InvalidFact` if it is none."""
+    """Return a fact as one JSON object, for export, as `parse_fact` reads it. Raises `InvalidFact` if it is none."""
     if isinstance(fact, UnknownFact):
         head = {"type": fact.type, "run_id": fact.run_id, "occurred_at": fact.occurred_at.isoformat()}
         return json.dumps({**head, **fact.data})

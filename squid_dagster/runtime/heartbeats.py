@@ -129,7 +129,7 @@ class Heartbeats:
         """Note claims that could not be extended now; let go of those that may have run out without an answer."""
         self._outage.begin("the heartbeat", error)
         late = [claim for claim, _, valid_until in held if valid_until < time.monotonic()]
-        self._drop(late)  # whoever holds on to them works in vain
+        self._drop(late)  # their results would be refused
         self._again = {claim.ref.claim_id for claim, _, _ in held} - {claim.ref.claim_id for claim in late}
 
     def _drop(self, claims: list[Claim], unsaid: Collection[str] = ()) -> None:
