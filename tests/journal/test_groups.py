@@ -371,9 +371,14 @@ def test_a_commit_about_several_runs_does_not_hold_them_while_one_is_locked(post
     start(postgres_desk, "run-1", "run-2")
     both = [Append(run_thread(run), [signal(run)]) for run in ("run-1", "run-2")]
     before = {run: storage.revision(run_thread(run)) for run in ("run-1", "run-2")}
-    # when another session holds one of two runs, then a commit about both gives up before the one about the other would
-    with others_hold(postgres_desk, ["run-2"]), pytest.raises(StorageUnavailable, match="55P03"):
-        storage.commit(both)
+    # when another session holds one of two runs, then a commit about both gives up, and lets the other one go
+    with ThreadPoolExecutor() as pool, others_hold(postgres_desk, ["run-2"]), raw(storage) as another:
+        refused = pool.submit(storage.commit, both)
+        wait_for_a_lock(storage)
+        another.execute("SET lock_timeout = '10s'")
+        another.execute("SELECT FROM runs WHERE run_id = 'run-1' FOR UPDATE")
+        with pytest.raises(StorageUnavailable, match="55P03"):
+            refused.result()
     assert {run: storage.revision(run_thread(run)) for run in before} == before
     # and one about a single run waits until it is let go
     with ThreadPoolExecutor() as pool, others_hold(postgres_desk, ["run-2"]):
