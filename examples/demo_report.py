@@ -8,7 +8,7 @@ from examples import ledger
 from squid_dagster import Squid
 from squid_dagster.journal import PostgresStorage, verify
 from squid_dagster.protocol import AttemptClaimed, RunnableApplied
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 
 # Steps that act on the ledger whenever they succeed.
 ACTING = frozenset({"summarise", "publish", "report", "book_flight", "book_hotel", "book_car", "send", "write_off"})

@@ -26,9 +26,9 @@ from squid_dagster.journal import PostgresStorage, Storage, open_journal
 from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.notifier import Notifier
 from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.runtime import applying, controls, crons, recovery
 from squid_dagster.runtime.children import ChildStarter, start_child_run
 from squid_dagster.runtime.cloudevents import SOURCE, check_sources, from_cloudevent, signal_from_json

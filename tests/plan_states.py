@@ -1,7 +1,7 @@
 """Planner's states compared: the fold of a run's own thread, fact by fact, and the whole run looked at in the end."""
 
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 
 _SAME = (
     "run_id",

@@ -18,13 +18,13 @@ from squid_dagster.journal.dispatch import (
     Settlement,
 )
 from squid_dagster.journal.notifier import GuardedNotifier, Notifier
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.checks import checks_arguments
-from squid_dagster.protocol.dispatch import DispatchProjection
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import Fact, LiveWakeupEmitted, Runnable, RunQueued
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.dispatch import DispatchProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part, dispatch_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.workflow.scheduling import schedule
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from squid_dagster.journal import DispatchStore, Storage
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import ConflictingCompletion, InvalidTransition, NotFound, TerminalRun
 from squid_dagster.protocol.facts import Fact, Runnable
-from squid_dagster.protocol.run import RunProjection, application_digest
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.run import RunProjection, application_digest
+from squid_dagster.protocol.folds.run_unit import RunUnit, planned_but_unscheduled, results_ready_to_apply
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled, results_ready_to_apply
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_settled
 from squid_dagster.workflow.scheduling import schedule

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from squid_dagster.backlog.backlog import DEFAULT_TTL, Backlog
     from squid_dagster.backlog.contract import Rebuilt, Stats
     from squid_dagster.backlog.leases import BacklogLeases
-    from squid_dagster.protocol.backlog_cards import Card, CardStatus
+    from squid_dagster.protocol.backlog.card import Card, CardStatus
 
 _HOMES = {
     "DEFAULT_TTL": "squid_dagster.backlog.backlog",
     "Backlog": "squid_dagster.backlog.backlog",
     "BacklogLeases": "squid_dagster.backlog.leases",
-    "Card": "squid_dagster.protocol.backlog_cards",
-    "CardStatus": "squid_dagster.protocol.backlog_cards",
+    "Card": "squid_dagster.protocol.backlog.card",
+    "CardStatus": "squid_dagster.protocol.backlog.card",
     "Rebuilt": "squid_dagster.backlog.contract",
     "Stats": "squid_dagster.backlog.contract",
 }

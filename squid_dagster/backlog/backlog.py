@@ -16,8 +16,9 @@ from squid_dagster.backlog.postgres_store import PostgresCardStore
 from squid_dagster.journal.dispatch import check_text, hash_token, new_claims
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
+from squid_dagster.protocol.backlog.card import Card, CardStatus
+from squid_dagster.protocol.display_names import name_problem
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument, explain
 from squid_dagster.protocol.facts.backlog import (
@@ -27,7 +28,6 @@ from squid_dagster.protocol.facts.backlog import (
     MAX_TTL_SECONDS,
     CardCreated,
 )
-from squid_dagster.protocol.names import name_problem
 from squid_dagster.redaction import redacted_error
 
 DEFAULT_TTL = timedelta(seconds=900)

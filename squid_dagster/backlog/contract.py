@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from squid_dagster.protocol.backlog import BacklogProjection
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.backlog_rules import CardFactType
+from squid_dagster.protocol.backlog.card import Card, CardStatus
+from squid_dagster.protocol.backlog.projection import BacklogProjection
+from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 
 # Gives the facts that a command writes about the cards at hand at that time; none: nothing to do. May raise to refuse,

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from squid_dagster.backlog.contract import Decision
-from squid_dagster.protocol.backlog import BacklogProjection
-from squid_dagster.protocol.backlog_cards import Card, CardStatus, content_digest, find_path
-from squid_dagster.protocol.backlog_rules import CardFactType, CardReason, judge
+from squid_dagster.protocol.backlog.card import Card, CardStatus, content_digest, find_path
+from squid_dagster.protocol.backlog.projection import BacklogProjection
+from squid_dagster.protocol.backlog.rules import CardFactType, CardReason, judge
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     ExpiredClaim,

@@ -8,9 +8,9 @@ from typing import TypeVar
 from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.backlog import BacklogProjection
-from squid_dagster.protocol.backlog_cards import Card, CardStatus, claim_order
-from squid_dagster.protocol.backlog_rules import CardFactType
+from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order
+from squid_dagster.protocol.backlog.projection import BacklogProjection
+from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.protocol.threads import BACKLOG_THREAD

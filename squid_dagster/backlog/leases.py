@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from squid_dagster.backlog.backlog import Backlog
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
+from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidTransition, StaleClaim, explain
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import LeaseOutcome

@@ -15,7 +15,7 @@ from squid_dagster.journal.postgres.schema import lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
-from squid_dagster.protocol.backlog import BacklogProjection
+from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.threads import BACKLOG_THREAD

@@ -18,9 +18,9 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit
 from squid_dagster.journal.postgres.units import RowChanges
 from squid_dagster.journal.storage import Append, check_appends
-from squid_dagster.protocol.backlog import BacklogProjection
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.backlog_rules import CardFactType
+from squid_dagster.protocol.backlog.card import Card, CardStatus
+from squid_dagster.protocol.backlog.projection import BacklogProjection
+from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
+from squid_dagster.protocol.backlog.card import Card, CardStatus
 
 Row = dict[str, Any]
 

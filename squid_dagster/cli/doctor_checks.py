@@ -99,7 +99,7 @@ def workflow_not_loadable(patient: Patient) -> list[Finding]:
     """Look for modules that cannot be loaded, and for open runs whose definition nobody has."""
     from squid_dagster.inspection.holding import executes
     from squid_dagster.journal.postgres.counting import open_definitions
-    from squid_dagster.protocol.attempts import definition_key
+    from squid_dagster.protocol.folds.attempt import definition_key
 
     if patient.not_loaded is not None:
         remedy = "mend the module, or see that it is on the Python path; then run the doctor again"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from squid_dagster.cli.doctor_findings import STUCK_RUNS, Finding, Patient, some
 
 if TYPE_CHECKING:
-    from squid_dagster.protocol.unit import RunUnit
+    from squid_dagster.protocol.folds.run_unit import RunUnit
 
 _PAGE = 500
 _MOST = 10_000  # runs that are looked at closely
@@ -44,7 +44,7 @@ def _overdue(patient: Patient) -> list[Finding]:
 
 
 def _halfway(patient: Patient) -> list[Finding]:
-    from squid_dagster.protocol.unit import RunUnit
+    from squid_dagster.protocol.folds.run_unit import RunUnit
 
     halfway: list[str] = []
     why: dict[str, int] = {}
@@ -69,8 +69,8 @@ def _halfway(patient: Patient) -> list[Finding]:
 
 def _missing(patient: Patient, unit: "RunUnit") -> str | None:
     """Say what recovery would write for this run; None: nothing, or nothing that the definitions at hand allow."""
+    from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
     from squid_dagster.protocol.threads import run_thread
-    from squid_dagster.protocol.unit import planned_but_unscheduled
     from squid_dagster.workflow.scheduling import unprogressed
 
     run, dispatch = unit.run, unit.dispatch

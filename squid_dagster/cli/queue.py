@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from squid_dagster.api import Squid
-    from squid_dagster.protocol.attempts import Attempt
+    from squid_dagster.protocol.folds.attempt import Attempt
 
 _PAGE = 500  # dead letters that are asked for at a time
 _SHOWN = 100  # dead letters that `inspect` shows

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from squid_dagster.inspection import QueueState
     from squid_dagster.journal.presence import WorkerRow
     from squid_dagster.journal.queries import QueueRow
-    from squid_dagster.protocol.attempts import Attempt
+    from squid_dagster.protocol.folds.attempt import Attempt
 
 
 def no_work(queue: str) -> "QueueRow":

@@ -33,6 +33,6 @@ class Directory(click.Path):
 
 
 def _problem(text: str) -> str | None:
-    from squid_dagster.protocol.names import name_problem  # here, for `--help` needs no protocol
+    from squid_dagster.protocol.display_names import name_problem  # here, for `--help` needs no protocol
 
     return name_problem(text)

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from squid_dagster.inspection.holding import Hold, Worker, hold_of
 from squid_dagster.inspection.record import Record
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import AttemptReleased, Runnable
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.launches import Launch, latest_launches
-from squid_dagster.protocol.plan_state import COMPENSATE, PlanState
-from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.unit import planned_but_unscheduled
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, claim_order
+from squid_dagster.protocol.folds.launches import Launch, latest_launches
+from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external import is_external
 from squid_dagster.workflow.registry import Registry

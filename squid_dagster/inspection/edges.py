@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.nodes import GraphNode, NodeStatus, Story
 from squid_dagster.inspection.shown import asks_for_secret, brief
-from squid_dagster.protocol.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.workflow.conditions import Condition, Operator
 from squid_dagster.workflow.declared import Outcome

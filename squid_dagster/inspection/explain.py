@@ -17,7 +17,7 @@ from squid_dagster.inspection.shown import plain, shown
 from squid_dagster.inspection.views import view_anomaly
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import digest
 from squid_dagster.protocol.facts import RunSignalReceived
 from squid_dagster.workflow.registry import Registry

@@ -6,9 +6,9 @@ from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, wait
 from squid_dagster.inspection.sentences import named
 from squid_dagster.inspection.shown import shown_object, span
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch
 from squid_dagster.workflow.external import target_of
 
 _SENSOR = "squid_external_sensor"

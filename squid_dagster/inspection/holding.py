@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from squid_dagster.protocol.attempts import definition_key
+from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.workflow.registry import Registry
 
 

@@ -10,9 +10,9 @@ from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView, open_deadlines
 from squid_dagster.inspection.shown import shown, shown_object
 from squid_dagster.inspection.views import AttemptView, ManualView, view_attempt, view_manual, visit_of
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.facts import ManualStepResolved, RunnableApplied
-from squid_dagster.protocol.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.workflow.declared import COMPLETE, ENDS
 
 

@@ -9,8 +9,8 @@ from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel,
 from squid_dagster.inspection.record import RETRY
 from squid_dagster.inspection.sentences import named
 from squid_dagster.inspection.shown import brief, message_of, shown, span, when
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus, definition_key, out_of_deliveries
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, definition_key, out_of_deliveries
 from squid_dagster.workflow.declared import StepKind
 
 

@@ -9,8 +9,8 @@ from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.anomalies import Anomaly, anomaly, unreadable
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part, run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 RETRY = "retry"  # the name under which a failure is found by the attempt that it created
 

@@ -27,10 +27,10 @@ from squid_dagster.inspection.views import (
     view_runnable,
 )
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import COMPENSATE, visits
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.workflow.registry import Registry
 from squid_dagster.workflow.state import outputs_of

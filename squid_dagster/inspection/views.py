@@ -8,10 +8,10 @@ from squid_dagster.inspection.deadlines import DeadlineView
 from squid_dagster.inspection.record import Record
 from squid_dagster.inspection.shown import shown, shown_object, without_values
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts import ChildRunStarted, Runnable
-from squid_dagster.protocol.run import ManualState
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.run import ManualState
 
 _ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
 

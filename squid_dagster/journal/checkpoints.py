@@ -7,10 +7,10 @@ come since as it takes to read it, so that the cost of both stays in proportion 
 from squid_dagster.journal.plan_states import KnownState
 from squid_dagster.journal.storage import Storage
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
 
 logger = redacting_logger(__name__)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Protocol
 
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Self
 
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
-from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.facts import Fact, RunSignalReceived
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.dispatch import RunDispatch
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run_unit import RunUnit
 
 
 class SignalKey(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from squid_dagster.journal.commands import CommandDecision, CommandTarget
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
-from squid_dagster.protocol.attempts import Attempt, Suspicion
-from squid_dagster.protocol.checks import text_problem
+from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import InvalidArgument, SquidError, StorageUnavailable, shown
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.protocol.unit import RunUnit
 
 _ID_BYTES, _TOKEN_BYTES = 16, 32
 DEFAULT_LEASE = timedelta(minutes=5)

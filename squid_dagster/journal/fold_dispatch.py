@@ -52,16 +52,16 @@ from squid_dagster.journal.settling import (
 from squid_dagster.journal.storage import Append, Storage, check_revision
 from squid_dagster.journal.thread_views import ThreadViews
 from squid_dagster.limits import MAX_CLAIMS
-from squid_dagster.protocol.attempts import Attempt, Suspicion, suspicion_of
-from squid_dagster.protocol.checks import checks_arguments
-from squid_dagster.protocol.dispatch import RunDispatch
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptFailed, Fact, RunSignalReceived, RunTerminal
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Attempt, Suspicion, suspicion_of
+from squid_dagster.protocol.folds.dispatch import RunDispatch
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import ThreadKind, check_part, dispatch_thread, parse_thread, run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 _MOST_RUNS = 2_000  # of which the keys of children and commands are kept
 

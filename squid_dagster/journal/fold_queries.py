@@ -25,13 +25,13 @@ from squid_dagster.journal.queries import (
 )
 from squid_dagster.journal.storage import Storage, check_revision
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
-from squid_dagster.protocol.checks import checks_arguments
-from squid_dagster.protocol.dispatch import RunDispatch, apply_queue
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.entries import run_of
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_queue
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit, planned_but_unscheduled
 from squid_dagster.protocol.threads import check_part, run_thread
-from squid_dagster.protocol.unit import RunUnit, apply_unit, planned_but_unscheduled
 
 _PAGE = 5_000  # entries in one read
 

@@ -15,9 +15,9 @@ from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.journal.settling import FactOf, arrange, find
 from squid_dagster.journal.storage import Verified, check_appends
 from squid_dagster.limits import commit_bytes
-from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.errors import InvalidFact, PlanningFailed, SquidError, explain
 from squid_dagster.protocol.facts import FACT_TYPES, Fact
+from squid_dagster.protocol.folds.dispatch import RunDispatch
 from squid_dagster.redaction import named_error
 
 _FACTS = frozenset(FACT_TYPES.values())

@@ -9,8 +9,8 @@ from squid_dagster.journal.postgres.rows import attempt_from_row
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.queries import check_limit
 from squid_dagster.journal.storage import Storage, check_revision
-from squid_dagster.protocol.attempts import Attempt, definition_key
-from squid_dagster.protocol.dispatch import DispatchProjection
+from squid_dagster.protocol.folds.attempt import Attempt, definition_key
+from squid_dagster.protocol.folds.dispatch import DispatchProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 
 

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.threads import check_part
 

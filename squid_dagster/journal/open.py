@@ -12,7 +12,7 @@ from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_n
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.tiers import EmbeddedTier, Tier, describe, open_tier, resolve_tier
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 logger = redacting_logger("squid_dagster")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.threads import run_thread
 
 _MOST_RUNS, _MOST_WEIGHT = 2_000, 64 << 20

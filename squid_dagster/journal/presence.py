@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.shared import shared
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.redaction import redacted_error

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from squid_dagster.journal.storage import Append, Storage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.errors import Conflict, InvalidArgument
 from squid_dagster.protocol.facts import EntryQuarantined
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import run_thread
 
 

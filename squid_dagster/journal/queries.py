@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 from squid_dagster.journal.dispatch import check_text
 from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.threads import check_part
 
 # Every status that `RunProjection.status` gives. Listings by workflow or queue merge one stream for each of them.

@@ -1,6 +1,6 @@
 """One queue as its thread tells it so far: the parts of its runs, and its open attempts in the order of claims.
 
-Folded in place by the rules of `protocol/dispatch.py`, entry by entry. What a claim or a settlement asks for is found
+Folded in place by the rules of `protocol/folds/dispatch.py`, entry by entry. What a claim or a settlement asks for is found
 by key: it costs the same beside ten attempts and ten thousand, be they siblings, earlier visits or other runs.
 """
 
@@ -12,9 +12,9 @@ from datetime import datetime
 from heapq import merge
 from typing import Any
 
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order, definition_key
-from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch, apply_queue
 from squid_dagster.protocol.entries import Entry, run_of
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, claim_order, definition_key
+from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch, apply_queue
 
 
 class DueOrder:

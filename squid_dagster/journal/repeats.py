@@ -14,7 +14,7 @@ from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import AttemptDeadLettered, AttemptReleased
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 
 _CONFLICTS = (Reason.CONFLICTING_COMPLETION, Reason.CONFLICTING_FAILURE)
 

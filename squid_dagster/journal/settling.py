@@ -19,15 +19,6 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.anomalies import Reason
-from squid_dagster.protocol.attempts import (
-    Attempt,
-    AttemptStatus,
-    check_completion,
-    check_failure,
-    check_fence,
-    out_of_deliveries,
-)
-from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
@@ -48,8 +39,17 @@ from squid_dagster.protocol.facts import (
     Fact,
 )
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import (
+    Attempt,
+    AttemptStatus,
+    check_completion,
+    check_failure,
+    check_fence,
+    out_of_deliveries,
+)
+from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.redaction import redacted_error
 
 _FACTS = frozenset(FACT_TYPES.values())

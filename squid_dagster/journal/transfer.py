@@ -25,7 +25,7 @@ from squid_dagster.journal.transfer_format import (
     Writer,
     to_line,
 )
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 Progress = Callable[[int], None]

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 import dagster as dg
 from dagster_shared.check import CheckError
 
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -25,8 +25,8 @@ from squid_dagster.plugin.names import AGENT_DISPATCH, DISPATCH_JOB, RESOURCE, j
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.versions import code_version as code_version_of
 from squid_dagster.plugin.versions import is_superseded, location_of_run
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.wiring import definitions

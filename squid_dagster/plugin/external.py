@@ -33,7 +33,6 @@ from squid_dagster.plugin.names import (
     RUNNABLE_KEY_TAG,
     job_tags,
 )
-from squid_dagster.protocol.attempts import Attempt, definition_key
 from squid_dagster.protocol.errors import (
     IncompatibleDefinition,
     InvalidArgument,
@@ -42,6 +41,7 @@ from squid_dagster.protocol.errors import (
     SquidError,
 )
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import Attempt, definition_key
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.execution import describe_error, error_map
 from squid_dagster.runtime.external import launch_of, waiting_externals

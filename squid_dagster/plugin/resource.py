@@ -19,7 +19,7 @@ from squid_dagster.journal.dispatch import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.cloudevents import SOURCE
 from squid_dagster.runtime.wiring import definitions

@@ -3,18 +3,14 @@
 Functions check their arguments here, at the border; the library itself takes them from their modules, as they are.
 """
 
-from squid_dagster.protocol import attempts as _attempts
 from squid_dagster.protocol import codec as _codec
 from squid_dagster.protocol import redaction as _redaction
 from squid_dagster.protocol import threads as _threads
-from squid_dagster.protocol import unit as _unit
 from squid_dagster.protocol.anomalies import Anomaly, Reason
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
-from squid_dagster.protocol.backlog import BacklogProjection
-from squid_dagster.protocol.backlog_cards import Card, CardStatus
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
+from squid_dagster.protocol.backlog.card import Card, CardStatus
+from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.codec import parse_fact
-from squid_dagster.protocol.dispatch import DispatchProjection, RunDispatch
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts import (
     DEFAULT_MAX_DELIVERIES,
@@ -56,10 +52,14 @@ from squid_dagster.protocol.facts import (
     RunStarted,
     RunTerminal,
 )
-from squid_dagster.protocol.index import RunCatalogProjection, RunIndexProjection, RunSummary
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds import attempt as _attempts
+from squid_dagster.protocol.folds import run_unit as _unit
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.dispatch import DispatchProjection, RunDispatch
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_index import RunCatalogProjection, RunIndexProjection, RunSummary
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import BACKLOG_THREAD, CATALOG_THREAD, ThreadKind, parse_thread
-from squid_dagster.protocol.unit import RunUnit
 
 __all__ = [
     "BACKLOG_THREAD",

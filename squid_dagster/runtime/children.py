@@ -5,14 +5,14 @@ from datetime import datetime
 from typing import Any
 
 from squid_dagster.journal.dispatch import Claim, ClaimRef, Lineage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.facts.run import Origin
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from squid_dagster.protocol.checks import text_problem
+from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.runtime.signals import Signal, SignalType, check_signal

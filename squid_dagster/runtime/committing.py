@@ -16,8 +16,8 @@ from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, I
 from squid_dagster.journal.rounds import outcome_bytes
 from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing
+from squid_dagster.protocol.folds.attempt import AttemptStatus
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.outage import Outage
 from squid_dagster.runtime.pool import Job

@@ -7,15 +7,15 @@ from uuid import NAMESPACE_URL, uuid5
 
 from squid_dagster.journal import Append
 from squid_dagster.journal.commands import CommandedRun, CommandTarget
-from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import PlanState, visits
+from squid_dagster.protocol.folds.attempt import AttemptStatus
+from squid_dagster.protocol.folds.plan_state import PlanState, visits
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.redaction import redact, redact_object
-from squid_dagster.protocol.run import RunProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType

@@ -24,10 +24,10 @@ from squid_dagster.journal.dispatch import (
 from squid_dagster.journal.notifier import CommitNotifier, Notifier
 from squid_dagster.journal.presence import Presence
 from squid_dagster.journal.queries import JournalQueries
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState, StateNeeded, UnknownState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, UnknownState
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.workflow.assumption import assumed_state
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planning import plan_settled, taken_route

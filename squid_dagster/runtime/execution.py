@@ -15,10 +15,10 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors
 from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Interrupted, Outcome, Retry
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.interrupts import is_interrupt

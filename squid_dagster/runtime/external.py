@@ -15,11 +15,11 @@ from squid_dagster.journal.commands import CommandedRun, CommandTarget
 from squid_dagster.journal.dispatch import Completed, Failed, hash_token
 from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
 from squid_dagster.journal.settling import settled
-from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
-from squid_dagster.protocol.launches import Launch
+from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus
+from squid_dagster.protocol.folds.launches import Launch
 from squid_dagster.redaction import redacted_error
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import completed, error_map, failure

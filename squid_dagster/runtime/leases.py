@@ -23,8 +23,7 @@ from squid_dagster.journal.dispatch import (
     Unfinished,
 )
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Attempt, Suspicion
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     IncompatibleDefinition,
@@ -33,7 +32,8 @@ from squid_dagster.protocol.errors import (
     SquidError,
     TerminalRun,
 )
-from squid_dagster.protocol.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
+from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import error_map, failure
 from squid_dagster.runtime.settlement import settle, unwritable

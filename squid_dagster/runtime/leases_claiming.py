@@ -13,12 +13,12 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
-from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
-from squid_dagster.protocol.dispatch import RunDispatch
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import AttemptClaimed, Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
+from squid_dagster.protocol.folds.dispatch import RunDispatch
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 
 _LATER = timedelta(seconds=30)  # before work that this process has no definition for is offered to another one

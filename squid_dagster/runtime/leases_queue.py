@@ -22,8 +22,8 @@ from squid_dagster.journal.dispatch import (
     check_claim,
 )
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Attempt, out_of_deliveries
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
+from squid_dagster.protocol.display_names import name_problem
 from squid_dagster.protocol.errors import (
     InvalidArgument,
     InvalidFact,
@@ -33,7 +33,7 @@ from squid_dagster.protocol.errors import (
     StorageRefused,
     StorageUnavailable,
 )
-from squid_dagster.protocol.names import name_problem
+from squid_dagster.protocol.folds.attempt import Attempt, out_of_deliveries
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed, Outcome
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import (
     ExpiredClaim,
     NotFound,

@@ -7,8 +7,8 @@ from datetime import datetime
 from squid_dagster.journal.queries import parent_of
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
-from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.unit import RunUnit, planned_but_unscheduled
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit, planned_but_unscheduled
 from squid_dagster.runtime.children import start_linked_child
 from squid_dagster.runtime.controls import cancel_orphan, family_of
 from squid_dagster.runtime.core import Runtime

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from squid_dagster.journal.dispatch import Outcome
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.folds.attempt import Attempt
 
 
 class SettledAttempt(NamedTuple):

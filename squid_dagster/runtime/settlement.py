@@ -16,10 +16,10 @@ from squid_dagster.journal.dispatch import (
     Settlement,
 )
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
-from squid_dagster.protocol.plan_state import UnknownState
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import UnknownState
 from squid_dagster.runtime.core import Runtime, SuccessKind
 from squid_dagster.runtime.execution import error_map
 

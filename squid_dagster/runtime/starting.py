@@ -12,7 +12,7 @@ from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.protocol.errors import Conflict, ConflictingCommand, InvalidArgument, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact, RunStarted
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id

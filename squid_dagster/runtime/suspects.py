@@ -9,7 +9,7 @@ that nothing but itself (or its host) can make a dead letter of it. Owns no lock
 from collections.abc import Container, Sequence
 
 from squid_dagster.journal.dispatch import Claim, Suspects
-from squid_dagster.protocol.attempts import Suspicion
+from squid_dagster.protocol.folds.attempt import Suspicion
 
 QUIET_SECONDS = 2.0
 LONGEST_WAIT_SECONDS = 60.0  # for a worker to become empty; a last delivery then begins beside what still runs

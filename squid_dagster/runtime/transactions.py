@@ -12,9 +12,9 @@ from squid_dagster.journal.descriptors import LoopLost
 from squid_dagster.journal.dispatch import Failed, Outcome
 from squid_dagster.journal.postgres.failures import translated
 from squid_dagster.journal.postgres.inheritance import close_lost, is_intact
-from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import AttemptStatus
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import (
     AsyncRunner,

@@ -23,9 +23,9 @@ from squid_dagster.journal.notifier import Listener
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Suspicion
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
+from squid_dagster.protocol.folds.attempt import Suspicion
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
 from squid_dagster.runtime.core import Runtime

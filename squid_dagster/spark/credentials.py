@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from squid_dagster.journal.tiers import display_url, normalized_url
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 
 URL, URL_FILE, URL_ENV = "url", "url_file", "url_env"

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.reading import read_entries
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.heap import set_heap_aside

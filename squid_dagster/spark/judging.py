@@ -13,7 +13,7 @@ from squid_dagster.journal.postgres.refold import ViewRows
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.anomalies import Reason
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.spark.credentials import Location
 from squid_dagster.spark.folds import Groups
 from squid_dagster.spark.outcomes import Kind, Tally

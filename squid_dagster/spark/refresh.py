@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import ForeignWarehouse, RefreshFailed, WarehouseTooNew, WarehouseUnavailable

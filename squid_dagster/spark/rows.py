@@ -12,11 +12,11 @@ from typing import Any
 from squid_dagster.journal.postgres.rows import anomaly_rows
 from squid_dagster.journal.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
-from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.index import RunSummary
-from squid_dagster.protocol.unit import RunUnit, apply_unit
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.dispatch import apply_queue
+from squid_dagster.protocol.folds.run_index import RunSummary
+from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
 from squid_dagster.redaction import redacted
 
 Row = dict[str, Any]

@@ -10,7 +10,7 @@ from pyspark import SparkContext, __version__
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import SparkUnavailable
 from squid_dagster.spark.java import use_java

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark import filters, ranges
 from squid_dagster.spark.any_session import AnySession

@@ -17,7 +17,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import WarehouseUnavailable

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from squid_dagster.api import Squid
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.anomalies import anomaly, unreadable
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, by_run
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.testing.breaches import Rule, Violation, violation
 from squid_dagster.testing.run_rules import RunRules
 from squid_dagster.testing.sources import read_all, storage_of

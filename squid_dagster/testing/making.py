@@ -11,7 +11,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.notifier import LocalNotifier
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.workflow import Workflow

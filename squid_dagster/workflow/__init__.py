@@ -1,6 +1,6 @@
 """Authoring: what a workflow is, whether it makes sense, and what it means. Pure: no database, no clock, no chance."""
 
-from squid_dagster.protocol.plan_state import FAIL
+from squid_dagster.protocol.folds.plan_state import FAIL
 from squid_dagster.workflow.authoring import Workflow
 from squid_dagster.workflow.binding import bind, bind_compensation, call_arguments, compensation_arguments
 from squid_dagster.workflow.conditions import Condition, Operator, path

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts import Runnable
-from squid_dagster.protocol.plan_state import PlanState, StateNeeded, StepState
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, StepState
 from squid_dagster.protocol.threads import idempotency_key
 from squid_dagster.workflow.definition import Definition
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
-from squid_dagster.protocol.plan_state import FAIL
+from squid_dagster.protocol.folds.plan_state import FAIL
 from squid_dagster.workflow.conditions import Condition
 from squid_dagster.workflow.external import External
 from squid_dagster.workflow.retry import Retry

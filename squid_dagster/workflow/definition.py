@@ -9,8 +9,8 @@ from types import MappingProxyType
 from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
-from squid_dagster.protocol.attempts import definition_key
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.workflow.conditions import Condition
 from squid_dagster.workflow.declared import (
     ENDS,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import Attempt
 
 ExternalKind = Literal["dagster_job", "dagster_assets"]
 OnLost = Literal["relaunch", "fail"]

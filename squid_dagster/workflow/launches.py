@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.workflow.binding import call_arguments
 from squid_dagster.workflow.context import StepContext
 from squid_dagster.workflow.definition import StepDefinition

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
@@ -26,8 +25,9 @@ from squid_dagster.protocol.facts import (
     RunStarted,
 )
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import COMPENSATE, FAIL, PlanState, StateNeeded
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.plan_state import COMPENSATE, FAIL, PlanState, StateNeeded
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.binding import bind, bind_compensation
 from squid_dagster.workflow.dead_letters import goes_on_from_dead_letter

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.outcomes import Fail
 from squid_dagster.workflow.values import MAX_DURATION, is_duration, is_number, is_whole, shown

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
@@ -15,8 +14,9 @@ from squid_dagster.protocol.facts import (
     RunTerminal,
 )
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.external import external_lane
 from squid_dagster.workflow.state import state_of

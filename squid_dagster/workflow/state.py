@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.workflow.definition import Definition
 
 

@@ -18,8 +18,8 @@ from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalN
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.commands import CommandTarget
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.cloudevents import to_cloudevent
 from squid_dagster.runtime.execution import make_context

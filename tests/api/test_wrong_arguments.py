@@ -14,7 +14,7 @@ import squid_dagster
 from squid_dagster import agents, backlog, inspection, journal, protocol, redaction, testing, workflow
 from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
 from squid_dagster.journal.transfer import export_journal, import_journal
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.signals import SignalType
 from tests.api.calls import World, dispatch_calls, other_calls, query_calls, signal_calls, storage_calls, table

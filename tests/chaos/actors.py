@@ -15,8 +15,8 @@ from pathlib import Path
 
 from squid_dagster import Squid, SquidError
 from squid_dagster.journal import open_journal
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.runtime.signals import Receipt
 from tests.chaos import effects
 from tests.chaos.workflows import HURTFUL, SHARES, WORKFLOWS

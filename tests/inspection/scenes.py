@@ -28,7 +28,7 @@ from squid_dagster.protocol import (
     RunStarted,
     RunUnit,
 )
-from squid_dagster.protocol.attempts import OPEN
+from squid_dagster.protocol.folds.attempt import OPEN
 from squid_dagster.workflow import Deadline, Definition, Retry, Workflow, path
 from squid_dagster.workflow.planning import plan_resolution, plan_settled, plan_start
 from squid_dagster.workflow.registry import Registry

@@ -7,8 +7,8 @@ from squid_dagster.journal.checkpoints import CHECKPOINT_EVERY, keep_checkpoint,
 from squid_dagster.journal.plan_states import KnownState
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import StorageUnavailable
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from tests.facts import RUN, applied, child, planned, runnable, signal, started, step_paused, step_resolved, terminal
 from tests.journal.contract import THREAD
 

@@ -16,9 +16,9 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit, definition_key, run_thread
-from squid_dagster.protocol.attempts import Suspicion
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Suspicion
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from tests.facts import (
     QUEUE,
     T0,

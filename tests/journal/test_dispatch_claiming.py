@@ -19,9 +19,9 @@ from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import AttemptStatus, Fact, definition_key
-from squid_dagster.protocol.attempts import claim_order
-from squid_dagster.protocol.dispatch import DispatchProjection
 from squid_dagster.protocol.errors import ExpiredClaim, TerminalRun
+from squid_dagster.protocol.folds.attempt import claim_order
+from squid_dagster.protocol.folds.dispatch import DispatchProjection
 from tests.facts import (
     QUEUE,
     RUN,

@@ -17,11 +17,11 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Entry, Fact, RunUnit, dispatch_thread, run_thread
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts.base import MAX_TEXT
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import PlanState
 from tests.facts import (
     CLAIMS,
     QUEUE,

@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.journal.dispatch import Interrupted, Settlement, Suspects
 from squid_dagster.protocol import Fact
-from squid_dagster.protocol.attempts import Suspicion
+from squid_dagster.protocol.folds.attempt import Suspicion
 from tests.facts import claimed, key, t
 from tests.journal.contract import all_entries, facts_of
 from tests.journal.desk import Desk, claim, keys, statuses, work

@@ -12,7 +12,7 @@ from squid_dagster.journal import Completed, PostgresDispatchStore, PostgresStor
 from squid_dagster.journal.postgres import lane_marks
 from squid_dagster.journal.postgres.functions import sources
 from squid_dagster.journal.postgres.schema import fill_in
-from squid_dagster.protocol.attempts import Attempt, claim_order, definition_key
+from squid_dagster.protocol.folds.attempt import Attempt, claim_order, definition_key
 from tests.facts import QUEUE
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, raw
 from tests.journal.desk import Desk, claim, keys, work

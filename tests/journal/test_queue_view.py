@@ -11,7 +11,7 @@ from squid_dagster.journal import FoldDispatchStore, MemoryStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.queue_view import QueueView
 from squid_dagster.protocol import DispatchProjection, Entry, RunProjection, dispatch_thread, run_thread
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.workflow import StepContext, Workflow, path
 from tests.facts import QUEUE, QUEUES, RUNS, t
 from tests.histories import journals

@@ -1,7 +1,7 @@
 """Every storage: a checkpoint is kept beside its thread, and never says more than the thread does."""
 
 from squid_dagster.journal.storage import Checkpoint, Storage
-from squid_dagster.protocol.plan_state import PlanState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from tests.facts import planned, signal, started
 from tests.journal.contract import AWKWARD, OTHER, OTHER_THREAD, THREAD
 

@@ -18,8 +18,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "spark": ("tests/spark/test_fold_rules.py",),
 }
 
-ATTEMPTS, DISPATCH, RUN = "protocol/attempts.py", "protocol/dispatch.py", "protocol/run.py"
-INDEX, UNIT = "protocol/index.py", "protocol/unit.py"
+ATTEMPTS, DISPATCH, RUN = "protocol/folds/attempt.py", "protocol/folds/dispatch.py", "protocol/folds/run.py"
+INDEX, UNIT = "protocol/folds/run_index.py", "protocol/folds/run_unit.py"
 
 FOLD_MUTANTS = (
     Mutant("a lease lasts one instant longer", ATTEMPTS, "self.lease_until <= at", "self.lease_until < at"),

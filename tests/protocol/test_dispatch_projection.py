@@ -11,8 +11,8 @@ from squid_dagster.protocol import (
     dispatch_thread,
     run_thread,
 )
-from squid_dagster.protocol.attempts import check_completion, check_failure, check_fence
 from squid_dagster.protocol.entries import digest
+from squid_dagster.protocol.folds.attempt import check_completion, check_failure, check_fence
 from tests.facts import (
     OnThread,
     cataloged,

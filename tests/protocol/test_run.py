@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.protocol import Entry, Fact, Reason, RunProjection, run_thread
-from squid_dagster.protocol.run import ManualState, Quarantine
+from squid_dagster.protocol.folds.run import ManualState, Quarantine
 from tests.facts import (
     RUNS,
     OnThread,

@@ -25,7 +25,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.worker import Worker

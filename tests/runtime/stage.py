@@ -10,7 +10,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import dispatch_thread, run_thread
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.testing import Rule, Violation, check_invariants
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition

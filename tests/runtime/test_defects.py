@@ -23,7 +23,7 @@ from squid_dagster.protocol.errors import (
     SquidError,
     TerminalRun,
 )
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.workflow import Code, Fail, InvalidWorkflow, Retry, StepContext, Workflow, path
 from tests.journal.contract import at_once, raw
 from tests.runtime.actors import facts_of, status_of

@@ -19,7 +19,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.workflow import Defer, Fail, Resource, Retry, StepContext, Workflow
 from tests.runtime.actors import facts_of, status_of, until
 

@@ -19,8 +19,8 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit
-from squid_dagster.protocol.attempts import definition_key
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
 from tests.facts import (

@@ -16,8 +16,8 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound, SquidError
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.runtime.external import launch_of, waiting_externals
 from squid_dagster.runtime.leases_claiming import Refused, claim_item
 from squid_dagster.runtime.signals import Signal

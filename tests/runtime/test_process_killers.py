@@ -8,8 +8,8 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, verify
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from tests.processes import Child, children
 from tests.runtime.actors import facts_of, status_of, until
 from tests.runtime.killers import DEATHS, MAX_DELIVERIES, WORKFLOWS, supervise

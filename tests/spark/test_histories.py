@@ -19,8 +19,8 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.postgres.rows import iso, time
 from squid_dagster.protocol import Entry, RunUnit
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.entries import by_run
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.spark.folds import COLUMNS, fold_runs_with_views
 from squid_dagster.spark.source import read_journal
 from tests.facts import T0, child, heartbeat, started

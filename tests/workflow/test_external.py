@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from squid_dagster.protocol.attempts import definition_key
 from squid_dagster.protocol.facts import AttemptScheduled, RunnablesPlanned, RunStarted
+from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.workflow import Definition, Retry, StepContext, StepKind, Workflow
 from squid_dagster.workflow.external import external_lane, target_of
 from squid_dagster.workflow.planning import plan_start

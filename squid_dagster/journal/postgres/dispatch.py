@@ -60,14 +60,14 @@ from squid_dagster.journal.settling import (
 from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.attempts import Attempt, Suspicion
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.protocol.plan_state import PlanState
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
+from squid_dagster.protocol.folds.plan_state import PlanState
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part, parse_thread, run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 logger = redacting_logger(__name__)
 

@@ -15,7 +15,7 @@ from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.listener import Patience, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import SquidError
 
 logger = redacting_logger(__name__)

@@ -9,7 +9,7 @@ from squid_dagster.journal.postgres.failures import persistently
 from squid_dagster.journal.postgres.reading import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow, check_alive_within, check_worker_id, checked
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
 
 # presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is said again soon.
 # Two that sweep at once do not wait for each other. The table holds one row per worker: sweeping reads all of them.

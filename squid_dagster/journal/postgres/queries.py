@@ -26,8 +26,8 @@ from squid_dagster.journal.queries import (
 )
 from squid_dagster.journal.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly, Reason
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.threads import check_part
 
 _LAST = 2**63 - 1

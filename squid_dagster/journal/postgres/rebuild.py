@@ -21,7 +21,7 @@ from squid_dagster.journal.postgres.schema import VIEWS, lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
 from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 

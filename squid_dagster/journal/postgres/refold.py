@@ -10,9 +10,9 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry, run_of
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.dispatch import apply_queue
+from squid_dagster.protocol.folds.run_unit import RunUnit
 
 _INSERT: dict[str, LiteralString] = {
     "runs": "INSERT INTO {schema}.runs{suffix} SELECT * FROM json_populate_recordset(NULL::{schema}.runs{suffix}, %s)",

@@ -12,11 +12,11 @@ from pydantic_core import to_json
 
 from squid_dagster.journal.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import OPEN, Attempt, AttemptStatus, definition_key
-from squid_dagster.protocol.dispatch import RunDispatch
-from squid_dagster.protocol.index import RunSummary
-from squid_dagster.protocol.run import Applied, Child, ManualState, Planned, Quarantine, RunProjection
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus, definition_key
+from squid_dagster.protocol.folds.dispatch import RunDispatch
+from squid_dagster.protocol.folds.run import Applied, Child, ManualState, Planned, Quarantine, RunProjection
+from squid_dagster.protocol.folds.run_index import RunSummary
+from squid_dagster.protocol.folds.run_unit import RunUnit
 
 Row = dict[str, Any]
 

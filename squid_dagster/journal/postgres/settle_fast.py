@@ -32,9 +32,7 @@ from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, n
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.journal.settling import completion_fact
 from squid_dagster.limits import commit_bytes
-from squid_dagster.protocol.attempts import Attempt, completed, intent_content, intent_digest
 from squid_dagster.protocol.codec import encode
-from squid_dagster.protocol.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry, canonical_text
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
@@ -45,8 +43,10 @@ from squid_dagster.protocol.facts import (
     RunnablesPlanned,
     RunTerminal,
 )
-from squid_dagster.protocol.plan_state import PlanState, UnknownState
-from squid_dagster.protocol.run import application_digest, end_digest, manual_state, plan_content, plan_digest
+from squid_dagster.protocol.folds.attempt import Attempt, completed, intent_content, intent_digest
+from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch
+from squid_dagster.protocol.folds.plan_state import PlanState, UnknownState
+from squid_dagster.protocol.folds.run import application_digest, end_digest, manual_state, plan_content, plan_digest
 from squid_dagster.protocol.threads import run_thread
 
 _SETTLE: LiteralString = (

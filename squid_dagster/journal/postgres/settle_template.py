@@ -17,10 +17,10 @@ from pydantic_core import to_json
 
 from squid_dagster.journal.dispatch import ClaimRef, Completed, PlanRequest, Settlement, hash_token
 from squid_dagster.journal.postgres.template_text import EXAMPLE_TIME, OTHER_TIME, OTHER_VALUE, TemplateText, spellings
-from squid_dagster.protocol.attempts import Attempt
 from squid_dagster.protocol.codec import is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 
 _MOST = 256  # kinds that are known at a time

@@ -20,15 +20,15 @@ from squid_dagster.journal.postgres.template_text import EXAMPLE_TIME, OTHER_TIM
 from squid_dagster.journal.postgres.units import Units
 from squid_dagster.journal.settling import arrange
 from squid_dagster.journal.storage import check_appends
-from squid_dagster.protocol.attempts import intent_content
 from squid_dagster.protocol.codec import EncodedFact, is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.run import plan_content, start_content
+from squid_dagster.protocol.folds.attempt import intent_content
+from squid_dagster.protocol.folds.run import plan_content, start_content
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 _MOST = 256  # kinds that are known at a time
 _MARK = token_hex(16)

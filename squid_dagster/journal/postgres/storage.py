@@ -41,7 +41,7 @@ from squid_dagster.journal.storage import (
     check_commit_id,
     check_revision,
 )
-from squid_dagster.protocol.checks import checks_arguments, unchecked
+from squid_dagster.protocol.argument_checks import checks_arguments, unchecked
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, SquidError, StorageUnavailable, ViewsMissing

@@ -20,9 +20,9 @@ from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.facts import RunSignalReceived, RunStarted
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.protocol.unit import RunUnit
 
 if TYPE_CHECKING:
     from squid_dagster.journal.postgres.storage import PostgresStorage

@@ -14,12 +14,12 @@ from squid_dagster.journal.postgres import rows
 from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.storage import Verified
 from squid_dagster.protocol.anomalies import Anomaly
-from squid_dagster.protocol.attempts import Attempt
-from squid_dagster.protocol.dispatch import apply_queue
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact
-from squid_dagster.protocol.run import Applied, Child, Planned
-from squid_dagster.protocol.unit import RunUnit, apply_unit
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.dispatch import apply_queue
+from squid_dagster.protocol.folds.run import Applied, Child, Planned
+from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
 
 # Facts whose rules look at, or change, every open attempt of their run.
 _WHOLE = frozenset({"run_terminal", "run_fenced", "entry_quarantined"})

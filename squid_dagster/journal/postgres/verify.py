@@ -10,7 +10,7 @@ from squid_dagster.journal.postgres.connection import PgConnection
 from squid_dagster.journal.postgres.reading import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact, run_of
 from squid_dagster.protocol.threads import run_thread
 

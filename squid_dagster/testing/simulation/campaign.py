@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import count
 
-from squid_dagster.protocol.checks import checked
+from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from squid_dagster.api import Squid
 from squid_dagster.journal.queries import parent_of
 from squid_dagster.journal.storage import Storage
-from squid_dagster.protocol.attempts import AttemptStatus
 from squid_dagster.protocol.entries import Entry, digest
-from squid_dagster.protocol.plan_state import COMPENSATE, visits
-from squid_dagster.protocol.run import RunProjection
-from squid_dagster.protocol.unit import RunUnit
+from squid_dagster.protocol.folds.attempt import AttemptStatus
+from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.testing.driving import execute_until_blocked
 from squid_dagster.testing.simulation.scenario import Scenario
 from squid_dagster.workflow.definition import Definition, Mode

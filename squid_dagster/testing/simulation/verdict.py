@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.run import RunProjection
+from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
-from squid_dagster.protocol.unit import RunUnit
 from squid_dagster.testing.invariants import Rule, Violation, check_invariants
 from squid_dagster.testing.simulation.ends import End, end_of, undoing_problems
 from squid_dagster.testing.simulation.journal_rules import rule_breaks

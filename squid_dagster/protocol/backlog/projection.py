@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from squid_dagster.protocol.backlog_cards import Card, CardStatus, claim_order, new_card
-from squid_dagster.protocol.backlog_rules import CardReason, follow, judge
+from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order, new_card
+from squid_dagster.protocol.backlog.rules import CardReason, follow, judge
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts.backlog import CardCompleted, CardCreated, CardLinked
 from squid_dagster.protocol.threads import BACKLOG_THREAD

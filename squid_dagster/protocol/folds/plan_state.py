@@ -20,8 +20,8 @@ from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.protocol.launches import Launch, latest_launches, launched_key, next_launch
-from squid_dagster.protocol.run import ManualState, RunProjection, manual_state, resolves, run_status
+from squid_dagster.protocol.folds.launches import Launch, latest_launches, launched_key, next_launch
+from squid_dagster.protocol.folds.run import ManualState, RunProjection, manual_state, resolves, run_status
 from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
 
 COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation

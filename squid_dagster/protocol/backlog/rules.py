@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from squid_dagster.protocol.backlog_cards import Card, CardStatus, find_path
+from squid_dagster.protocol.backlog.card import Card, CardStatus, find_path
 from squid_dagster.protocol.facts.backlog import (
     CardBlocked,
     CardClaimed,

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly
-from squid_dagster.protocol.attempts import Attempt, AttemptStatus, claim_order
-from squid_dagster.protocol.dispatch import STOPS, RunDispatch, apply_dispatch
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import Runnable
-from squid_dagster.protocol.index import RunSummary, is_catalog_entry, is_index_entry, judge_listing
-from squid_dagster.protocol.run import RunProjection, apply_run
+from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, claim_order
+from squid_dagster.protocol.folds.dispatch import STOPS, RunDispatch, apply_dispatch
+from squid_dagster.protocol.folds.run import RunProjection, apply_run
+from squid_dagster.protocol.folds.run_index import RunSummary, is_catalog_entry, is_index_entry, judge_listing
 from squid_dagster.protocol.threads import run_thread
 
 _RUN_PREFIX = run_thread("")

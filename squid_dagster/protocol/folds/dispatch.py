@@ -10,7 +10,17 @@ from datetime import datetime
 from typing import Any, Self
 
 from squid_dagster.protocol.anomalies import Anomaly, Reason, anomaly, unreadable
-from squid_dagster.protocol.attempts import (
+from squid_dagster.protocol.entries import Entry, digest, run_of
+from squid_dagster.protocol.facts import (
+    AttemptClaimed,
+    AttemptCompleted,
+    AttemptDeadLettered,
+    AttemptFailed,
+    AttemptHeartbeat,
+    AttemptReleased,
+    AttemptScheduled,
+)
+from squid_dagster.protocol.folds.attempt import (
     OPEN,
     Attempt,
     AttemptStatus,
@@ -21,16 +31,6 @@ from squid_dagster.protocol.attempts import (
     completed,
     intent_digest,
     out_of_deliveries,
-)
-from squid_dagster.protocol.entries import Entry, digest, run_of
-from squid_dagster.protocol.facts import (
-    AttemptClaimed,
-    AttemptCompleted,
-    AttemptDeadLettered,
-    AttemptFailed,
-    AttemptHeartbeat,
-    AttemptReleased,
-    AttemptScheduled,
 )
 from squid_dagster.protocol.threads import dispatch_thread
 
