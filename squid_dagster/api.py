@@ -42,8 +42,8 @@ from squid_dagster.runtime.wiring import adapters, definitions
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import MissingResource, StepContext, Workflow
 from squid_dagster.workflow.definition import Definition
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 ALIVE_WITHIN = timedelta(seconds=20)  # a worker that has not announced itself for so long does not count
 

@@ -25,7 +25,7 @@ from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.dispatch import DispatchProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part, dispatch_thread
-from squid_dagster.workflow.scheduling import schedule
+from squid_dagster.workflow.planner.schedule import schedule
 
 
 @dataclass(frozen=True, slots=True)

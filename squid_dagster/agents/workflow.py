@@ -12,8 +12,8 @@ from squid_dagster.protocol.folds.run import RunProjection, application_digest
 from squid_dagster.protocol.folds.run_unit import RunUnit, planned_but_unscheduled, results_ready_to_apply
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import plan_settled
-from squid_dagster.workflow.scheduling import schedule
+from squid_dagster.workflow.planner.planner import plan_settled
+from squid_dagster.workflow.planner.schedule import schedule
 
 DefinitionOf = Callable[[str, RunProjection], Definition]
 

@@ -13,8 +13,8 @@ from squid_dagster.cli.run_opening import Looking, looking, need_modules
 from squid_dagster.cli.run_options import time_option
 
 if TYPE_CHECKING:
+    from squid_dagster.workflow.cron.triggers import Cron
     from squid_dagster.workflow.registry import Registry
-    from squid_dagster.workflow.triggers import Cron
 
 _MOST_DUE = 1000  # windows that are counted as due: a start takes no more at a time
 _FAR = datetime(9979, 12, 31, tzinfo=UTC)  # the calendar ends soon after
@@ -43,7 +43,7 @@ def list_(place: Place, as_json: bool) -> None:
 def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
     """Give a trigger as JSON values, always with the same keys."""
     from squid_dagster.runtime.crons import windows_due
-    from squid_dagster.workflow.windows import next_fire
+    from squid_dagster.workflow.cron.windows import next_fire
 
     cursor = journal.sides.queries.schedule_cursor(workflow, trigger.name)
     due = windows_due(trigger, cursor, now, _MOST_DUE)
@@ -107,7 +107,7 @@ class _Upcoming(NamedTuple):
 
 
 def _windows(workflow: str, trigger: "Cron", after: datetime, count: int) -> Iterator[_Upcoming]:
-    from squid_dagster.workflow.windows import fire_times
+    from squid_dagster.workflow.cron.windows import fire_times
 
     zone = trigger.zone()
     for start_at, end_at in pairwise(fire_times(trigger, after, _FAR, count + 1)):
@@ -117,7 +117,7 @@ def _windows(workflow: str, trigger: "Cron", after: datetime, count: int) -> Ite
 
 def _triggers(registry: "Registry | None") -> "Iterator[tuple[str, Cron]]":
     """Give the cron triggers of all workflows, in the version that new runs have."""
-    from squid_dagster.workflow.triggers import Cron
+    from squid_dagster.workflow.cron.triggers import Cron
 
     for definition in registry or ():
         if registry is not None and registry.current(definition.name) is definition:

@@ -71,7 +71,7 @@ def _missing(patient: Patient, unit: "RunUnit") -> str | None:
     """Say what recovery would write for this run; None: nothing, or nothing that the definitions at hand allow."""
     from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
     from squid_dagster.protocol.threads import run_thread
-    from squid_dagster.workflow.scheduling import unprogressed
+    from squid_dagster.workflow.planner.schedule import unprogressed
 
     run, dispatch = unit.run, unit.dispatch
     if run.terminal:

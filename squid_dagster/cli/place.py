@@ -49,7 +49,7 @@ class Place:
 
     def workflows(self) -> "list[Workflow]":
         """Collect the workflows of the modules; none where none was named. Raises as `load_workflows`."""
-        from squid_dagster.workflow.loading import load_workflows
+        from squid_dagster.workflow.loader import load_workflows
 
         if self.modules and "" not in sys.path:
             sys.path.insert(0, "")  # modules of the directory at hand, as `python -m` finds them

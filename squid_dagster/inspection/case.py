@@ -16,9 +16,9 @@ from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
 from squid_dagster.workflow.definition import Definition, StepDefinition
-from squid_dagster.workflow.external import is_external
+from squid_dagster.workflow.external_step import is_external
+from squid_dagster.workflow.planner.schedule import unprogressed
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.scheduling import unprogressed
 
 
 class QueueState(NamedTuple):

@@ -12,8 +12,8 @@ from squid_dagster.inspection.nodes import GraphNode, NodeStatus, Story
 from squid_dagster.inspection.shown import asks_for_secret, brief
 from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
-from squid_dagster.workflow.conditions import Condition, Operator
-from squid_dagster.workflow.declared import Outcome
+from squid_dagster.workflow.authoring.conditions import Condition, Operator
+from squid_dagster.workflow.authoring.draft import Outcome
 from squid_dagster.workflow.definition import Definition, Mode, Route
 from squid_dagster.workflow.values import canonical
 

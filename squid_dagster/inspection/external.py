@@ -9,7 +9,7 @@ from squid_dagster.inspection.shown import shown_object, span
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch
-from squid_dagster.workflow.external import target_of
+from squid_dagster.workflow.external_step import target_of
 
 _SENSOR = "squid_external_sensor"
 

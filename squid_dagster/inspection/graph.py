@@ -14,7 +14,7 @@ from squid_dagster.inspection.svg import svg
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.folds.plan_state import FAIL
-from squid_dagster.workflow.declared import COMPLETE
+from squid_dagster.workflow.authoring.draft import COMPLETE
 from squid_dagster.workflow.registry import Registry
 
 

@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.queries import JournalQueries, QueueRow
 from squid_dagster.journal.storage import Storage
-from squid_dagster.workflow.external import external_lane
+from squid_dagster.workflow.external_step import external_lane
 
 MOST = 100
 """Of each kind so many are counted."""

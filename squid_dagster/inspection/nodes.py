@@ -13,7 +13,7 @@ from squid_dagster.inspection.views import AttemptView, ManualView, view_attempt
 from squid_dagster.protocol.facts import ManualStepResolved, RunnableApplied
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
 from squid_dagster.protocol.folds.plan_state import COMPENSATE
-from squid_dagster.workflow.declared import COMPLETE, ENDS
+from squid_dagster.workflow.authoring.draft import COMPLETE, ENDS
 
 
 class NodeStatus(StrEnum):

@@ -11,7 +11,7 @@ from squid_dagster.inspection.sentences import named
 from squid_dagster.inspection.shown import brief, message_of, shown, span, when
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, definition_key, out_of_deliveries
-from squid_dagster.workflow.declared import StepKind
+from squid_dagster.workflow.authoring.draft import StepKind
 
 
 def queue_paused(case: Case) -> Finding | None:

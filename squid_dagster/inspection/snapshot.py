@@ -32,8 +32,8 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
+from squid_dagster.workflow.planner.known_values import outputs_of
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.state import outputs_of
 
 # Shown by key in `to_dict`: the attempts and runnables themselves are listed once.
 _BY_KEY = (

@@ -17,7 +17,7 @@ from squid_dagster.plugin.dispatch import DrainConfig
 from squid_dagster.plugin.events import Policy
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 _DRAIN = DrainConfig()
 _RESOURCE = SquidResource()

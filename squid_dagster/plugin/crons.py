@@ -19,9 +19,9 @@ from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.signals import Receipt
 from squid_dagster.runtime.wiring import definitions
+from squid_dagster.workflow.cron.triggers import Cron
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.triggers import Cron
 
 # A daemon whose clock is a little ahead of the database's ticks before the window is due there. The tick's own time
 # counts then; further ahead the database's clock decides, as everywhere.

@@ -28,7 +28,7 @@ from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow import Workflow, load_workflows
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 Given = Workflow | Definition | ModuleType | str
 MAX_IN_FLIGHT = 2

@@ -31,7 +31,7 @@ from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.runtime.worker import Worker
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 DRAIN_OP = "drain"
 RUN_KIND = "dagster_run"  # in the presence table

@@ -51,8 +51,8 @@ from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.checks.externals import unknown_targets
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput, InvalidWorkflow
-from squid_dagster.workflow.launches import request_of
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.external_request import request_of
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 Job = Any  # a JobDefinition, or what define_asset_job gives: Dagster does not export a name for both
 Targets = dict[tuple[str, str], Job]  # by the lane of a definition, and a step of it

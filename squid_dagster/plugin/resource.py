@@ -25,7 +25,7 @@ from squid_dagster.runtime.cloudevents import SOURCE
 from squid_dagster.runtime.wiring import definitions
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 Workflows = Sequence[Workflow | Definition | str]  # objects, or names of modules that hold them
 _SECRETS = ("url", "listen_url")

@@ -18,7 +18,7 @@ from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
 from squid_dagster.runtime.step_calls import StepCalls
-from squid_dagster.workflow.context import StepContext
+from squid_dagster.workflow.authoring.step_context import StepContext
 from squid_dagster.workflow.definition import Definition
 
 

@@ -20,8 +20,8 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
 from squid_dagster.runtime.starting import Start, has_begun, start_run, started_before
-from squid_dagster.workflow.planning import plan_resolution
-from squid_dagster.workflow.scheduling import plan_end, plan_retry
+from squid_dagster.workflow.planner.planner import plan_resolution
+from squid_dagster.workflow.planner.schedule import plan_end, plan_retry
 
 AnyRun = TypeVar("AnyRun", PlanState, RunProjection)
 _ACTIONS = {

@@ -28,11 +28,11 @@ from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, UnknownState
 from squid_dagster.protocol.folds.run import RunProjection
-from squid_dagster.workflow.assumption import assumed_state
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import plan_settled, taken_route
+from squid_dagster.workflow.planner.assumed_state import assumed_state
+from squid_dagster.workflow.planner.planner import plan_settled, taken_route
+from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.scheduling import DEFAULT_QUEUE
 
 
 def new_run_id() -> str:

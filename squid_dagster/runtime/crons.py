@@ -21,9 +21,9 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id, window_identity
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.starting import Start, WorkflowRef, beginning_of, has_begun, write_starts
+from squid_dagster.workflow.cron.triggers import Cron
+from squid_dagster.workflow.cron.windows import Window, due_windows
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.triggers import Cron
-from squid_dagster.workflow.windows import Window, due_windows
 
 logger = redacting_logger(__name__)
 

@@ -23,13 +23,13 @@ from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.interrupts import is_interrupt
 from squid_dagster.runtime.step_calls import infrastructure
-from squid_dagster.workflow.binding import call_arguments, compensation_arguments
-from squid_dagster.workflow.context import Cancellation, StepContext
-from squid_dagster.workflow.declared import StepKind
+from squid_dagster.workflow.authoring.draft import StepKind
+from squid_dagster.workflow.authoring.retry import delay
+from squid_dagster.workflow.authoring.signature import Task
+from squid_dagster.workflow.authoring.step_context import Cancellation, StepContext
+from squid_dagster.workflow.authoring.step_outcomes import Defer, Fail
 from squid_dagster.workflow.definition import Definition, StepDefinition
-from squid_dagster.workflow.outcomes import Defer, Fail
-from squid_dagster.workflow.retry import delay
-from squid_dagster.workflow.signature import Task
+from squid_dagster.workflow.planner.binding import call_arguments, compensation_arguments
 
 MAX_RESULT_BYTES = 1024 * 1024
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000

@@ -20,10 +20,10 @@ from squid_dagster.runtime.execution import (
 from squid_dagster.runtime.isolation import run_isolated
 from squid_dagster.runtime.step_calls import Pause, StepCalls
 from squid_dagster.runtime.transactions import run_transactional
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import InvalidInput, MissingResource
-from squid_dagster.workflow.state import Outputs, payload_of
+from squid_dagster.workflow.planner.known_values import Outputs, payload_of
 
 
 @dataclass(frozen=True, slots=True)

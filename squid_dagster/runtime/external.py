@@ -25,8 +25,8 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import completed, error_map, failure
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType
 from squid_dagster.workflow.definition import Definition, StepDefinition
-from squid_dagster.workflow.external import is_external, plain_fingerprint
-from squid_dagster.workflow.planning import plan_settled
+from squid_dagster.workflow.external_step import is_external, plain_fingerprint
+from squid_dagster.workflow.planner.planner import plan_settled
 
 _LEASE = timedelta(minutes=1)  # begins and ends in one commit
 

@@ -9,7 +9,7 @@ from squid_dagster.journal.dispatch import Claim, DispatchStore
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.outage import Outage
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 logger = redacting_logger(__name__)
 

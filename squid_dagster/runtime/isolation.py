@@ -25,8 +25,8 @@ from squid_dagster.runtime.execution import (
     outcome_of_error,
 )
 from squid_dagster.runtime.step_calls import infrastructure
-from squid_dagster.workflow.context import Cancellation, StepContext
-from squid_dagster.workflow.outcomes import Defer, Fail
+from squid_dagster.workflow.authoring.step_context import Cancellation, StepContext
+from squid_dagster.workflow.authoring.step_outcomes import Defer, Fail
 
 _LOOK = 0.2  # seconds between two looks at the cancellation
 _LINGER = 2.0  # seconds that a process has to end once it has said everything

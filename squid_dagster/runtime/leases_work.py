@@ -22,7 +22,7 @@ from squid_dagster.protocol.errors import (
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.leases import Lease, LeaseBackend, LeaseOutcome
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 logger = redacting_logger(__name__)
 

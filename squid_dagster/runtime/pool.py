@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors, inode_of
 from squid_dagster.journal.dispatch import Claim
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 _STAYING = 2  # threads that are always there
 _MOMENT = 0.002  # seconds

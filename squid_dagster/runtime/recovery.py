@@ -17,9 +17,9 @@ from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.repair import repair_run
 from squid_dagster.runtime.starting import beginning_of
 from squid_dagster.runtime.wiring import publish_cut
-from squid_dagster.workflow.dead_letters import waiting_steps
+from squid_dagster.workflow.planner.dead_letters import waiting_steps
+from squid_dagster.workflow.planner.schedule import queue_of
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.scheduling import queue_of
 
 logger = redacting_logger(__name__)
 

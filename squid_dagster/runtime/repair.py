@@ -13,8 +13,8 @@ from squid_dagster.runtime.children import start_linked_child
 from squid_dagster.runtime.controls import cancel_orphan, family_of
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.signals import SignalType
-from squid_dagster.workflow.planning import plan_settled
-from squid_dagster.workflow.scheduling import queue_of, schedule, unprogressed
+from squid_dagster.workflow.planner.planner import plan_settled
+from squid_dagster.workflow.planner.schedule import queue_of, schedule, unprogressed
 
 
 def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = None) -> Counter[str]:

@@ -17,9 +17,9 @@ from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Receipt, Signal, SignalType, check_key, same_json
-from squid_dagster.workflow.authoring import Workflow
+from squid_dagster.workflow.authoring.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planning import plan_start
+from squid_dagster.workflow.planner.planner import plan_start
 
 Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition

@@ -15,7 +15,7 @@ from typing import TypeVar
 from squid_dagster.journal.availability import when_available
 from squid_dagster.journal.dispatch import Claim
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 T = TypeVar("T")
 

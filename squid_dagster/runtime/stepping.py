@@ -17,7 +17,7 @@ from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.runtime.interrupts import note_interrupts
 from squid_dagster.runtime.pool import AsyncLoop
 from squid_dagster.runtime.settlement import settle
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 _LONGEST_BACKOFF = 1.0
 

@@ -1,11 +1,13 @@
 """Authoring: what a workflow is, whether it makes sense, and what it means. Pure: no database, no clock, no chance."""
 
 from squid_dagster.protocol.folds.plan_state import FAIL
-from squid_dagster.workflow.authoring import Workflow
-from squid_dagster.workflow.binding import bind, bind_compensation, call_arguments, compensation_arguments
-from squid_dagster.workflow.conditions import Condition, Operator, path
-from squid_dagster.workflow.context import Cancellation, Resource, StepContext
-from squid_dagster.workflow.declared import COMPLETE, Deadline, StepKind
+from squid_dagster.workflow.authoring.conditions import Condition, Operator, path
+from squid_dagster.workflow.authoring.draft import COMPLETE, Deadline, StepKind
+from squid_dagster.workflow.authoring.retry import Retry, delay
+from squid_dagster.workflow.authoring.step_context import Cancellation, Resource, StepContext
+from squid_dagster.workflow.authoring.step_outcomes import Defer, Fail
+from squid_dagster.workflow.authoring.workflow import Workflow
+from squid_dagster.workflow.cron.triggers import Cron, Manual
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import (
     Code,
@@ -15,10 +17,8 @@ from squid_dagster.workflow.errors import (
     Problem,
     WorkflowsNotLoaded,
 )
-from squid_dagster.workflow.loading import load_workflows
-from squid_dagster.workflow.outcomes import Defer, Fail
-from squid_dagster.workflow.retry import Retry, delay
-from squid_dagster.workflow.triggers import Cron, Manual
+from squid_dagster.workflow.loader import load_workflows
+from squid_dagster.workflow.planner.binding import bind, bind_compensation, call_arguments, compensation_arguments
 
 __all__ = [
     "COMPLETE",

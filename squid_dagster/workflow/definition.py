@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import definition_key
-from squid_dagster.workflow.conditions import Condition
-from squid_dagster.workflow.declared import (
+from squid_dagster.workflow.authoring.conditions import Condition
+from squid_dagster.workflow.authoring.draft import (
     ENDS,
     MANUAL_KINDS,
     Deadline,
@@ -21,11 +21,11 @@ from squid_dagster.workflow.declared import (
     Recovery,
     StepKind,
 )
-from squid_dagster.workflow.external import External, external_lane
-from squid_dagster.workflow.payloads import accept_payload
-from squid_dagster.workflow.retry import Retry
-from squid_dagster.workflow.signature import Task
-from squid_dagster.workflow.triggers import Manual, Trigger
+from squid_dagster.workflow.authoring.retry import Retry
+from squid_dagster.workflow.authoring.signature import Task
+from squid_dagster.workflow.cron.triggers import Manual, Trigger
+from squid_dagster.workflow.external_step import External, external_lane
+from squid_dagster.workflow.payload import accept_payload
 
 
 class Mode(StrEnum):

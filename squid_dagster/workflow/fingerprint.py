@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import GenerateJsonSchema
 
-from squid_dagster.workflow.declared import Outcome
+from squid_dagster.workflow.authoring.draft import Outcome
 from squid_dagster.workflow.definition import Mode, Route, StepDefinition
 from squid_dagster.workflow.values import canonical
 

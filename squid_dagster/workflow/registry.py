@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from squid_dagster.protocol.errors import IncompatibleDefinition, NotFound
 from squid_dagster.protocol.folds.attempt import definition_key
-from squid_dagster.workflow.authoring import Workflow
+from squid_dagster.workflow.authoring.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import WorkflowsNotLoaded
 

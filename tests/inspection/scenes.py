@@ -30,9 +30,9 @@ from squid_dagster.protocol import (
 )
 from squid_dagster.protocol.folds.attempt import OPEN
 from squid_dagster.workflow import Deadline, Definition, Retry, Workflow, path
-from squid_dagster.workflow.planning import plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.planner.planner import plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.planner.schedule import plan_end
 from squid_dagster.workflow.registry import Registry
-from squid_dagster.workflow.scheduling import plan_end
 from tests.facts import T0, token_hash
 
 RUN = "run-1"

@@ -30,7 +30,7 @@ from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.report import WorkerReport
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import Retry, StepContext, Workflow
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.processes import Child
 
 PATIENCE = 60.0  # seconds until a test that waits for something gives up

@@ -11,7 +11,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Settlement
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.settlement import settle
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 LEASE = timedelta(seconds=20)
 _TURNS = 1500

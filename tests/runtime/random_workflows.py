@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow, path
-from squid_dagster.workflow.conditions import Condition
+from squid_dagster.workflow.authoring.conditions import Condition
 
 ENDS = ("complete", "fail")
 

@@ -17,7 +17,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.runtime.actors import PATIENCE, all_done, at_work, until
 
 SOON: dict[str, Any] = {"abandon_after": timedelta(milliseconds=50), "heartbeat": timedelta(milliseconds=50)}

@@ -20,8 +20,8 @@ from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState, visit
 from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
 from squid_dagster.testing import assert_invariants, golden
 from squid_dagster.workflow import Workflow
-from squid_dagster.workflow.planning import plan_settled
-from squid_dagster.workflow.scheduling import unprogressed
+from squid_dagster.workflow.planner.planner import plan_settled
+from squid_dagster.workflow.planner.schedule import unprogressed
 from tests.facts import T0
 from tests.plan_states import assert_same_state
 from tests.runtime.random_driving import Drive

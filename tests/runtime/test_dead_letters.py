@@ -9,7 +9,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
-from squid_dagster.workflow.dead_letters import waiting_steps
+from squid_dagster.workflow.planner.dead_letters import waiting_steps
 from tests.runtime.stage import (
     MakeSquid,
     applied_steps,

@@ -24,7 +24,7 @@ from squid_dagster.runtime.external import launch_of, waiting_externals
 from squid_dagster.runtime.signals import Signal
 from squid_dagster.testing import Crashed, InjectedStorage, Plan, execute_until_blocked
 from squid_dagster.workflow import InvalidInput, Retry, StepContext, Workflow
-from squid_dagster.workflow.launches import request_of
+from squid_dagster.workflow.external_request import request_of
 from tests.facts import T0
 from tests.runtime.stage import MakeSquid, applied_steps, claims, drain, facts, run_facts, transitions, unit
 

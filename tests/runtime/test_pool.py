@@ -8,7 +8,7 @@ import pytest
 
 from squid_dagster.journal.dispatch import Claim
 from squid_dagster.runtime.pool import Job, StepPool
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 
 
 class _Together:

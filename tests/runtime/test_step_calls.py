@@ -21,7 +21,7 @@ from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.executor import Executor
 from squid_dagster.runtime.step_calls import infrastructure
 from squid_dagster.workflow import Fail, StepContext, Workflow
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.journal.contract import LONG
 from tests.proxy import Proxy
 from tests.runtime.actors import all_done, at_work, facts_of, until

@@ -14,7 +14,7 @@ from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
 from squid_dagster.runtime.pool import Job, StepPool
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
-from squid_dagster.workflow.context import Cancellation
+from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.processes import Child, children
 from tests.runtime.actors import (
     NEVER,

@@ -8,7 +8,7 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
 from squid_dagster.workflow import Workflow
-from squid_dagster.workflow.planning import plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.planner.planner import plan_resolution, plan_settled, plan_start
 from tests.facts import claimed, completed, dead_lettered, failed, failed_with_retry, t
 
 RUN = "run-1"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squid_dagster.workflow import Cron, Manual, Workflow
-from squid_dagster.workflow.cron import parse_cron
+from squid_dagster.workflow.cron.expression import parse_cron
 from tests.workflow.drafts import ship
 
 

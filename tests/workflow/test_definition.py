@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from squid_dagster.protocol import definition_key
 from squid_dagster.workflow import Code, Deadline, InvalidWorkflow, Mode, Retry, Route, StepKind, Workflow, path
-from squid_dagster.workflow.graph import Arrival, certain_after, certain_on_routes, cycles, reachable
+from squid_dagster.workflow.reachability import Arrival, certain_after, certain_on_routes, cycles, reachable
 from tests.workflow.drafts import Order, problems_of, routed, ship
 from tests.workflow.payment_recovery import Recovery, check_gateway, load_invoice, payment_recovery
 

@@ -8,9 +8,9 @@ from pydantic import BaseModel
 from squid_dagster.protocol.facts import AttemptScheduled, RunnablesPlanned, RunStarted
 from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.workflow import Definition, Retry, StepContext, StepKind, Workflow
-from squid_dagster.workflow.external import external_lane, target_of
-from squid_dagster.workflow.planning import plan_start
-from squid_dagster.workflow.scheduling import schedule
+from squid_dagster.workflow.external_step import external_lane, target_of
+from squid_dagster.workflow.planner.planner import plan_start
+from squid_dagster.workflow.planner.schedule import schedule
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 

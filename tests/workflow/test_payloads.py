@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.protocol.errors import InvalidPayload
-from squid_dagster.workflow.payloads import MAX_PAYLOAD_BYTES, accept_payload
+from squid_dagster.workflow.payload import MAX_PAYLOAD_BYTES, accept_payload
 
 
 class Text(BaseModel):

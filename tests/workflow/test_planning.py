@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from squid_dagster.protocol import RunStarted
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.workflow import Deadline, Workflow, path
-from squid_dagster.workflow.planning import plan_resolution, plan_settled, plan_start
-from squid_dagster.workflow.scheduling import plan_end, plan_retry, queue_of, unprogressed
+from squid_dagster.workflow.planner.planner import plan_resolution, plan_settled, plan_start
+from squid_dagster.workflow.planner.schedule import plan_end, plan_retry, queue_of, unprogressed
 from tests.facts import t, terminal
 from tests.workflow.sheet import RUN, Error, Lost, Ok, Sheet, types
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import Defer, Fail, Retry, delay
-from squid_dagster.workflow.retry import MAX_FACTOR
+from squid_dagster.workflow.authoring.retry import MAX_FACTOR
 from squid_dagster.workflow.values import MAX_DURATION
 
 units = st.floats(0, 1)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.workflow.cron import CronFields
-from squid_dagster.workflow.triggers import CATCH_UPS, CatchUp, Cron
-from squid_dagster.workflow.windows import GRACE, Window, due_windows, fire_times, next_fire, previous_fire
+from squid_dagster.workflow.cron.expression import CronFields
+from squid_dagster.workflow.cron.triggers import CATCH_UPS, CatchUp, Cron
+from squid_dagster.workflow.cron.windows import GRACE, Window, due_windows, fire_times, next_fire, previous_fire
 
 MINUTE = timedelta(minutes=1)
 MOMENT = timedelta(microseconds=1)

@@ -330,7 +330,7 @@ _PATCHED = (
     "squid_dagster.journal.fold_dispatch",
     "squid_dagster.journal.fold_queries",
     "squid_dagster.journal.presence",
-    "squid_dagster.workflow.context",
+    "squid_dagster.workflow.authoring.step_context",
 )
 
 

@@ -6,8 +6,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from squid_dagster.testing.simulation.workflows import Generator, frozen
+from squid_dagster.workflow.cron.triggers import Cron
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.triggers import Cron
 
 QUEUES = ("default", "other")
 

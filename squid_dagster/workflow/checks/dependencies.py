@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from squid_dagster.workflow.authoring.draft import MANUAL_KINDS, DeclaredStep, StepKind
+from squid_dagster.workflow.authoring.signature import Task
 from squid_dagster.workflow.checks.references import References, Unknown
-from squid_dagster.workflow.declared import MANUAL_KINDS, DeclaredStep, StepKind
 from squid_dagster.workflow.errors import Code, Problems
-from squid_dagster.workflow.graph import certain_after, cycles
-from squid_dagster.workflow.signature import Task
+from squid_dagster.workflow.reachability import certain_after, cycles
 from squid_dagster.workflow.values import shown
 
 After = dict[str, tuple[str, ...]]

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.workflow.authoring.signature import Parameter, Source, Task, read_task
 from squid_dagster.workflow.checks.references import did_you_mean
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import Code, Path, Problem, Problems
-from squid_dagster.workflow.external import EXTERNAL_KINDS, ON_LOST, External
-from squid_dagster.workflow.signature import Parameter, Source, Task, read_task
+from squid_dagster.workflow.external_step import EXTERNAL_KINDS, ON_LOST, External
 from squid_dagster.workflow.values import is_one_of, json_copy, shown
 
 _TEXT = TypeAdapter[Any](str)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from squid_dagster.workflow.authoring.draft import DeclaredStep, StepKind, StepRef
 from squid_dagster.workflow.checks.references import References, Unknown
 from squid_dagster.workflow.checks.routes import RouteGroups
-from squid_dagster.workflow.declared import DeclaredStep, StepKind, StepRef
 from squid_dagster.workflow.errors import Code, Problems
-from squid_dagster.workflow.graph import Arrival, certain_on_routes, cycles, reachable, reversed_edges
+from squid_dagster.workflow.reachability import Arrival, certain_on_routes, cycles, reachable, reversed_edges
 
 
 def check_flow(

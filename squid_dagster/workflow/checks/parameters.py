@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from squid_dagster.workflow.authoring.signature import Source, Task
 from squid_dagster.workflow.checks.references import did_you_mean
 from squid_dagster.workflow.errors import Code, Path, Problems
-from squid_dagster.workflow.signature import Source, Task
 
 
 def check_parameters(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from squid_dagster.workflow.declared import DeclaredStep
+from squid_dagster.workflow.authoring.draft import DeclaredStep
 from squid_dagster.workflow.values import shown
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from squid_dagster.workflow.checks.references import References, Unknown
-from squid_dagster.workflow.conditions import Condition
-from squid_dagster.workflow.declared import (
+from squid_dagster.workflow.authoring.conditions import Condition
+from squid_dagster.workflow.authoring.draft import (
     ENDS,
     MANUAL_KINDS,
     DeclaredRoute,
@@ -14,6 +13,7 @@ from squid_dagster.workflow.declared import (
     Recovery,
     StepKind,
 )
+from squid_dagster.workflow.checks.references import References, Unknown
 from squid_dagster.workflow.definition import Route
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.values import is_one_of, shown

@@ -5,11 +5,11 @@ from keyword import iskeyword
 from typing import get_args
 
 from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
+from squid_dagster.workflow.authoring.draft import ENDS, Deadline, DeclaredStep, LogLevel, StepKind
+from squid_dagster.workflow.authoring.retry import Retry
 from squid_dagster.workflow.checks.externals import check_external
 from squid_dagster.workflow.checks.workflow import is_name, note_bad_name
-from squid_dagster.workflow.declared import ENDS, Deadline, DeclaredStep, LogLevel, StepKind
 from squid_dagster.workflow.errors import Code, Path, Problems
-from squid_dagster.workflow.retry import Retry
 from squid_dagster.workflow.values import MAX_DURATION, is_duration, is_one_of, is_whole, shown
 
 _LEVELS = get_args(LogLevel)

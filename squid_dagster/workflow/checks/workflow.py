@@ -4,11 +4,11 @@ from pydantic import BaseModel
 
 from squid_dagster.protocol.errors import InvalidPayload, InvalidThread
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.workflow.declared import Draft
+from squid_dagster.workflow.authoring.draft import Draft
+from squid_dagster.workflow.cron.triggers import CATCH_UPS, CRON_IDEMPOTENCIES, Cron, Manual, Trigger
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.fingerprint import payload_contract
-from squid_dagster.workflow.payloads import accept_payload, is_payload_model
-from squid_dagster.workflow.triggers import CATCH_UPS, CRON_IDEMPOTENCIES, Cron, Manual, Trigger
+from squid_dagster.workflow.payload import accept_payload, is_payload_model
 from squid_dagster.workflow.values import is_one_of, shown
 
 _MAX_VERSION_LENGTH = 1000  # as the fact `run_started` has it

@@ -18,8 +18,8 @@ from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.workflow.definition import StepDefinition
-from squid_dagster.workflow.external import external_lane
-from squid_dagster.workflow.state import state_of
+from squid_dagster.workflow.external_step import external_lane
+from squid_dagster.workflow.planner.known_values import state_of
 
 DEFAULT_QUEUE = "default"
 _FINAL = (AttemptStatus.COMPLETED, AttemptStatus.FAILED, AttemptStatus.DEAD_LETTERED)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from squid_dagster.workflow.authoring import Workflow
+from squid_dagster.workflow.authoring.workflow import Workflow
 from squid_dagster.workflow.errors import WorkflowsNotLoaded
 from squid_dagster.workflow.values import shown
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.workflow.outcomes import Fail
+from squid_dagster.workflow.authoring.step_outcomes import Fail
 from squid_dagster.workflow.values import MAX_DURATION, is_duration, is_number, is_whole, shown
 
 MAX_FACTOR = 1000

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
-from squid_dagster.workflow.context import Resource, StepContext
-from squid_dagster.workflow.declared import Function
+from squid_dagster.workflow.authoring.draft import Function
+from squid_dagster.workflow.authoring.step_context import Resource, StepContext
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.values import shown
 

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
 from squid_dagster.protocol.folds.plan_state import FAIL
-from squid_dagster.workflow.conditions import Condition
-from squid_dagster.workflow.external import External
-from squid_dagster.workflow.retry import Retry
-from squid_dagster.workflow.triggers import Trigger
+from squid_dagster.workflow.authoring.conditions import Condition
+from squid_dagster.workflow.authoring.retry import Retry
+from squid_dagster.workflow.cron.triggers import Trigger
+from squid_dagster.workflow.external_step import External
 from squid_dagster.workflow.values import is_duration, shown
 
 COMPLETE = "complete"

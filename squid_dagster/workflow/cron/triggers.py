@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from pydantic import JsonValue
 
 from squid_dagster.protocol.errors import shown
-from squid_dagster.workflow.cron import CronFields, parse_cron
+from squid_dagster.workflow.cron.expression import CronFields, parse_cron
 
 CatchUp = Literal["latest", "all", "none"]
 CronIdempotency = Literal["return_existing_run", "skip_duplicate"]

@@ -7,8 +7,9 @@ from typing import Any, TypeVar, overload
 from pydantic import BaseModel
 
 from squid_dagster.protocol import DEFAULT_MAX_DELIVERIES
-from squid_dagster.workflow.conditions import Condition
-from squid_dagster.workflow.declared import (
+from squid_dagster.workflow.authoring.conditions import Condition
+from squid_dagster.workflow.authoring.definition_builder import freeze
+from squid_dagster.workflow.authoring.draft import (
     Deadline,
     DeclaredRoute,
     DeclaredStep,
@@ -20,11 +21,10 @@ from squid_dagster.workflow.declared import (
     StepKind,
     StepRef,
 )
+from squid_dagster.workflow.authoring.retry import Retry
+from squid_dagster.workflow.cron.triggers import Trigger, with_manual
 from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.external import External, ExternalKind, OnLost
-from squid_dagster.workflow.freezing import freeze
-from squid_dagster.workflow.retry import Retry
-from squid_dagster.workflow.triggers import Trigger, with_manual
+from squid_dagster.workflow.external_step import External, ExternalKind, OnLost
 
 F = TypeVar("F", bound=Function)
 

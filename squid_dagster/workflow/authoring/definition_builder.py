@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 from pydantic import BaseModel
 
+from squid_dagster.workflow.authoring.draft import Deadline, DeclaredStep, Draft, StepKind
+from squid_dagster.workflow.authoring.signature import Source, Task, read_task
 from squid_dagster.workflow.checks.dependencies import After, check_dependencies
 from squid_dagster.workflow.checks.externals import read_external
 from squid_dagster.workflow.checks.flow import check_flow
@@ -14,13 +16,11 @@ from squid_dagster.workflow.checks.parameters import check_parameters
 from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
 from squid_dagster.workflow.checks.steps import check_outputs, check_steps
 from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
-from squid_dagster.workflow.declared import Deadline, DeclaredStep, Draft, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
-from squid_dagster.workflow.graph import cycles, reachable, reversed_edges
-from squid_dagster.workflow.payloads import payload_fields
-from squid_dagster.workflow.signature import Source, Task, read_task
+from squid_dagster.workflow.payload import payload_fields
+from squid_dagster.workflow.reachability import cycles, reachable, reversed_edges
 
 Tasks = dict[str, Task | None]
 

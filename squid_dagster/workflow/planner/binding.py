@@ -11,10 +11,10 @@ from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.workflow.context import StepContext
+from squid_dagster.workflow.authoring.signature import Parameter, Source, Task
+from squid_dagster.workflow.authoring.step_context import StepContext
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.errors import InvalidInput, MissingResource
-from squid_dagster.workflow.signature import Parameter, Source, Task
 from squid_dagster.workflow.values import explain_types
 
 

@@ -29,14 +29,14 @@ from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
 from squid_dagster.protocol.folds.plan_state import COMPENSATE, FAIL, PlanState, StateNeeded
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
-from squid_dagster.workflow.binding import bind, bind_compensation
-from squid_dagster.workflow.dead_letters import goes_on_from_dead_letter
-from squid_dagster.workflow.declared import COMPLETE, Outcome, StepKind
+from squid_dagster.workflow.authoring.draft import COMPLETE, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
-from squid_dagster.workflow.room import Room, brief_error
-from squid_dagster.workflow.scheduling import deadline_of, plan_end, queue_of, schedule
-from squid_dagster.workflow.state import known_values, state_of
+from squid_dagster.workflow.planner.binding import bind, bind_compensation
+from squid_dagster.workflow.planner.dead_letters import goes_on_from_dead_letter
+from squid_dagster.workflow.planner.known_values import known_values, state_of
+from squid_dagster.workflow.planner.schedule import deadline_of, plan_end, queue_of, schedule
+from squid_dagster.workflow.planner.size_limits import Room, brief_error
 
 _ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}
 

@@ -27,8 +27,8 @@ from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.workflow.cron import CronFields
-from squid_dagster.workflow.triggers import Cron
+from squid_dagster.workflow.cron.expression import CronFields
+from squid_dagster.workflow.cron.triggers import Cron
 
 # How late a window may still start where nothing is caught up on: the shortest period that an expression can have.
 GRACE = timedelta(minutes=1)

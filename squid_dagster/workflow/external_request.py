@@ -8,11 +8,11 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.workflow.binding import call_arguments
-from squid_dagster.workflow.context import StepContext
+from squid_dagster.workflow.authoring.step_context import StepContext
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
-from squid_dagster.workflow.external import External
+from squid_dagster.workflow.external_step import External
+from squid_dagster.workflow.planner.binding import call_arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The planner: which facts follow from a start, an outcome or a decision. Pure."""
