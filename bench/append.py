@@ -8,7 +8,7 @@ from typing import Any
 from bench.journals import by_thread, claim_fact, end_facts, life, new_journal, start_facts
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.connection.pool import borrow
 from squid_dagster.protocol import Fact, encode
 
 BATCH, ROUNDS = 100, 60

@@ -7,7 +7,7 @@ from statistics import median
 from bench.journals import T0, attempt, by_thread, new_journal
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
-from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.connection.pool import borrow
 
 SHALLOW, DEEP, CLAIMS, SEED_BATCH = 1_000, 1_000_000, 200, 2_000
 LATER = T0 + timedelta(days=36_500)

@@ -6,7 +6,7 @@ from statistics import median
 from bench.journals import by_thread, life, new_journal
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.connection.pool import borrow
 
 FEW, MANY, READS, SEED_BATCH = 100, 100_000, 300, 200
 

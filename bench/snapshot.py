@@ -21,7 +21,7 @@ from bench.peers.process import BenchError
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection import connect
+from squid_dagster.journal.postgres.connection.pool import connect
 
 MINUTES = 10.0  # of work in each database
 SLICES, WARM_UP_RUNS = 40, 300

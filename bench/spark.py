@@ -20,7 +20,7 @@ from bench.spark_jdbc import COLUMNS, find_jar, read_by_jdbc
 from bench.spark_journal import GrowingJournal, new_journal
 from bench.spark_memory import Peaks, peaks
 from bench.spark_server import Places, new_tcp_server
-from squid_dagster.journal.postgres.rebuild import Rebuild
+from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.spark.columns import SCHEMA
 from squid_dagster.spark.ranges import entries_between, usual_partitions
 from squid_dagster.spark.refresh import refresh

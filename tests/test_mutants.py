@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from squid_dagster.journal.postgres.functions import sources
+from squid_dagster.journal.postgres.schema.functions import sources
 from tests.mutants.fold import FOLD_MUTANTS
 from tests.mutants.mutant import function, misplaced
 from tests.mutants.sql import SQL_MUTANTS, WITHOUT_MUTANTS

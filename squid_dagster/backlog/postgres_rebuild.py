@@ -7,14 +7,14 @@ from psycopg import sql
 
 from squid_dagster.backlog.contract import Rebuilt
 from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
-from squid_dagster.journal.postgres.migrations import render
-from squid_dagster.journal.postgres.reading import ENTRY, read_entries
-from squid_dagster.journal.postgres.schema import lock_number, statement
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
+from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock
+from squid_dagster.journal.postgres.schema.migrations import render
+from squid_dagster.journal.postgres.schema.names import lock_number, statement
+from squid_dagster.journal.postgres.schema.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.swapping import SHADOW, swap_in
-from squid_dagster.journal.postgres.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
+from squid_dagster.journal.postgres.views.table_swap import SHADOW, swap_in
 from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StorageUnavailable

@@ -101,7 +101,7 @@ def tier_of(data_dir: Path | None) -> "Tier":
 
 def _schema(given: str | None) -> str:
     """Give the name of the schema. Raises `InvalidArgument` for one that cannot be used."""
-    from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
+    from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 
     return check_schema_name(given or DEFAULT_SCHEMA)
 

@@ -21,13 +21,13 @@ from squid_dagster.cli.doctor_findings import (
 from squid_dagster.cli.doctor_stuck import stuck_runs
 
 if TYPE_CHECKING:
-    from squid_dagster.journal.postgres.counting import DueLane
+    from squid_dagster.journal.postgres.views.counts import DueLane
 
 
 def schema_drift(patient: Patient) -> list[Finding]:
     """Compare the schema with one that the migrations make, in a transaction that is rolled back."""
-    from squid_dagster.journal.postgres.drift import NothingToCompare, drift
-    from squid_dagster.journal.postgres.schema import CODE_VERSION
+    from squid_dagster.journal.postgres.schema.drift import NothingToCompare, drift
+    from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 
     version = patient.storage.check()
     if version != CODE_VERSION:
@@ -51,7 +51,7 @@ def _objects(found: list[str]) -> str:
 def views_differ(patient: Patient) -> list[Finding]:
     """Compare every row of the live views, cards included, with the facts."""
     from squid_dagster.backlog.postgres_rebuild import differences
-    from squid_dagster.journal.postgres.verify import check_views
+    from squid_dagster.journal.postgres.views.verification import check_views
 
     found = [each.detail for each in check_views(patient.storage, patient.progress)]
     found += [f"backlog: {each}" for each in differences(patient.storage)]
@@ -98,7 +98,7 @@ def queue_without_worker(patient: Patient) -> list[Finding]:
 def workflow_not_loadable(patient: Patient) -> list[Finding]:
     """Look for modules that cannot be loaded, and for open runs whose definition nobody has."""
     from squid_dagster.inspection.holding import executes
-    from squid_dagster.journal.postgres.counting import open_definitions
+    from squid_dagster.journal.postgres.views.counts import open_definitions
     from squid_dagster.protocol.folds.attempt import definition_key
 
     if patient.not_loaded is not None:

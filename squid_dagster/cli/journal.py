@@ -55,7 +55,7 @@ def tail(
 
     With --json, one line for each fact. Once it follows, it waits for a database that goes away, and goes on after it.
     """
-    from squid_dagster.journal.postgres.tailing import newest
+    from squid_dagster.journal.postgres.newest_entries import newest
     from squid_dagster.protocol.threads import check_part, parse_thread
 
     if run_id is not None:

@@ -149,7 +149,7 @@ class Session:
 
     def _options(self) -> str:
         """Give what a command in another terminal, where less may be exported, has to add to find this journal."""
-        from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA
+        from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA
         from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
         from squid_dagster.protocol.errors import SquidError
 
@@ -216,7 +216,7 @@ class Session:
     @staticmethod
     def _is_used(server: "EmbeddedPostgres") -> bool:
         """Tell whether anybody but us is connected; those whom we have ended are given time to leave."""
-        from squid_dagster.journal.postgres.connection import borrow, make_engine
+        from squid_dagster.journal.postgres.connection.pool import borrow, make_engine
         from squid_dagster.protocol.errors import StorageUnavailable
 
         engine = make_engine(server.url)

@@ -28,7 +28,7 @@ def status(place: Place, as_json: bool) -> None:
     """
     from squid_dagster.api import ALIVE_WITHIN
     from squid_dagster.inspection.health import attention
-    from squid_dagster.journal.postgres.counting import count_runs
+    from squid_dagster.journal.postgres.views.counts import count_runs
     from squid_dagster.runtime.wiring import adapters
 
     with place.storage() as storage:

@@ -18,7 +18,7 @@ def views() -> None:
 def check(place: Place, as_json: bool) -> int:
     """Compare every row of the live views with the facts. Exit code 1 if any differs."""
     from squid_dagster.backlog.postgres_rebuild import differences
-    from squid_dagster.journal.postgres.verify import check_views
+    from squid_dagster.journal.postgres.views.verification import check_views
 
     with place.storage() as storage, progress("comparing") as tell:
         found = [{"run_id": each.run_id, "detail": each.detail} for each in check_views(storage, tell)]

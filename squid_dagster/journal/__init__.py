@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from squid_dagster.journal.network import NetworkBounds
     from squid_dagster.journal.notifier import Listener, LocalNotifier, Notifier
     from squid_dagster.journal.open import open_journal
-    from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-    from squid_dagster.journal.postgres.notifier import PostgresNotifier
-    from squid_dagster.journal.postgres.presence import PostgresPresence
+    from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+    from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
     from squid_dagster.journal.postgres.queries import PostgresQueries
-    from squid_dagster.journal.postgres.rebuild import rebuild_views
     from squid_dagster.journal.postgres.storage import PostgresStorage
-    from squid_dagster.journal.postgres.verify import Finding, FindingKind, verify
+    from squid_dagster.journal.postgres.views.rebuild import rebuild_views
+    from squid_dagster.journal.postgres.views.verification import Finding, FindingKind, verify
+    from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
     from squid_dagster.journal.presence import MemoryPresence, Presence, WorkerRow
     from squid_dagster.journal.quarantining import quarantine
     from squid_dagster.journal.queries import JournalQueries, QueueRow, RunFilter, RunRow
@@ -54,13 +54,13 @@ _HOMES = {
     "network": ("NetworkBounds",),
     "notifier": ("Listener", "LocalNotifier", "Notifier"),
     "open": ("open_journal",),
-    "postgres.dispatch": ("PostgresDispatchStore",),
-    "postgres.notifier": ("PostgresNotifier",),
-    "postgres.presence": ("PostgresPresence",),
+    "postgres.dispatch.dispatch_store": ("PostgresDispatchStore",),
+    "postgres.notification.notifier": ("PostgresNotifier",),
+    "postgres.worker_liveness": ("PostgresPresence",),
     "postgres.queries": ("PostgresQueries",),
-    "postgres.rebuild": ("rebuild_views",),
+    "postgres.views.rebuild": ("rebuild_views",),
     "postgres.storage": ("PostgresStorage",),
-    "postgres.verify": ("Finding", "FindingKind", "verify"),
+    "postgres.views.verification": ("Finding", "FindingKind", "verify"),
     "presence": ("MemoryPresence", "Presence", "WorkerRow"),
     "quarantining": ("quarantine",),
     "queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),

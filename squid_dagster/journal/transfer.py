@@ -11,10 +11,10 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import sql
 
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.rebuild import Rebuild
-from squid_dagster.journal.postgres.schema import CODE_VERSION, lock_number, statement
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION, lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.journal.transfer_format import (
     FORMAT,
     Header,

@@ -1,7 +1,7 @@
 """Processes that a step forks: one that returns from the step ends there, and runs nothing of its worker.
 
 It has one thread, copies of the worker's locks, and the worker's claim: whatever it settled would be settled twice. Its
-copies of the journal's connections are disarmed elsewhere (`journal/postgres/inheritance.py`).
+copies of the journal's connections are disarmed elsewhere (`journal/postgres/connection/inherited_sockets.py`).
 """
 
 import os

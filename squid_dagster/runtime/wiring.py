@@ -8,10 +8,10 @@ from squid_dagster.journal.dispatch import DispatchStore
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.fold_queries import FoldQueries
 from squid_dagster.journal.notifier import GuardedNotifier, LocalNotifier, Notifier
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.notifier import PostgresNotifier
-from squid_dagster.journal.postgres.presence import PostgresPresence
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.queries import PostgresQueries
+from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
 from squid_dagster.journal.presence import MemoryPresence, Presence
 from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.errors import InvalidArgument

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from squid_dagster.journal.postgres.schema import VIEWS
+from squid_dagster.journal.postgres.schema.names import VIEWS
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread

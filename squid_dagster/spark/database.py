@@ -16,9 +16,9 @@ from adbc_driver_manager import Error as AdbcError
 from adbc_driver_postgresql import dbapi
 
 from squid_dagster.journal.network import NetworkBounds, tcp_settings
-from squid_dagster.journal.postgres.failures import disposed
-from squid_dagster.journal.postgres.session import SET_LOCAL, refuses_options, startup_options
-from squid_dagster.journal.postgres.sqlstates import meaning
+from squid_dagster.journal.postgres.connection.failures import disposed
+from squid_dagster.journal.postgres.connection.session_settings import SET_LOCAL, refuses_options, startup_options
+from squid_dagster.journal.postgres.connection.sqlstates import meaning
 from squid_dagster.journal.tiers import DRIVER, display_url
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.spark.credentials import Location

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from squid_dagster.journal.postgres.reading import read_entries
+from squid_dagster.journal.postgres.entry_reader import read_entries
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument
@@ -141,8 +141,8 @@ def _history_row(run_id: str | None, entries: Iterable[Entry]) -> Row:
 
 def _row_with_views(run_id: str | None, entries: Iterable[Entry]) -> Row:
     # Only here: whoever wants no views need not wait for the database's packages in every worker.
-    from squid_dagster.journal.postgres.refold import ViewRows
-    from squid_dagster.journal.postgres.rows import to_text
+    from squid_dagster.journal.postgres.views.folded_rows import ViewRows
+    from squid_dagster.journal.postgres.views.rows import to_text
 
     found = ViewRows()
     if run_id is None:

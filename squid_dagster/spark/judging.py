@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.journal.postgres.comparing import Difference, differences, instant
-from squid_dagster.journal.postgres.refold import ViewRows
-from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.comparison import Difference, differences, instant
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows
+from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.spark.credentials import Location

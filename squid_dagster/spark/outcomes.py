@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from squid_dagster.journal.postgres.rows import Row
+from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.spark.findings import NAMED, Named
 
 

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.failures import persistently
-from squid_dagster.journal.postgres.schema import statement
-from squid_dagster.journal.postgres.verify import LOST_TAILS
+from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema.names import statement
+from squid_dagster.journal.postgres.views.verification import LOST_TAILS
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.spark import ranges
 from squid_dagster.spark.credentials import Location, locate

@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from squid_dagster.journal.postgres.failures import persistently
-from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, check_schema_name
+from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark import filters, ranges

@@ -7,10 +7,10 @@ from typing import LiteralString
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from squid_dagster.journal.postgres.comparing import differences, instant
-from squid_dagster.journal.postgres.refold import ViewRows
-from squid_dagster.journal.postgres.rows import Row
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.comparison import differences, instant
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows
+from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.spark.judging import RUNS_AT_ONCE, Judge, anomaly_key, is_unreadable
 from squid_dagster.spark.outcomes import OUTCOMES, Kind, Tally

@@ -7,8 +7,8 @@ whoever looks at the rows must know on which threads to look for one.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from squid_dagster.journal.postgres.comparing import Difference
-from squid_dagster.journal.postgres.rows import Row
+from squid_dagster.journal.postgres.views.comparison import Difference
+from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.threads import CATALOG_THREAD, dispatch_thread, run_index_thread, run_thread
 
 _LISTINGS = ("indexed", "cataloged")

@@ -16,12 +16,12 @@ from typing import LiteralString
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.rebuild import Progress, Rebuilt, rebuild_views
-from squid_dagster.journal.postgres.refold import ViewRows
-from squid_dagster.journal.postgres.schema import statement
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.swapping import SHADOW
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows
+from squid_dagster.journal.postgres.views.rebuild import Progress, Rebuilt, rebuild_views
+from squid_dagster.journal.postgres.views.table_swap import SHADOW
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.spark.credentials import Location, locate
 from squid_dagster.spark.folds import COLUMNS, Groups, map_runs

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import psycopg
 
-from squid_dagster.journal.postgres.long_lock import release_long_lock, take_long_lock
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.errors import WarehouseBusy
 from squid_dagster.spark.warehouse import Warehouse

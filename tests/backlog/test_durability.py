@@ -14,7 +14,7 @@ import pytest
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import MemoryStorage, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
 from squid_dagster.testing.injection import Crashed, InjectedStorage, Plan
@@ -202,7 +202,7 @@ def test_rebuilding_while_others_work_loses_nothing(postgres_board: Board) -> No
 def test_only_one_rebuild_is_under_way_at_a_time(postgres_board: Board) -> None:
     storage = postgres_board.storage
     assert isinstance(storage, PostgresStorage)
-    from squid_dagster.journal.postgres.schema import lock_number
+    from squid_dagster.journal.postgres.schema.names import lock_number
 
     with raw(storage) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (lock_number(storage.schema, "rebuild cards"),))

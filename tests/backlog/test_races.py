@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from squid_dagster.backlog import Backlog, Card
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidTransition
 from tests.backlog.contract import Board

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, LiteralString, TypeVar
 
 from squid_dagster.journal import PostgresStorage, verify
-from squid_dagster.journal.postgres.schema import statement
+from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.protocol.entries import Entry, canonical_text, run_of
 from squid_dagster.protocol.facts import (
     AttemptClaimed,

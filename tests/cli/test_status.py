@@ -6,7 +6,7 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresPresence, PostgresStorage, WorkerRow
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from tests.cli.flows import gated, hello, nap, orders
 from tests.cli.typed import Typed
 from tests.facts import quarantined, started, step_paused
@@ -151,5 +151,5 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
 
 
 def test_the_figures_are_read_from_views_and_never_from_the_facts() -> None:
-    for name in ("cli/status.py", "journal/postgres/counting.py"):
+    for name in ("cli/status.py", "journal/postgres/views/counts.py"):
         assert "journal_entries" not in (REPOSITORY / "squid_dagster" / name).read_text()

@@ -23,9 +23,9 @@ from squid_dagster.api import Squid
 from squid_dagster.backlog.postgres_rebuild import differences, rebuild_within
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, VirtualClock, rebuild_views, verify
 from squid_dagster.journal import transfer as transfer_module
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema.drift import drift
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.transfer import JournalNotEmpty, Transferred, export_journal, import_journal
 from squid_dagster.journal.transfer_format import InvalidExport
 from squid_dagster.protocol import Fact, RunUnit

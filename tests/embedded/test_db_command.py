@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from sqlalchemy import make_url
 
 from squid_dagster.cli import main
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
 KEYS = ["tier", "source", "running", "url", "schema", "version", "problem", "postgres", "pid", "data_dir", "socket_dir"]

@@ -14,8 +14,8 @@ from squid_dagster.journal.dispatch import Answer, DispatchStore
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.settle_fast import settle_fast
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from tests.facts import T0

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from squid_dagster.journal.postgres import migrations
-from squid_dagster.journal.postgres.functions import apply_functions, sources
-from squid_dagster.journal.postgres.schema import CODE_VERSION, fill_in
+from squid_dagster.journal.postgres.schema import migrations
+from squid_dagster.journal.postgres.schema.functions import apply_functions, sources
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION, fill_in
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.journal.contract import raw
 

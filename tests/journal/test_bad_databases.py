@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import (

@@ -12,7 +12,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Claim, DispatchStore, PlanRequest, Retry, Suspects
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit, definition_key, run_thread

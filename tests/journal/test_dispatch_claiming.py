@@ -15,7 +15,7 @@ from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import DispatchStore, Retry
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import AttemptStatus, Fact, definition_key

@@ -14,7 +14,7 @@ from squid_dagster.journal.commands import CommandedRun, CommandTarget, SignalKe
 from squid_dagster.journal.dispatch import DispatchStore
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Entry, Fact, RunUnit, dispatch_thread, run_thread
 from squid_dagster.protocol.entries import run_of

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Failed, Retry, Settlement
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import to_json
 from squid_dagster.protocol.errors import ExpiredClaim, NotFound, StaleClaim

@@ -9,9 +9,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.commands import CommandTarget
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.failures import NotNew
-from squid_dagster.journal.postgres.start_template import StartTemplates
+from squid_dagster.journal.postgres.connection.failures import NotNew
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
 from squid_dagster.runtime.starting import Start, prepare_start

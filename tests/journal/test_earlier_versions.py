@@ -8,8 +8,8 @@ import pytest
 
 from squid_dagster.journal import MemoryStorage, verify
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.schema.drift import drift
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import SchemaOutdated

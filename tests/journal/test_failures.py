@@ -11,8 +11,8 @@ from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Failed, Settlement
-from squid_dagster.journal.postgres.presence import PostgresPresence
-from squid_dagster.journal.postgres.sqlstates import _CLASSES, _CODES, Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, Disposition, meaning
+from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import run_thread

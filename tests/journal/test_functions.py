@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import pytest
 
-from squid_dagster.journal.postgres import functions
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.rows import ATTEMPT_COLUMNS, RUN_COLUMNS
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema import functions
+from squid_dagster.journal.postgres.schema.drift import drift
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.rows import ATTEMPT_COLUMNS, RUN_COLUMNS
 from squid_dagster.protocol.errors import SchemaOutdated
 from tests.facts import signal
 from tests.journal.contract import THREAD, Opener, raw

@@ -29,7 +29,7 @@ from squid_dagster.journal.dispatch import (
 )
 from squid_dagster.journal.fold_dispatch import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append
 from squid_dagster.limits import MAX_ROUND_BYTES, commit_bytes

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal import Completed, PostgresDispatchStore, PostgresStorage, Settlement
-from squid_dagster.journal.postgres import lane_marks
-from squid_dagster.journal.postgres.functions import sources
-from squid_dagster.journal.postgres.schema import fill_in
+from squid_dagster.journal.postgres.dispatch import lane_marks
+from squid_dagster.journal.postgres.schema.functions import sources
+from squid_dagster.journal.postgres.schema.names import fill_in
 from squid_dagster.protocol.folds.attempt import Attempt, claim_order, definition_key
 from tests.facts import QUEUE
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, raw

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection import make_engine
+from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from tests.journal.contract import eventually, raw
 

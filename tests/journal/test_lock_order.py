@@ -20,8 +20,8 @@ import pytest
 
 import squid_dagster
 from squid_dagster.journal.embedded import EmbeddedPostgres, account
-from squid_dagster.journal.postgres import functions
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.schema import functions
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.journal.contract import eventually, plain_url, raw
 from tests.journal.version5 import KEY, Worker, claim_one, end_arguments, start_arguments

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from squid_dagster.journal.postgres.locked_runs import LockedRuns
+from squid_dagster.journal.postgres.dispatch.locked_runs import LockedRuns
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import scheduled

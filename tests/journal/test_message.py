@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection import PgConnection, borrow, make_engine
-from squid_dagster.journal.postgres.message import array, execute, json_of, receive, send
+from squid_dagster.journal.postgres.connection.message import array, execute, json_of, receive, send
+from squid_dagster.journal.postgres.connection.pool import PgConnection, borrow, make_engine
 from tests.journal.contract import raw
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

@@ -22,10 +22,11 @@ from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.embedded.layout import Layout
 from squid_dagster.journal.embedded.locks import try_lock
-from squid_dagster.journal.postgres import migrate, migrations
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.schema import CODE_VERSION
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.schema import migrations
+from squid_dagster.journal.postgres.schema import upgrade as migrate
+from squid_dagster.journal.postgres.schema.drift import drift
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SchemaOutdated
 from tests.facts import applied, fenced, planned, queue_paused, queued, scheduled, signal, started, terminal

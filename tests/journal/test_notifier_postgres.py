@@ -13,8 +13,8 @@ from psycopg import sql
 
 from squid_dagster.journal import PostgresNotifier, PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.journal.postgres.listener import Patience
-from squid_dagster.journal.postgres.notifier import Hint, Sender
+from squid_dagster.journal.postgres.notification.listener import Patience
+from squid_dagster.journal.postgres.notification.notifier import Hint, Sender
 from squid_dagster.protocol.errors import InvalidArgument
 from tests.journal.contract import LONG, Opener, eventually, plain_url, raw
 from tests.processes import Child, children

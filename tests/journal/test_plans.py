@@ -13,10 +13,10 @@ from psycopg import sql
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed, Settlement, hash_token, new_claims
-from squid_dagster.journal.postgres import dispatch as dispatch_module
 from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres import transaction as transaction_module
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
+from squid_dagster.journal.postgres.dispatch import dispatch_store as dispatch_module
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from tests.facts import T0, cataloged, planned, queued, scheduled, signal, started, t

@@ -11,8 +11,8 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.inspection.health import attention
 from squid_dagster.journal import PostgresStorage, RunFilter, verify
-from squid_dagster.journal.postgres.counting import count_runs
-from squid_dagster.journal.postgres.sqlstates import Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import Disposition, meaning
+from squid_dagster.journal.postgres.views.counts import count_runs
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.transfer import export_journal
 from squid_dagster.protocol import run_thread

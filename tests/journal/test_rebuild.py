@@ -8,9 +8,9 @@ from typing import Any, LiteralString
 import pytest
 
 from squid_dagster.journal import Append, PostgresDispatchStore, PostgresStorage, rebuild_views, verify
-from squid_dagster.journal.postgres.connection import borrow
-from squid_dagster.journal.postgres.rebuild import Rebuild
-from squid_dagster.journal.postgres.schema import VIEWS, lock_number
+from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal.postgres.schema.names import VIEWS, lock_number
+from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from tests.facts import queue_paused, scheduled, started
 from tests.journal.contract import raw
@@ -158,7 +158,7 @@ def test_many_pages_of_runs_are_folded_as_one_journal(
         start(postgres, [f"run-{batch}-{n}" for n in range(rng.randint(1, 9))])
     before = _dump(postgres)
     told: list[int] = []
-    monkeypatch.setattr("squid_dagster.journal.postgres.rebuild._PAGE", 7)
+    monkeypatch.setattr("squid_dagster.journal.postgres.views.rebuild._PAGE", 7)
 
     rebuilt = rebuild_views(postgres, told.append)
 

@@ -7,8 +7,8 @@ from psycopg import sql
 
 from squid_dagster.backlog import Backlog
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.rebuild import rebuild_views
-from squid_dagster.journal.postgres.schema import VIEWS
+from squid_dagster.journal.postgres.schema.names import VIEWS
+from squid_dagster.journal.postgres.views.rebuild import rebuild_views
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.journal.contract import raw
 

@@ -12,8 +12,8 @@ from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Answer, Claim, Completed, Failed, PlanRequest, Settlement
 from squid_dagster.journal.plan_states import PlanStates
-from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import SettleTemplates
+from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
+from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
 from squid_dagster.journal.rounds import GroupTooLarge
 from squid_dagster.protocol import Fact, RunUnit, dispatch_thread, run_thread
 from squid_dagster.protocol.errors import (

@@ -12,8 +12,8 @@ from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.plan_states import PlanStates
-from squid_dagster.journal.postgres.settle_fast import settle_fast
-from squid_dagster.journal.postgres.settle_template import SettleTemplates
+from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
+from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import NotFound, StaleClaim, StorageUnavailable, TerminalRun
 from squid_dagster.workflow import Workflow

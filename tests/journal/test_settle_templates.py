@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal import verify
 from squid_dagster.journal.dispatch import Completed, Settlement
-from squid_dagster.journal.postgres.settle_template import SettleTemplate, SettleTemplates, Texts
+from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplate, SettleTemplates, Texts
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.runtime.settlement import settle
 from squid_dagster.workflow import Workflow, path

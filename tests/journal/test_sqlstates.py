@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squid_dagster.journal.postgres.sqlstates import _CLASSES, BEGIN_AGAIN, Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, BEGIN_AGAIN, Disposition, meaning
 
 ALL = sorted(code for code in psycopg.errors._sqlcodes if len(code) == 5 and code[:2].upper() == code[:2])
 """All codes that psycopg knows: those of Postgres' Appendix A."""

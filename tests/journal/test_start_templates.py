@@ -13,7 +13,7 @@ from pydantic import BaseModel, JsonValue
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.postgres.start_template import StartTemplate
+from squid_dagster.journal.postgres.dispatch.start_template import StartTemplate
 from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact

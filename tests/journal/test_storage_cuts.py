@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from squid_dagster.journal import storage as storage_contract
-from squid_dagster.journal.postgres.schema import lock_number
+from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import Entry

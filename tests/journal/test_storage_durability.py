@@ -232,7 +232,7 @@ def test_a_failed_transaction_gives_its_connection_back_clean(postgres: Postgres
 
 
 def test_a_transaction_that_is_left_without_writing_leaves_nothing(postgres: PostgresStorage) -> None:
-    from squid_dagster.journal.postgres.units import Touched
+    from squid_dagster.journal.postgres.views.row_changes import Touched
 
     with postgres.transaction() as transaction:
         assert isinstance(transaction, Transaction)

@@ -10,11 +10,12 @@ import pytest
 
 from squid_dagster.journal.commands import CommandedRun, CommandTarget, SignalKey
 from squid_dagster.journal.embedded.deadline import Deadline
-from squid_dagster.journal.postgres import migrate, table_locks
-from squid_dagster.journal.postgres.connection import PgConnection
-from squid_dagster.journal.postgres.dispatch import PostgresDispatchStore
-from squid_dagster.journal.postgres.drift import drift
-from squid_dagster.journal.postgres.schema import CODE_VERSION, lock_number
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.schema import table_locks
+from squid_dagster.journal.postgres.schema import upgrade as migrate
+from squid_dagster.journal.postgres.schema.drift import drift
+from squid_dagster.journal.postgres.schema.names import CODE_VERSION, lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import RUN, signal, started, t

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from squid_dagster.journal import FindingKind, PostgresDispatchStore, PostgresStorage, quarantine, verify
-from squid_dagster.journal.postgres.connection import borrow
+from squid_dagster.journal.postgres.connection.pool import borrow
 from squid_dagster.protocol import MalformedFact, RunProjection
 from tests.facts import QUEUE, queue_paused
 from tests.journal.contract import all_entries

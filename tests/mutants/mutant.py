@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "squid_dagster"
-FUNCTIONS = "journal/postgres/functions"
+FUNCTIONS = "journal/postgres/schema/functions"
 
 
 class Mutant(NamedTuple):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from squid_dagster.journal.postgres.refold import ViewRows
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.protocol.entries import by_run
 from tests.facts import entries
 from tests.rules import RULES, Rule

@@ -9,7 +9,8 @@ import pytest
 
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Completed
-from squid_dagster.journal.postgres import failures, transaction
+from squid_dagster.journal.postgres import transaction
+from squid_dagster.journal.postgres.connection import failures
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.storage import Storage

@@ -11,7 +11,8 @@ from squid_dagster.journal import checkpoints
 from squid_dagster.journal.clock import VirtualClock
 from squid_dagster.journal.dispatch import Claim
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.postgres import reading, settle_fast, storage, transaction
+from squid_dagster.journal.postgres import entry_reader, storage, transaction
+from squid_dagster.journal.postgres.dispatch import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.entries import Entry
@@ -90,7 +91,7 @@ def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     found: list[Entry] = []
 
     def reading_entries(rows: Sequence[tuple[Any, ...]]) -> list[Entry]:
-        entries = reading.read_entries(rows)
+        entries = entry_reader.read_entries(rows)
         found.extend(entry for entry in entries if entry.thread.startswith(run_thread("")))
         return entries
 

@@ -10,7 +10,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Completed, PostgresQueries, PostgresStorage, Settlement
-from squid_dagster.journal.postgres.presence import PostgresPresence
+from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
 from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.journal.queries import ScheduleCursor
 from squid_dagster.protocol.errors import InvalidArgument

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.journal.postgres.connection import connect
-from squid_dagster.journal.postgres.functions import sources
-from squid_dagster.journal.postgres.schema import fill_in
+from squid_dagster.journal.postgres.connection.pool import connect
+from squid_dagster.journal.postgres.schema.functions import sources
+from squid_dagster.journal.postgres.schema.names import fill_in
 from squid_dagster.testing.simulation.campaign import quiet
 from squid_dagster.testing.simulation.postgres import PostgresGround
 from squid_dagster.testing.simulation.scenario import random_scenario

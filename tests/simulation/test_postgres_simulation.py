@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from squid_dagster.journal.postgres.functions import sources
+from squid_dagster.journal.postgres.schema.functions import sources
 from squid_dagster.testing.simulation.campaign import quiet
 from squid_dagster.testing.simulation.postgres import PostgresGround
 from squid_dagster.testing.simulation.scenario import random_scenario

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
-from squid_dagster.journal.postgres.refold import ViewRows
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.protocol import Entry, Fact, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument

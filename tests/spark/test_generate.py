@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.verify import verify
+from squid_dagster.journal.postgres.views.verification import verify
 from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.postgres.rows import iso, time
+from squid_dagster.journal.postgres.views.rows import iso, time
 from squid_dagster.protocol import Entry, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.folds.attempt import Attempt

@@ -15,7 +15,7 @@ from squid_dagster.journal import (
     rebuild_views,
     verify,
 )
-from squid_dagster.journal.postgres.rebuild import Rebuild
+from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.protocol import Entry, Fact
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any, LiteralString
 
 from squid_dagster.journal.dispatch import check_text
-from squid_dagster.journal.postgres.reading import utc
-from squid_dagster.journal.postgres.rows import attempt_from_row
+from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.rows import attempt_from_row
 from squid_dagster.journal.queries import (
     AHEAD,
     MAX_PAGE,

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, exc
 
 from squid_dagster.journal.clock import Clock
 from squid_dagster.journal.network import NetworkBounds
-from squid_dagster.journal.postgres import migrate
-from squid_dagster.journal.postgres.connection import (
+from squid_dagster.journal.postgres.connection.failures import NotNew, persistently, translated
+from squid_dagster.journal.postgres.connection.pool import (
     Lender,
     Loan,
     PgConnection,
@@ -24,14 +24,14 @@ from squid_dagster.journal.postgres.connection import (
     make_step_engine,
     make_watch,
 )
-from squid_dagster.journal.postgres.deletion import delete_thread
-from squid_dagster.journal.postgres.failures import NotNew, persistently, translated
-from squid_dagster.journal.postgres.migrate import missing
-from squid_dagster.journal.postgres.reading import ENTRY, read_entries, utc
-from squid_dagster.journal.postgres.schema import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
-from squid_dagster.journal.postgres.sqlstates import CONFLICT, LOCK_TIMEOUT, NOT_NEW, TOO_MANY
+from squid_dagster.journal.postgres.connection.sqlstates import CONFLICT, LOCK_TIMEOUT, NOT_NEW, TOO_MANY
+from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries, utc
+from squid_dagster.journal.postgres.schema import upgrade as migrate
+from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
+from squid_dagster.journal.postgres.schema.upgrade import missing
+from squid_dagster.journal.postgres.thread_deletion import delete_thread
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
-from squid_dagster.journal.postgres.units import Touched
+from squid_dagster.journal.postgres.views.row_changes import Touched
 from squid_dagster.journal.storage import (
     Append,
     Checkpoint,

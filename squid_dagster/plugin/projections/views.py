@@ -3,7 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
-from squid_dagster.journal.postgres.rebuild import Rebuilt
+from squid_dagster.journal.postgres.views.rebuild import Rebuilt
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_PROJECTIONS, REBUILD_VIEWS_JOB, job_tags

@@ -26,7 +26,7 @@ DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
 STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
 
 # Where lists of columns are filled in: what a row that is there takes from the new one.
-COLUMNS, EXCLUDED = "journal/postgres/functions/__init__.py", 'f"EXCLUDED.{name}" for name in values'
+COLUMNS, EXCLUDED = "journal/postgres/schema/functions/__init__.py", 'f"EXCLUDED.{name}" for name in values'
 
 
 def kept(table: str, column: str) -> str:

@@ -14,7 +14,7 @@ from tests.mutants.sql.files import (
     SUSPECTS,
 )
 
-FILE, MARK_FILE = function("claim_attempts"), "journal/postgres/lane_marks.py"
+FILE, MARK_FILE = function("claim_attempts"), "journal/postgres/dispatch/lane_marks.py"
 
 _CLAIM_ATTEMPTS = (
     # --- what may be claimed

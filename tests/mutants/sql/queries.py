@@ -18,15 +18,15 @@ from tests.mutants.sql.files import (
     THREADS,
 )
 
-DISPATCH, FILE = "journal/postgres/dispatch.py", "journal/postgres/queries.py"
+DISPATCH, FILE = "journal/postgres/dispatch/dispatch_store.py", "journal/postgres/queries.py"
 TRANSACTION, READING, STORAGE = (
     "journal/postgres/transaction.py",
-    "journal/postgres/reading.py",
+    "journal/postgres/entry_reader.py",
     "journal/postgres/storage.py",
 )
 COMMANDS = "tests/journal/test_dispatch_commands.py"
-LOCKED_RUNS, SESSION = "journal/postgres/locked_runs.py", "journal/postgres/session.py"
-LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/settle_fast.py"
+LOCKED_RUNS, SESSION = "journal/postgres/dispatch/locked_runs.py", "journal/postgres/connection/session_settings.py"
+LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/dispatch/settle_fast.py"
 
 _LOCKED_RUNS = (
     Mutant(

@@ -1,0 +1,215 @@
+"""Templates of settlements: what the success of one step writes, as a text with holes for ids, times and values.
+
+The planner says of which kind a success is (`kind_of`): the step, and the route that its conditions lead to. What
+follows is planned, encoded and folded once for each kind, for an example with placeholders; the text is split at them,
+and checked against a second example. Where these differ, there is no template, and every settlement of that kind is
+planned. No rule of planner, codec or fold is written again here. Pure.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from secrets import token_hex
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from pydantic import JsonValue
+from pydantic_core import to_json
+
+from squid_dagster.journal.dispatch import ClaimRef, Completed, PlanRequest, Settlement, hash_token
+from squid_dagster.journal.postgres.dispatch.template_text import (
+    EXAMPLE_TIME,
+    OTHER_TIME,
+    OTHER_VALUE,
+    TemplateText,
+    spellings,
+)
+from squid_dagster.protocol.codec import is_plain
+from squid_dagster.protocol.entries import canonical_text, digest_of_text
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.threads import idempotency_key, runnable_key
+
+_MOST = 256  # kinds that are known at a time
+_MARK = token_hex(8)
+_RUN, _CLAIM, _TOKEN = f"run-{_MARK}", f"claim-{_MARK}", f"token-{_MARK}"
+_FIXED = (_RUN, _CLAIM, hash_token(_TOKEN), *spellings(EXAMPLE_TIME))  # what an example has instead of values
+_RESULT = "result"  # beside the names of inputs, which are told apart by what stands before them
+
+
+@runtime_checkable
+class KindPlanner(Protocol):
+    """A planner that knows of which kind a success is: but for ids, times and values, the same follows from all."""
+
+    def __call__(self, request: PlanRequest) -> Sequence[Fact]:
+        """Return the facts that follow, as every planner does."""
+
+    def kind_of(self, attempt: Attempt, result: JsonValue) -> Hashable | None:
+        """Return what a success has in common with all of its kind; None if what follows depends on the run."""
+
+    def plan_kind(self, kind: Any, request: PlanRequest) -> Sequence[Fact]:
+        """Return the facts that follow from a success of that kind, whatever its result is."""
+
+    def note_scheduled(self, queue: str) -> None:
+        """Note that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
+
+
+class Texts(NamedTuple):
+    """What is written about one run, each text without its beginning `{"m":<place of the run>,`."""
+
+    queue: list[str]
+    run: list[str]
+    row: str
+    settled: list[str]
+    ends: bool
+
+    @property
+    def size(self) -> int:
+        """How many characters facts and rows have."""
+        return sum(map(len, (*self.queue, *self.run)))
+
+
+class Made(NamedTuple):
+    """What a settlement writes, planned; and the digests in it, with the canonical texts of what they cover."""
+
+    texts: Texts
+    digests: dict[str, str]
+    schedules: bool
+
+
+Make = Callable[[Settlement, Attempt, datetime], Made]
+"""Plans and encodes one settlement; raises for what is not plain."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTemplate:
+    """What every settlement of one kind writes."""
+
+    values: dict[str, str]  # placeholders by the names of values
+    shape: tuple[int, int, int]  # how many texts of the queue, of the run, and of settled attempts there are
+    ends: bool
+    schedules: bool
+    text: TemplateText
+    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the placeholders for these
+    max_fact_bytes: int
+
+    @classmethod
+    def of(cls, attempt: Attempt, make: Make, max_fact_bytes: int) -> "SettleTemplate | None":
+        """Make the template for an attempt's kind; None if its settlements differ in more than placeholders."""
+        names = [_RESULT, *(f"input.{name}" for name in attempt.input or {})]
+        values = {name: f'"value-{_MARK}-{i}."' for i, name in enumerate(names)}
+        marks = {name: hole.strip('"') for name, hole in values.items()}
+        try:
+            first = _example(attempt, make, _RUN, marks, EXAMPLE_TIME)
+            second = _example(attempt, make, f"other-{_MARK}", dict.fromkeys(names, OTHER_VALUE), OTHER_TIME)
+        except Exception:  # noqa: BLE001  whatever is wrong with it: the plan for the settlement itself tells it
+            return None
+        lines, digests = _lines(first.texts), first.digests
+        holes = [*_FIXED, *values.values()]
+        template = cls(
+            values,
+            (len(first.texts.queue), len(first.texts.run), len(first.texts.settled)),
+            first.texts.ends,
+            first.schedules,
+            TemplateText.split("\n".join(lines), [*holes, *digests]),
+            {hole: TemplateText.split(text, holes) for hole, text in digests.items()},
+            max_fact_bytes,
+        )
+        others = dict.fromkeys(names, OTHER_VALUE)
+        filled = template.fill(f"other-{_MARK}", _ref(f"other-{_MARK}"), others, OTHER_TIME)
+        return template if filled is not None and filled[0] == second.texts else None
+
+    def fill(
+        self, run_id: str, ref: ClaimRef, values: Mapping[str, JsonValue], now: datetime
+    ) -> tuple[Texts, str] | None:
+        """Return what a settlement writes, and the digest of its result; None if a value needs a closer look."""
+        if not all(map(_is_json, values.values())):
+            return None
+        exact = dict(zip(_FIXED, (run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
+        holes = exact.copy()
+        try:
+            for name, hole in self.values.items():
+                holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
+        except (ValueError, RecursionError):
+            return None
+        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
+            return None
+        for hole, text in self.digests.items():
+            holes[hole] = digest_of_text(text.fill(exact))
+        lines = self.text.fill(holes).split("\n")
+        queue, run, settled = self.shape
+        texts = Texts(
+            lines[:queue], lines[queue : queue + run], lines[queue + run], lines[queue + run + 1 :][:settled], self.ends
+        )
+        return texts, digest_of_text(exact[self.values[_RESULT]])
+
+
+def values_of(settlement: Settlement, attempt: Attempt) -> dict[str, JsonValue]:
+    """Return the values of a completion by the names of their placeholders."""
+    assert isinstance(settlement.outcome, Completed)  # noqa: S101  no other is settled by a template
+    inputs = {f"input.{name}": value for name, value in (attempt.input or {}).items()}
+    return {_RESULT: settlement.outcome.result, **inputs}
+
+
+class SettleTemplates:
+    """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
+
+    def __init__(self, max_fact_bytes: int) -> None:
+        """Begin without any."""
+        self._max_fact_bytes = max_fact_bytes
+        self._known: dict[Hashable, SettleTemplate | None] = {}
+
+    def find(self, kind: Hashable, attempt: Attempt, make: Make) -> SettleTemplate | None:
+        """Return the template for an attempt of that kind."""
+        key = (
+            kind,
+            attempt.queue,
+            attempt.priority,
+            attempt.attempt_number,
+            attempt.definition_version,
+            attempt.definition_fingerprint,
+            *(attempt.input or {}),
+        )
+        template = self._known.get(key)
+        if template is None and key not in self._known:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            template = self._known[key] = SettleTemplate.of(attempt, make, self._max_fact_bytes)
+        return template
+
+
+def _example(attempt: Attempt, make: Make, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> Made:
+    """Plan and encode the settlement of another run's attempt at the same step."""
+    ref = _ref(run_id, attempt)
+    claimed = attempt._replace(
+        run_id=run_id,
+        runnable_key=ref.runnable_key,
+        idempotency_key=idempotency_key(run_id, attempt.step, 1),
+        input={name.removeprefix("input."): value for name, value in values.items() if name != _RESULT},
+        visible_at=now,
+        last_at=now,
+        claim_id=ref.claim_id,
+        claim_token_hash=ref.token_hash,
+        lease_until=now + timedelta(hours=1),
+    )
+    return make(Settlement(ref, Completed(values[_RESULT])), claimed, now)
+
+
+def _ref(run_id: str, attempt: Attempt | None = None) -> ClaimRef:
+    """Return the claim of an example; the second one differs in its claim, too."""
+    other = "" if run_id == _RUN else "other-"
+    key = "" if attempt is None else runnable_key(run_id, attempt.step, 1, attempt.attempt_number)
+    return ClaimRef("" if attempt is None else attempt.queue, run_id, key, other + _CLAIM, other + _TOKEN)
+
+
+def _lines(texts: Texts) -> list[str]:
+    return [*texts.queue, *texts.run, texts.row, *texts.settled]
+
+
+def _is_json(value: object) -> bool:
+    """Return whether a value is JSON as facts take it, and nothing that only looks like it."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str and _is_json(each) for key, each in value.items())  # type: ignore[attr-defined]
+    if kind is list:
+        return all(map(_is_json, value))  # type: ignore[call-overload]
+    return value is None or kind in (str, int, float, bool)

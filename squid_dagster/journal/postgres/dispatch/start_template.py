@@ -1,0 +1,247 @@
+"""Templates of starts: what new runs of one kind write, as a text with holes for what differs between two of them.
+
+Planning, encoding and folding a start takes several times as long as writing it down, and gives the same each time but
+for ids, times and values. So they are done once for each kind, for an example with placeholders; the text is split at
+them, and checked against a second example. Where these differ, there is no template, and every run of that kind goes
+the general way. No rule of planner, codec or fold is written again here. Pure.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from secrets import token_hex
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from squid_dagster.journal.dispatch import NewRun
+from squid_dagster.journal.postgres.dispatch.template_text import (
+    EXAMPLE_TIME,
+    OTHER_TIME,
+    OTHER_VALUE,
+    TemplateText,
+    spellings,
+)
+from squid_dagster.journal.postgres.views.row_changes import Units
+from squid_dagster.journal.settling import arrange
+from squid_dagster.journal.storage import check_appends
+from squid_dagster.protocol.codec import EncodedFact, is_plain
+from squid_dagster.protocol.entries import canonical_text, digest_of_text
+from squid_dagster.protocol.errors import SquidError
+from squid_dagster.protocol.facts import Fact
+from squid_dagster.protocol.facts.base import JsonObject
+from squid_dagster.protocol.folds.attempt import intent_content
+from squid_dagster.protocol.folds.run import plan_content, start_content
+from squid_dagster.protocol.folds.run_unit import RunUnit
+from squid_dagster.protocol.threads import dispatch_thread, run_thread
+
+_MOST = 256  # kinds that are known at a time
+_MARK = token_hex(16)
+_RUN, _VALUE = f"run-{_MARK}", f"value-{_MARK}"
+_OTHER_RUN = f"other-{_MARK}"
+
+
+@runtime_checkable
+class KindRun(Protocol):
+    """A new run that may begin as all of its kind do, but for its id, the time, and values, which are JSON."""
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+
+    def kind(self) -> Hashable | None:
+        """Return what all such runs have in common; None if this one differs in more than its values."""
+
+    def values(self) -> JsonObject:
+        """Return the values that it differs in, by name."""
+
+    def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
+        """Return what a run of this kind writes, for any id, any values of the same names, and any time.
+
+        A value that is a text may have to be one. Pure.
+        """
+
+
+class _RunWithKind(NamedTuple):
+    """A new run with its kind and its values."""
+
+    run: KindRun
+    kind: Hashable
+    values: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class StartTemplate:
+    """What every new run of one kind writes."""
+
+    example: KindRun  # kept, so that what its kind is known by lives as long as this does
+    values: dict[str, str]  # holes by the names of values
+    queue: str
+    queue_facts: int
+    run_facts: int
+    text: TemplateText  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
+    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the holes for these
+    max_fact_bytes: int
+
+    @classmethod
+    def of(cls, run: KindRun, max_fact_bytes: int) -> "StartTemplate | None":
+        """Make the template for a run's kind; None if runs of that kind differ in more than placeholders."""
+        own = run.values()
+        values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(own)}
+        markers: dict[str, JsonValue] = {name: hole.strip('"') for name, hole in values.items()}
+        # A text stays one: that may be what it has to be.
+        others: dict[str, JsonValue] = {
+            name: "other" if isinstance(value, str) else OTHER_VALUE for name, value in own.items()
+        }
+        try:
+            first = _Made.of(run, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
+            second = _Made.of(run, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
+        except (SquidError, ValidationError):
+            return None
+        if first is None or second is None:
+            return None
+        template = first.split(run, values, max_fact_bytes)
+        return template if template.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
+
+    def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
+        """Return what a run writes, by line; None if a value needs a closer look."""
+        exact = dict(zip((_RUN, *spellings(EXAMPLE_TIME)), (run_id, *spellings(now)), strict=True))
+        holes = exact.copy()
+        try:
+            for name, hole in self.values.items():
+                holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
+        except (PydanticSerializationError, ValueError, RecursionError):
+            return None
+        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
+            return None
+        for hole, text in self.digests.items():
+            holes[hole] = digest_of_text(text.fill(exact))
+        return self.text.fill(holes).split("\n")
+
+
+class _Made(NamedTuple):
+    """What one run writes, made the general way."""
+
+    queue: str
+    queue_facts: int
+    run_facts: int
+    lines: list[str]
+    digests: dict[str, str]
+
+    @classmethod
+    def of(
+        cls, run: KindRun, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
+    ) -> "_Made | None":
+        """Plan, encode and fold one run; None if it writes about more than itself and one queue."""
+        verified = check_appends(arrange(run.facts_of(run_id, values, now)), max_fact_bytes)
+        units = Units.new([run_id], now)
+        units.fold(verified)
+        changes = units.changes()
+        others = changes._replace(runs=None, attempts=None)
+        unit = units.units[run_id]
+        queue = unit.dispatch.queue or ""
+        threads = [one.thread for one in verified]
+        if threads != [dispatch_thread(queue), run_thread(run_id)] or changes.runs is None or any(others):
+            return None
+        on_queue, on_run = verified[0].encoded, verified[1].encoded
+        lines = [
+            ",".join([_entry(fact) for fact in on_queue]),
+            ",".join([_entry(fact, f'"k":{k},') for k, fact in enumerate(on_run, 1)]),
+            changes.runs[1:-1],
+            "" if changes.attempts is None else changes.attempts[1:-1],
+        ]
+        return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
+
+    def split(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> StartTemplate:
+        """Make a template of an example: split its texts at the placeholders."""
+        holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
+        return StartTemplate(
+            example,
+            values,
+            self.queue,
+            self.queue_facts,
+            self.run_facts,
+            TemplateText.split("\n".join(self.lines), [*holes, *self.digests]),
+            {hole: TemplateText.split(text, holes) for hole, text in self.digests.items()},
+            max_fact_bytes,
+        )
+
+
+def _entry(fact: EncodedFact, more: str = "") -> str:
+    """Write a fact as `start_runs` takes it."""
+    return f'{{{more}"type":"{fact.type}","run_id":"{fact.run_id}","data":{fact.data}}}'
+
+
+def _digests(unit: RunUnit) -> dict[str, str]:
+    """Give the digests that a new run's rows hold, with the canonical texts of what they cover."""
+    run = unit.run
+    found = {each.digest: canonical_text(plan_content(each.runnable)) for each in run.planned.values() if each.runnable}
+    for each in unit.dispatch.attempts.values():
+        intent = each.idempotency_key, each.attempt_number, each.step, each.input or {}, each.visible_at
+        found[each.intent_digest] = canonical_text(intent_content(*intent))
+    if run.start is not None and run.start_digest is not None:
+        found[run.start_digest] = canonical_text(start_content(run.start))
+    return found
+
+
+class NewRuns(NamedTuple):
+    """One commit of new runs of one kind, as `start_runs` takes it."""
+
+    run_ids: list[str]
+    queue: str
+    queue_facts: int
+    run_facts: int
+    entries: str
+    rows: str
+    attempts: str | None
+
+
+class StartTemplates:
+    """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
+
+    def __init__(self, max_fact_bytes: int) -> None:
+        """Begin without any."""
+        self._max_fact_bytes = max_fact_bytes
+        self._known: dict[Hashable, StartTemplate | None] = {}
+
+    def fill(self, runs: Sequence[NewRun], now: datetime) -> NewRuns | None:
+        """Return what these runs write at that time; None if they are of several kinds, or fit no template."""
+        with_kinds = _with_kinds(runs)
+        kind = with_kinds[0].kind if with_kinds else None
+        if kind is None or any(each.kind != kind for each in with_kinds):
+            return None
+        if kind not in self._known:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[kind] = StartTemplate.of(with_kinds[0].run, self._max_fact_bytes)
+        template = self._known.get(kind)
+        if template is None:
+            return None
+        filled: list[list[str]] = []
+        for each in with_kinds:
+            lines = template.fill(each.run.run_id, each.values, now)
+            if lines is None:
+                return None
+            filled.append(lines)
+        on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
+        return NewRuns(
+            [each.run.run_id for each in with_kinds],
+            template.queue,
+            template.queue_facts,
+            template.run_facts,
+            f"[{on_queue},{on_runs}]",
+            f"[{rows}]",
+            None if not filled[0][3] else f"[{attempts}]",
+        )
+
+
+def _with_kinds(runs: Sequence[NewRun]) -> list[_RunWithKind]:
+    """Return the runs with their kinds; nothing if one of them has none."""
+    found: list[_RunWithKind] = []
+    for run in runs:
+        if not isinstance(run, KindRun) or (kind := run.kind()) is None:
+            return []
+        values = run.values()
+        found.append(_RunWithKind(run, (kind, *values), values))
+    return found

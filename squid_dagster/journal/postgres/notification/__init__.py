@@ -1,0 +1,1 @@
+"""NOTIFY and LISTEN: hints that a queue has work."""

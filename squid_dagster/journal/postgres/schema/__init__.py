@@ -1,0 +1,1 @@
+"""The database schema: names, numbered migrations, SQL functions, upgrade and drift."""

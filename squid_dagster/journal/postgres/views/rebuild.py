@@ -1,0 +1,228 @@
+"""Making the live views anew from the journal, while writers go on.
+
+Shadow tables are filled up to a cut without stopping anybody. Then, behind the gate that every writer passes, what came
+in since is folded and the shadows take the views' place.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
+from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock
+from squid_dagster.journal.postgres.schema.migrations import views_sql
+from squid_dagster.journal.postgres.schema.names import VIEWS, lock_number, statement
+from squid_dagster.journal.postgres.schema.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.folded_rows import ViewRows, forget_loose, forget_runs, rows_of_runs
+from squid_dagster.journal.postgres.views.table_swap import SHADOW, swap_in
+from squid_dagster.protocol.argument_checks import checked
+from squid_dagster.protocol.entries import Entry, run_of
+from squid_dagster.protocol.errors import StorageUnavailable
+
+_PAGE = 5_000  # entries in one read, and so in one short transaction
+_SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
+_ROUNDS = 8
+_SWAPS = 10  # each lets writers wait for a second
+
+# journal_entries_run
+_PAGE_OF_RUNS: LiteralString = (
+    ENTRY
+    + "WHERE run_id IS NOT NULL AND (run_id, position) > (%s, %s) AND position <= %s ORDER BY run_id, position LIMIT %s"
+)
+_RUNS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) AND position <= %s ORDER BY run_id, position"
+# journal_entries_loose; of all facts that belong to no run, those of queues alone make rows here
+_LOOSE: LiteralString = (
+    ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') AND position <= %s ORDER BY position"
+)
+# journal_entries_pkey
+_TOUCHED: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
+_COUNT: LiteralString = """SELECT count(*) FROM (
+    SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
+_SHADOWS: LiteralString = """SELECT oid::bigint FROM pg_catalog.pg_class
+    WHERE relname = ANY (%s) AND relnamespace = to_regnamespace(%s) ORDER BY oid"""
+_VERSION: LiteralString = "SELECT version FROM {schema}.squid_schema"
+
+Progress = Callable[[int], None]
+Fill = Callable[[int, Progress], tuple[int, int]]
+"""Folds the journal up to a cut into the shadows; tells how many runs and entries there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild did."""
+
+    cut: int
+    runs: int
+    entries: int
+    tail_runs: int
+
+
+@checked
+def rebuild_views(storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None) -> Rebuilt:
+    """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
+
+    Safe while others write, and after a rebuild that crashed. Missing views are brought back. With `fill`, somebody
+    else folds what lies before the cut, such as Spark; whatever it raises, the views stay as they were.
+
+    Raises:
+        StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
+    """
+    with _alone(storage), storage.connection() as connection:
+        return Rebuild(storage, connection, fill).run(progress or (lambda _: None))
+
+
+class Rebuild:
+    """One rebuild on one connection. Its steps can also be taken one by one, by whoever fills the shadows itself."""
+
+    def __init__(self, storage: PostgresStorage, connection: PgConnection, fill: Fill | None = None) -> None:
+        """Bind to a storage and a connection in autocommit mode, and to who fills the shadows, if it is not us."""
+        self._connection = connection
+        self._schema = storage.schema
+        self._fill = fill or self.fill
+        self._shadows: list[tuple[Any, ...]] = []  # by which these tables are known for ours
+        self._version: int | None = None  # of the schema, when they were made
+
+    def run(self, progress: Progress) -> Rebuilt:
+        """Create, fill, catch up, swap."""
+        self.create_shadows()
+        cut = self._cut()
+        runs, entries = self._fill(cut, progress)
+        tail_runs = 0
+        for _ in range(_ROUNDS):
+            upto = max(cut, self._cut())
+            if self._one(_COUNT, cut, upto, _SHORT_TAIL)[0] < _SHORT_TAIL:
+                break
+            tail_runs += self.catch_up(cut, upto)
+            cut = upto
+        cut, swapped = self.swap(cut)
+        return Rebuilt(cut, runs, entries, tail_runs + swapped)
+
+    def create_shadows(self) -> None:
+        """Create empty shadows; those of a rebuild that crashed go away."""
+        with self._connection.transaction():
+            for view in VIEWS:
+                name = sql.Identifier(self._schema, view + SHADOW)
+                self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+            self._version = self._one(_VERSION)[0]
+            self._connection.execute(views_sql(self._schema, SHADOW))
+            self._shadows = self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema)
+
+    def fill(self, cut: int, progress: Progress) -> tuple[int, int]:
+        """Fold the journal up to a cut into the shadows; return how many runs and entries there were."""
+        last, runs, entries = ("", 0), 0, 0
+        pending: list[Entry] = []
+        while page := self._entries(_PAGE_OF_RUNS, *last, cut, _PAGE):
+            entries += len(page)
+            progress(entries)
+            pending += page
+            last = (_run_id(page[-1]), page[-1].position)
+            # The page's last run may go on in the next page.
+            whole = [entry for entry in pending if _run_id(entry) != last[0]] if len(page) == _PAGE else pending
+            pending = pending[len(whole) :]
+            runs += self._insert(whole)
+        runs += self._insert(pending)
+        loose = ViewRows()
+        loose.add_loose(self._entries(_LOOSE, cut))
+        loose.insert(self._connection, self._schema, SHADOW)
+        return runs, entries
+
+    def _insert(self, entries: list[Entry]) -> int:
+        found = rows_of_runs(entries, {_run_id(entry) for entry in entries})
+        with self._connection.transaction():
+            found.insert(self._connection, self._schema, SHADOW)
+        return len(found.runs)
+
+    def catch_up(self, after: int, upto: int) -> int:
+        """Fold the runs that got facts between two cuts again; return how many."""
+        touched = [row[0] for row in self._rows(_TOUCHED, after, upto)]
+        run_ids = [run_id for run_id in touched if run_id is not None]
+        for start in range(0, len(run_ids), 500):
+            chunk = run_ids[start : start + 500]
+            found = rows_of_runs(self._entries(_RUNS, chunk, upto), chunk)
+            with self._connection.transaction():
+                forget_runs(self._connection, self._schema, chunk, SHADOW)
+                found.insert(self._connection, self._schema, SHADOW)
+        if None in touched:
+            loose = ViewRows()
+            loose.add_loose(self._entries(_LOOSE, upto))
+            with self._connection.transaction():
+                forget_loose(self._connection, self._schema, SHADOW)
+                loose.insert(self._connection, self._schema, SHADOW)
+        return len(run_ids)
+
+    def swap(self, covered: int) -> tuple[int, int]:
+        """Let writers wait, fold what came after `covered`, and put the shadows in the views' place.
+
+        Returns the last position that the views now cover, and how many runs the tail touched.
+        """
+        for tries_left in reversed(range(_SWAPS)):
+            try:
+                with self._connection.transaction():
+                    return self._swap(covered)
+            except psycopg.errors.LockNotAvailable as error:
+                if not tries_left:
+                    holders = describe_holders(self._connection, self._schema, VIEWS) or "an idle transaction?"
+                    raise StorageUnavailable(
+                        f"the views could not be swapped in: somebody holds a lock on them ({holders})"
+                    ) from error
+            end_vacuums(self._connection, self._schema, VIEWS)
+        raise AssertionError  # the loop returns or raises
+
+    def _swap(self, covered: int) -> tuple[int, int]:
+        close_gate(self._connection, self._schema)
+        # The lock of a rebuild may be lost with its connection, and another one may have begun.
+        if self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema) != self._shadows:
+            raise _another(self._schema)
+        # The shadows are those of this code's version: an upgrade may have come in between.
+        if (found := self._one(_VERSION)[0]) != self._version:
+            raise _upgraded(self._schema, found)
+        end = max(covered, self._cut())
+        touched = self.catch_up(covered, end)
+        lock_tables(self._connection, self._schema, VIEWS)
+        for view in VIEWS:
+            swap_in(self._connection, self._schema, view)
+        return end, touched
+
+    def _cut(self) -> int:
+        return int(self._one("SELECT {schema}.cut()")[0])
+
+    def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...]:
+        return self._rows(text, *values)[0]
+
+    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement(text, self._schema), values).fetchall()
+
+    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
+        return read_entries(self._rows(text, *values))
+
+
+@contextmanager
+def _alone(storage: PostgresStorage) -> Iterator[None]:
+    with storage.connection() as connection:
+        if not take_long_lock(connection, lock_number(storage.schema, "rebuild")):
+            raise _another(storage.schema)
+        try:
+            yield
+        finally:
+            release_long_lock(connection)
+
+
+def _another(schema: str) -> StorageUnavailable:
+    return StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
+
+
+def _upgraded(schema: str, version: int) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"schema {schema!r} was brought to version {version} while its views were rebuilt, which stay as they were: "
+        "rebuild them again"
+    )
+
+
+def _run_id(entry: Entry) -> str:
+    return run_of(entry.fact) or ""

@@ -1,0 +1,95 @@
+"""Presence on Postgres: a table beside the journal that nothing is derived from and no rebuild touches."""
+
+import json
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, LiteralString
+
+from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.entry_reader import utc
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow, check_alive_within, check_worker_id, checked
+from squid_dagster.protocol.argument_checks import checks_arguments
+
+# presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is said again soon.
+# Two that sweep at once do not wait for each other. The table holds one row per worker: sweeping reads all of them.
+_ANNOUNCE: LiteralString = """WITH moment AS MATERIALIZED (
+        SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at, set_config('synchronous_commit', 'off', true)
+    ), swept AS (
+        DELETE FROM {schema}.presence WHERE worker_id IN (
+            SELECT p.worker_id FROM {schema}.presence p, moment m
+             WHERE p.seen_at <= m.at - %(forgotten_after)s::interval AND p.worker_id <> %(worker_id)s
+               FOR UPDATE OF p SKIP LOCKED)
+    )
+    INSERT INTO {schema}.presence (worker_id, kind, queues, definitions, host, pid, started_at, seen_at, capacity,
+                                   running, details)
+    SELECT %(worker_id)s, %(kind)s, %(queues)s::text[], %(definitions)s::text[], %(host)s, %(pid)s, m.at, m.at,
+           %(capacity)s, %(running)s, %(details)s::json FROM moment m
+        ON CONFLICT (worker_id) DO UPDATE SET
+           (kind, queues, definitions, host, pid, seen_at, capacity, running, details) = (
+           EXCLUDED.kind, EXCLUDED.queues, EXCLUDED.definitions, EXCLUDED.host, EXCLUDED.pid, EXCLUDED.seen_at,
+           EXCLUDED.capacity, EXCLUDED.running, EXCLUDED.details)"""
+_WITHDRAW: LiteralString = "DELETE FROM {schema}.presence WHERE worker_id = %(worker_id)s"
+_WORKERS: LiteralString = """SELECT worker_id, kind, queues, definitions, host, pid, started_at, seen_at, capacity,
+        running, details
+      FROM {schema}.presence
+     WHERE seen_at > coalesce(%(now)s::timestamptz, clock_timestamp()) - %(alive_within)s::interval
+     ORDER BY worker_id"""
+_COLUMNS = tuple(field.name for field in fields(WorkerRow))  # in the order in which _WORKERS gives them
+
+
+@checks_arguments
+class PostgresPresence:
+    """`Presence` on a `PostgresStorage`: every process that uses the journal sees the same workers."""
+
+    def __init__(self, storage: PostgresStorage) -> None:
+        """Bind to a storage."""
+        self._storage = storage
+
+    def announce(self, worker: WorkerRow) -> None:
+        """Say that a worker is alive, as the contract says. Raises `StorageUnavailable` when nobody can be told."""
+        row = checked(worker)
+        values = {
+            "worker_id": row.worker_id,
+            "kind": row.kind,
+            "queues": list(row.queues),
+            "definitions": None if row.definitions is None else list(row.definitions),
+            "host": row.host,
+            "pid": row.pid,
+            "capacity": row.capacity,
+            "running": row.running,
+            "details": json.dumps(row.details),
+            "now": self._now(),
+            "forgotten_after": FORGOTTEN_AFTER,
+        }
+        self._change(_ANNOUNCE, values)
+
+    def withdraw(self, worker_id: str) -> None:
+        """Say that a worker has gone."""
+        check_worker_id(worker_id)
+        self._change(_WITHDRAW, {"worker_id": worker_id})
+
+    def workers(self, alive_within: timedelta) -> list[WorkerRow]:
+        """Give those that were announced less than so long ago."""
+        check_alive_within(alive_within)
+        found = self._storage.rows(_WORKERS, {"now": self._now(), "alive_within": alive_within})
+        return [_worker(row) for row in found]
+
+    def _now(self) -> object:
+        return self._storage.clock.now() if self._storage.clock is not None else None
+
+    def _change(self, text: LiteralString, values: dict[str, Any]) -> None:
+        def change() -> None:
+            with self._storage.connection() as connection:
+                connection.execute(self._storage.sql(text), values)
+
+        persistently(change)
+
+
+def _worker(row: tuple[Any, ...]) -> WorkerRow:
+    columns = dict(zip(_COLUMNS, row, strict=True))
+    for name in ("queues", "definitions"):
+        columns[name] = None if columns[name] is None else tuple(columns[name])
+    for name in ("started_at", "seen_at"):
+        columns[name] = utc(columns[name])
+    return WorkerRow(**columns)
