@@ -16,7 +16,7 @@ from bench.report import Measure
 from bench.settle import family, loop, watched
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 
 STEPS = 100_000
 _WINDOWS = 20  # in which the time of a step is told

@@ -29,7 +29,7 @@ from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Claim
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE, Claim
 from squid_dagster.runtime.leases_claiming import claim_item
 from squid_dagster.runtime.report import SettledAttempt
 from squid_dagster.runtime.signals import Signal

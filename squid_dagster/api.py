@@ -23,9 +23,9 @@ from squid_dagster.inspection import (
     list_runs,
 )
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
-from squid_dagster.journal.dispatch import DEFAULT_LEASE
-from squid_dagster.journal.notifier import Notifier
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
+from squid_dagster.journal.contract.notifier import Notifier
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
 from squid_dagster.protocol.folds.attempt import Attempt

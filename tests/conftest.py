@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     Claim,
     ClaimRef,
@@ -17,7 +17,7 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
-from squid_dagster.journal.notifier import GuardedNotifier, Notifier
+from squid_dagster.journal.contract.notifier import GuardedNotifier, Notifier
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.facts import Fact, LiveWakeupEmitted, Runnable, RunQueued

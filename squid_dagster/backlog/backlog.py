@@ -13,9 +13,9 @@ from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, CardStore, ClaimRequest, Decision, Rebuilt, Stats, Wanted
 from squid_dagster.backlog.fold_store import FoldCardStore
 from squid_dagster.backlog.postgres_store import PostgresCardStore
-from squid_dagster.journal.dispatch import check_text, hash_token, new_claims
+from squid_dagster.journal.contract.dispatch_store import check_text, hash_token, new_claims
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.display_names import name_problem

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order
 from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.backlog.rules import CardFactType

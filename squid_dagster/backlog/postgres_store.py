@@ -9,6 +9,7 @@ from squid_dagster.backlog import decisions
 from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
 from squid_dagster.backlog.postgres_rebuild import differences, rebuild
 from squid_dagster.backlog.rows import card_from_row, to_text
+from squid_dagster.journal.contract.storage import Append, check_appends
 from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.connection.message import Value, execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
@@ -17,7 +18,6 @@ from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit
 from squid_dagster.journal.postgres.views.row_changes import RowChanges
-from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.backlog.rules import CardFactType

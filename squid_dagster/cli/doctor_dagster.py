@@ -43,7 +43,7 @@ def check_address(address: str) -> str:
 
 def dagster_elsewhere(patient: Patient) -> list[Finding]:
     """Ask a webserver for its locations, and look whether those that tick say so in this journal."""
-    from squid_dagster.journal.presence import FORGOTTEN_AFTER
+    from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER
 
     if patient.dagster is None:
         raise CannotTell("no webserver was named (--dagster http://host:port)")

@@ -8,21 +8,21 @@ from squid_dagster.cli.output import table
 if TYPE_CHECKING:
     from squid_dagster.cli.tables import FittingTable
     from squid_dagster.inspection import QueueState
-    from squid_dagster.journal.presence import WorkerRow
-    from squid_dagster.journal.queries import QueueRow
+    from squid_dagster.journal.contract.queries import QueueRow
+    from squid_dagster.journal.contract.worker_liveness import WorkerRow
     from squid_dagster.protocol.folds.attempt import Attempt
 
 
 def no_work(queue: str) -> "QueueRow":
     """Give what is known of a queue that has no open work and was never paused."""
-    from squid_dagster.journal.queries import QueueRow
+    from squid_dagster.journal.contract.queries import QueueRow
 
     return QueueRow(queue, False, 0, 0, 0, 0, None)
 
 
 def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, Any]:
     """Return a queue as JSON values, always with the same keys. A count of `counted_up_to` is so many or more."""
-    from squid_dagster.journal.queries import MOST_COUNTED
+    from squid_dagster.journal.contract.queries import MOST_COUNTED
 
     return {
         "queue": row.queue,
@@ -57,7 +57,7 @@ def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> 
 
 
 def _counted(count: int) -> int | str:
-    from squid_dagster.journal.queries import MOST_COUNTED
+    from squid_dagster.journal.contract.queries import MOST_COUNTED
 
     return count if count < MOST_COUNTED else f"{MOST_COUNTED}+"
 

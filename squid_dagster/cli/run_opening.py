@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from squid_dagster.cli.place import Place
     from squid_dagster.inspection import Explanation, RunGraph, RunPage, RunSnapshot, TimelineEvent
     from squid_dagster.journal import Storage
-    from squid_dagster.journal.presence import Presence, WorkerRow
-    from squid_dagster.journal.queries import JournalQueries
+    from squid_dagster.journal.contract.queries import JournalQueries
+    from squid_dagster.journal.contract.worker_liveness import Presence, WorkerRow
     from squid_dagster.workflow.registry import Registry
 
 

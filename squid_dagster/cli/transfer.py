@@ -15,8 +15,8 @@ from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.streams import stdout
 
 if TYPE_CHECKING:
-    from squid_dagster.journal.transfer import Transferred
-    from squid_dagster.journal.transfer_format import Header
+    from squid_dagster.journal.transfer.line_format import Header
+    from squid_dagster.journal.transfer.transfer import Transferred
 
 _PIPE = "-"
 
@@ -30,7 +30,7 @@ def export(file: str, place: Place, as_json: bool) -> None:
     Facts go as they are, so keep it as safe as the database: payloads are not redacted. A file that exists is not
     touched. With `-`, what was done is told on stderr.
     """
-    from squid_dagster.journal.transfer import export_journal
+    from squid_dagster.journal.transfer.transfer import export_journal
 
     with place.storage() as storage, _written(file) as write, _bar("exporting") as (tell, begin):
         done = export_journal(storage, write, tell, begin)
@@ -46,7 +46,7 @@ def import_(file: str, place: Place, as_json: bool) -> None:
     Everything is written or nothing. The views are made, and the result is compared with the file.
     """
     from squid_dagster.backlog.postgres_rebuild import rebuild_within
-    from squid_dagster.journal.transfer import import_journal
+    from squid_dagster.journal.transfer.transfer import import_journal
 
     with _read(file) as lines, place.storage() as storage, _bar("importing") as (tell, begin):
         done = import_journal(storage, lines, tell, begin=begin, also=rebuild_within)
@@ -133,7 +133,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
     """Give the lines of a file, none of them longer than a line of an export may be."""
     import zlib
 
-    from squid_dagster.journal.transfer_format import MAX_LINE_BYTES, InvalidExport
+    from squid_dagster.journal.transfer.line_format import MAX_LINE_BYTES, InvalidExport
 
     try:
         while line := file.readline(MAX_LINE_BYTES):

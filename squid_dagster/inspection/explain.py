@@ -15,8 +15,8 @@ from squid_dagster.inspection.reasons import Action
 from squid_dagster.inspection.record import Evidence, evidence, read_record
 from squid_dagster.inspection.shown import plain, shown
 from squid_dagster.inspection.views import view_anomaly
-from squid_dagster.journal.queries import JournalQueries
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.queries import JournalQueries
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import digest
 from squid_dagster.protocol.facts import RunSignalReceived

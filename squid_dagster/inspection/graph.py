@@ -11,7 +11,7 @@ from squid_dagster.inspection.nodes import GraphNode, current_steps, make_end, m
 from squid_dagster.inspection.record import read_record
 from squid_dagster.inspection.shown import plain
 from squid_dagster.inspection.svg import svg
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.folds.plan_state import FAIL
 from squid_dagster.workflow.authoring.draft import COMPLETE

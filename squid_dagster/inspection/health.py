@@ -12,11 +12,11 @@ from squid_dagster.inspection.holding import Worker
 from squid_dagster.inspection.listing import RunSummary, list_runs
 from squid_dagster.inspection.shown import span
 from squid_dagster.inspection.snapshot import inspect_run
+from squid_dagster.journal.contract.queries import JournalQueries, QueueRow
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.counts import DueLane, due_lanes
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.queries import JournalQueries, QueueRow
-from squid_dagster.journal.storage import Storage
 from squid_dagster.workflow.external_step import external_lane
 
 MOST = 100

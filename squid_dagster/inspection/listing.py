@@ -8,7 +8,7 @@ from typing import Any
 from squid_dagster.inspection.cursors import read_cursor, write_cursor
 from squid_dagster.inspection.holding import Worker, hold_of
 from squid_dagster.inspection.shown import plain
-from squid_dagster.journal.queries import RUN_STATUSES, JournalQueries, RunFilter, RunRow
+from squid_dagster.journal.contract.queries import RUN_STATUSES, JournalQueries, RunFilter, RunRow
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.registry import Registry

@@ -1,8 +1,8 @@
 """Whether a queue is paused, since when, and the fact that says why."""
 
 from squid_dagster.inspection.case import QueueState
-from squid_dagster.journal.queries import JournalQueries
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.queries import JournalQueries
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.threads import dispatch_thread
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.anomalies import Anomaly, anomaly, unreadable
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.errors import InvalidArgument, NotFound

@@ -26,7 +26,7 @@ from squid_dagster.inspection.views import (
     view_manual,
     view_runnable,
 )
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt

@@ -14,7 +14,7 @@ from squid_dagster.inspection.record import Record, read_record
 from squid_dagster.inspection.sentences import sentence
 from squid_dagster.inspection.shown import plain, shown, when
 from squid_dagster.inspection.views import view_entry
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.anomalies import unreadable
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact, StoredFact, UnknownFact

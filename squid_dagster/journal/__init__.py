@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from squid_dagster.journal.clock import Clock, SystemClock, VirtualClock
-    from squid_dagster.journal.dispatch import (
+    from squid_dagster.journal.contract.clock import Clock, SystemClock, VirtualClock
+    from squid_dagster.journal.contract.dispatch_store import (
         Answer,
         Claim,
         ClaimRef,
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
         Retry,
         Settlement,
     )
-    from squid_dagster.journal.fold_dispatch import FoldDispatchStore
-    from squid_dagster.journal.fold_queries import FoldQueries
+    from squid_dagster.journal.contract.notifier import Listener, LocalNotifier, Notifier
+    from squid_dagster.journal.contract.queries import JournalQueries, QueueRow, RunFilter, RunRow
+    from squid_dagster.journal.contract.storage import Append, Checkpoint, Storage
+    from squid_dagster.journal.contract.worker_liveness import MemoryPresence, Presence, WorkerRow
+    from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
+    from squid_dagster.journal.fold_store.queries import FoldQueries
+    from squid_dagster.journal.journal_factory import open_journal
     from squid_dagster.journal.memory import MemoryStorage
     from squid_dagster.journal.network import NetworkBounds
-    from squid_dagster.journal.notifier import Listener, LocalNotifier, Notifier
-    from squid_dagster.journal.open import open_journal
     from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
     from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
     from squid_dagster.journal.postgres.queries import PostgresQueries
@@ -29,15 +32,12 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.views.rebuild import rebuild_views
     from squid_dagster.journal.postgres.views.verification import Finding, FindingKind, verify
     from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
-    from squid_dagster.journal.presence import MemoryPresence, Presence, WorkerRow
-    from squid_dagster.journal.quarantining import quarantine
-    from squid_dagster.journal.queries import JournalQueries, QueueRow, RunFilter, RunRow
-    from squid_dagster.journal.storage import Append, Checkpoint, Storage
+    from squid_dagster.journal.quarantine import quarantine
 
 # Exported lazily, so that a command which only looks at the configuration loads no database driver.
 _HOMES = {
-    "clock": ("Clock", "SystemClock", "VirtualClock"),
-    "dispatch": (
+    "contract.clock": ("Clock", "SystemClock", "VirtualClock"),
+    "contract.dispatch_store": (
         "Answer",
         "Claim",
         "ClaimRef",
@@ -48,12 +48,12 @@ _HOMES = {
         "Retry",
         "Settlement",
     ),
-    "fold_dispatch": ("FoldDispatchStore",),
-    "fold_queries": ("FoldQueries",),
+    "fold_store.dispatch_store": ("FoldDispatchStore",),
+    "fold_store.queries": ("FoldQueries",),
     "memory": ("MemoryStorage",),
     "network": ("NetworkBounds",),
-    "notifier": ("Listener", "LocalNotifier", "Notifier"),
-    "open": ("open_journal",),
+    "contract.notifier": ("Listener", "LocalNotifier", "Notifier"),
+    "journal_factory": ("open_journal",),
     "postgres.dispatch.dispatch_store": ("PostgresDispatchStore",),
     "postgres.notification.notifier": ("PostgresNotifier",),
     "postgres.worker_liveness": ("PostgresPresence",),
@@ -61,10 +61,10 @@ _HOMES = {
     "postgres.views.rebuild": ("rebuild_views",),
     "postgres.storage": ("PostgresStorage",),
     "postgres.views.verification": ("Finding", "FindingKind", "verify"),
-    "presence": ("MemoryPresence", "Presence", "WorkerRow"),
-    "quarantining": ("quarantine",),
-    "queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
-    "storage": ("Append", "Checkpoint", "Storage"),
+    "contract.worker_liveness": ("MemoryPresence", "Presence", "WorkerRow"),
+    "quarantine": ("quarantine",),
+    "contract.queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
+    "contract.storage": ("Append", "Checkpoint", "Storage"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,11 +4,11 @@ import sys
 from collections.abc import Collection
 from typing import LiteralString, NamedTuple
 
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.queries import check_limit
+from squid_dagster.journal.contract.storage import Storage, check_revision
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.rows import attempt_from_row
-from squid_dagster.journal.queries import check_limit
-from squid_dagster.journal.storage import Storage, check_revision
 from squid_dagster.protocol.folds.attempt import Attempt, definition_key
 from squid_dagster.protocol.folds.dispatch import DispatchProjection
 from squid_dagster.protocol.threads import check_part, dispatch_thread

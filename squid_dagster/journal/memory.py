@@ -8,8 +8,8 @@ from threading import RLock
 from typing import NamedTuple
 from uuid import UUID
 
-from squid_dagster.journal.clock import Clock, SystemClock
-from squid_dagster.journal.storage import (
+from squid_dagster.journal.contract.clock import Clock, SystemClock
+from squid_dagster.journal.contract.storage import (
     Append,
     Checkpoint,
     Verified,

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from squid_dagster.api import ALIVE_WITHIN
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of

@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 from typing import Any, Literal, NamedTuple
 
 from squid_dagster.inspection.shown import brief
-from squid_dagster.journal.dispatch import Completed, Deferred, Interrupted
+from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Interrupted
 from squid_dagster.plugin.markdown import table
 from squid_dagster.redaction import redacted
 from squid_dagster.runtime.report import SettledAttempt

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.rounds import concerns_all
+from squid_dagster.journal.settlement.rounds import concerns_all
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.external_runs import (
     Found,

@@ -15,7 +15,7 @@ from squid_dagster.agents import DispatchAgent
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog
 from squid_dagster.journal import Storage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of

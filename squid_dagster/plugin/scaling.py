@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from math import ceil
 from typing import NamedTuple
 
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.queries import BacklogRow
+from squid_dagster.journal.contract.queries import BacklogRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 
 PATIENCE = timedelta(seconds=10)  # work that is due for longer, while all who serve it are busy, needs another run
 

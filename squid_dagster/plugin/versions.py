@@ -18,8 +18,8 @@ from pathlib import Path
 import dagster as dg
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.presence import FORGOTTEN_AFTER, Presence, WorkerRow
-from squid_dagster.journal.shared import shared
+from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, Presence, WorkerRow
+from squid_dagster.journal.per_storage import shared
 from squid_dagster.workflow.definition import Definition
 
 LOCATION_KIND = "dagster_location"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Lineage
+from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Lineage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunSignalReceived

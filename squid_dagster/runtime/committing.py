@@ -12,8 +12,16 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from squid_dagster.journal.dispatch import Answer, Claim, Completed, Deferred, Interrupted, Outcome, Settlement
-from squid_dagster.journal.rounds import outcome_bytes
+from squid_dagster.journal.contract.dispatch_store import (
+    Answer,
+    Claim,
+    Completed,
+    Deferred,
+    Interrupted,
+    Outcome,
+    Settlement,
+)
+from squid_dagster.journal.settlement.rounds import outcome_bytes
 from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing

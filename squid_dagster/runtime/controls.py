@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 from squid_dagster.journal import Append
-from squid_dagster.journal.commands import CommandedRun, CommandTarget
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound, UnsafeReplay
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject

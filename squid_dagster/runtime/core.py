@@ -11,8 +11,8 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from squid_dagster.journal import Storage
-from squid_dagster.journal.commands import CommandDecision, CommandTarget
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.command_target import CommandDecision, CommandTarget
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     ClaimRef,
     Decision,
@@ -21,9 +21,9 @@ from squid_dagster.journal.dispatch import (
     NewRun,
     PlanRequest,
 )
-from squid_dagster.journal.notifier import CommitNotifier, Notifier
-from squid_dagster.journal.presence import Presence
-from squid_dagster.journal.queries import JournalQueries
+from squid_dagster.journal.contract.notifier import CommitNotifier, Notifier
+from squid_dagster.journal.contract.queries import JournalQueries
+from squid_dagster.journal.contract.worker_liveness import Presence
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, UnknownState

@@ -5,8 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from squid_dagster.journal.queries import ScheduleCursor
-from squid_dagster.journal.rounds import may_concern_one
+from squid_dagster.journal.contract.queries import ScheduleCursor
+from squid_dagster.journal.settlement.rounds import may_concern_one
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (
     Conflict,

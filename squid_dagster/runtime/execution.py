@@ -12,8 +12,16 @@ from typing import Any
 from pydantic import JsonValue
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from squid_dagster.journal.contract.dispatch_store import (
+    Claim,
+    Completed,
+    Deferred,
+    Failed,
+    Interrupted,
+    Outcome,
+    Retry,
+)
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors
-from squid_dagster.journal.dispatch import Claim, Completed, Deferred, Failed, Interrupted, Outcome, Retry
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject

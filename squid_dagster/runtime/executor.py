@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster.journal.checkpoints import load_state
-from squid_dagster.journal.dispatch import Answer, Claim, Failed, Outcome
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Failed, Outcome
+from squid_dagster.journal.plan_state.checkpoints import load_state
 from squid_dagster.protocol.errors import IncompatibleDefinition
 from squid_dagster.runtime.children import ChildStarter
 from squid_dagster.runtime.core import Runtime

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from squid_dagster.journal.checkpoints import load_state
-from squid_dagster.journal.commands import CommandedRun, CommandTarget
-from squid_dagster.journal.dispatch import Completed, Failed, hash_token
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget
+from squid_dagster.journal.contract.dispatch_store import Completed, Failed, hash_token
 from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
-from squid_dagster.journal.settling import settled
+from squid_dagster.journal.plan_state.checkpoints import load_state
+from squid_dagster.journal.settlement.member_facts import settled
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import Claim, DispatchStore
+from squid_dagster.journal.contract.dispatch_store import Claim, DispatchStore
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.outage import Outage

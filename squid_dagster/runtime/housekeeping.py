@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 from squid_dagster.runtime.core import Runtime

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from squid_dagster.journal.dispatch import Deferred, Failed, Outcome
+from squid_dagster.journal.contract.dispatch_store import Deferred, Failed, Outcome
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_error

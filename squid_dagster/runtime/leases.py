@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
 
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     Claim,
     Completed,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from squid_dagster.journal.commands import CommandedRun, CommandTarget
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget
+from squid_dagster.journal.contract.dispatch_store import (
     Claim,
     ClaimRef,
     check_lease,

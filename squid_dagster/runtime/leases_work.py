@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from squid_dagster.journal.dispatch import DEFAULT_LEASE, Answer, Completed, Outcome
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE, Answer, Completed, Outcome
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import (

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from squid_dagster.journal.contract.dispatch_store import Claim
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors, inode_of
-from squid_dagster.journal.dispatch import Claim
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 _STAYING = 2  # threads that are always there

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from squid_dagster.journal import Append, Storage, quarantine
-from squid_dagster.journal.queries import RunRow, WaitingStep
-from squid_dagster.journal.rounds import may_concern_one
+from squid_dagster.journal.contract.queries import RunRow, WaitingStep
+from squid_dagster.journal.settlement.rounds import may_concern_one
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from squid_dagster.journal.queries import parent_of
+from squid_dagster.journal.contract.queries import parent_of
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
 from squid_dagster.protocol.folds.run import RunProjection

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from squid_dagster.journal.dispatch import Outcome
+from squid_dagster.journal.contract.dispatch_store import Outcome
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.folds.attempt import Attempt
 

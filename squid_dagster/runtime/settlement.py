@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from pydantic import JsonValue
 
 from squid_dagster.journal import quarantine
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.dispatch_store import (
     Answer,
     Deferred,
     Failed,

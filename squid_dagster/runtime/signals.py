@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.commands import CommandedRun, SignalKey
+from squid_dagster.journal.contract.command_target import CommandedRun, SignalKey
 from squid_dagster.protocol.argument_checks import Check, check_of, checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, shown
 from squid_dagster.protocol.facts import RunSignalReceived

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from squid_dagster.journal.availability import when_available
-from squid_dagster.journal.dispatch import Claim
+from squid_dagster.journal.contract.dispatch_store import Claim
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.workflow.authoring.step_context import Cancellation
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster.journal.dispatch import Answer, Claim, Outcome, Settlement, check_lease
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Outcome, Settlement, check_lease
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.core import Runtime
 from squid_dagster.runtime.execution import interrupted

@@ -8,7 +8,7 @@ that nothing but itself (or its host) can make a dead letter of it. Owns no lock
 
 from collections.abc import Container, Sequence
 
-from squid_dagster.journal.dispatch import Claim, Suspects
+from squid_dagster.journal.contract.dispatch_store import Claim, Suspects
 from squid_dagster.protocol.folds.attempt import Suspicion
 
 QUIET_SECONDS = 2.0

@@ -8,8 +8,8 @@ import psycopg
 from sqlalchemy import Connection, exc
 
 from squid_dagster.journal import Answer, Claim, Completed, PostgresDispatchStore, PostgresStorage, Settlement
+from squid_dagster.journal.contract.dispatch_store import Failed, Outcome
 from squid_dagster.journal.descriptors import LoopLost
-from squid_dagster.journal.dispatch import Failed, Outcome
 from squid_dagster.journal.postgres.connection.failures import translated
 from squid_dagster.journal.postgres.connection.inherited_sockets import close_lost, is_intact
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable

@@ -4,16 +4,16 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from squid_dagster.journal import PostgresStorage, Storage
-from squid_dagster.journal.dispatch import DispatchStore
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
-from squid_dagster.journal.fold_queries import FoldQueries
-from squid_dagster.journal.notifier import GuardedNotifier, LocalNotifier, Notifier
+from squid_dagster.journal.contract.dispatch_store import DispatchStore
+from squid_dagster.journal.contract.notifier import GuardedNotifier, LocalNotifier, Notifier
+from squid_dagster.journal.contract.queries import JournalQueries
+from squid_dagster.journal.contract.worker_liveness import MemoryPresence, Presence
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
+from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.queries import PostgresQueries
 from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
-from squid_dagster.journal.presence import MemoryPresence, Presence
-from squid_dagster.journal.queries import JournalQueries
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import load_workflows
 from squid_dagster.workflow.definition import Definition

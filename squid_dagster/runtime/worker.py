@@ -18,9 +18,9 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.dispatch import Answer, Claim, Interrupted, Outcome, Suspects, check_lease
-from squid_dagster.journal.notifier import Listener
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Interrupted, Outcome, Suspects, check_lease
+from squid_dagster.journal.contract.notifier import Listener
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments

@@ -13,7 +13,7 @@ from uuid import UUID, uuid5
 
 import click
 
-from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
@@ -117,7 +117,7 @@ def _counted(cohort: Sequence[Life]) -> dict[str, int]:
 @click.option("--schema", default=None, help="The journal's schema.")
 def main(facts: int, seed: int, url: str | None, schema: str | None) -> None:
     """Write a synthetic journal."""
-    from squid_dagster.journal.open import open_journal
+    from squid_dagster.journal.journal_factory import open_journal
 
     storage = open_journal(url, schema=schema)
     try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from squid_dagster.journal.contract.queries import parent_of, window_start
 from squid_dagster.journal.postgres.views.rows import anomaly_rows
-from squid_dagster.journal.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus

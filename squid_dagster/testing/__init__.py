@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from squid_dagster.journal.clock import VirtualClock
+    from squid_dagster.journal.contract.clock import VirtualClock
     from squid_dagster.testing.driving import LimitReached, advance, drain, execute_until_blocked
     from squid_dagster.testing.golden_histories import GoldenMismatch, assert_golden, golden
     from squid_dagster.testing.injection import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Exported lazily, so that the pytest plugin costs nothing where it is not used.
 _HOMES = {
-    "squid_dagster.journal.clock": ("VirtualClock",),
+    "squid_dagster.journal.contract.clock": ("VirtualClock",),
     "squid_dagster.testing.driving": ("LimitReached", "advance", "drain", "execute_until_blocked"),
     "squid_dagster.testing.golden_histories": ("GoldenMismatch", "assert_golden", "golden"),
     "squid_dagster.testing.injection": (

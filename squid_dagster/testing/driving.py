@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from squid_dagster.api import Squid
 from squid_dagster.inspection import RunSnapshot
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidArgument, SquidError, StaleClaim, TerminalRun
 from squid_dagster.protocol.folds.attempt import AttemptStatus

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import NotFound
 from squid_dagster.protocol.threads import check_part

@@ -13,7 +13,7 @@ from threading import RLock
 from typing import Any, NamedTuple, NoReturn
 from uuid import UUID, uuid5
 
-from squid_dagster.journal.storage import Append, Checkpoint, Storage, check_appends, check_commit_id
+from squid_dagster.journal.contract.storage import Append, Checkpoint, Storage, check_appends, check_commit_id
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, InvalidArgument
 from squid_dagster.protocol.facts import Fact

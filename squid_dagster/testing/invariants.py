@@ -6,7 +6,7 @@ Only `no_anomaly` asks the fold; every other rule reads the facts by itself, so 
 from collections.abc import Iterable, Iterator, Sequence
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.anomalies import anomaly, unreadable
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, by_run

@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any, Protocol
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.notifier import LocalNotifier
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.notifier import LocalNotifier
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread

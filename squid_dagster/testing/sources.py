@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry
 
 _PAGE = 5_000  # entries in one read

@@ -15,8 +15,8 @@ from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, BacklogLeases
 from squid_dagster.backlog.leases import BacklogQueue
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.commands import CommandTarget
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.command_target import CommandTarget
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread

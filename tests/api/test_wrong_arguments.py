@@ -13,7 +13,7 @@ import pytest
 import squid_dagster
 from squid_dagster import agents, backlog, inspection, journal, protocol, redaction, testing, workflow
 from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
-from squid_dagster.journal.transfer import export_journal, import_journal
+from squid_dagster.journal.transfer.transfer import export_journal, import_journal
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.signals import SignalType

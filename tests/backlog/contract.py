@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from squid_dagster.backlog import Backlog, Card
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection
 
 MINUTE = timedelta(minutes=1)

@@ -13,7 +13,7 @@ import pytest
 
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import MemoryStorage, PostgresStorage, verify
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.backlog import Backlog, Card
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, Entry
 from squid_dagster.protocol.errors import SquidError
 from tests.facts import CARD_EXAMPLES, T0, t, with_fields

@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.connection.pool import borrow
 from squid_dagster.plugin.names import DISPATCH_JOB
 from squid_dagster.protocol import Entry, Fact

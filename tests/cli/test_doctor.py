@@ -16,8 +16,8 @@ from squid_dagster.api import Squid
 from squid_dagster.cli import doctor_dagster
 from squid_dagster.cli.doctor_findings import CODES
 from squid_dagster.journal import PostgresPresence, PostgresStorage
+from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, WorkerRow
 from squid_dagster.journal.postgres.schema.drift import differences
-from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow
 from squid_dagster.plugin import names, versions
 from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import FLOWS, Typed

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from tests.cli.flows import gated, hello
 from tests.cli.typed import Typed
 

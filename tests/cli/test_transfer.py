@@ -22,12 +22,12 @@ from sqlalchemy import make_url
 from squid_dagster.api import Squid
 from squid_dagster.backlog.postgres_rebuild import differences, rebuild_within
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, VirtualClock, rebuild_views, verify
-from squid_dagster.journal import transfer as transfer_module
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.drift import drift
 from squid_dagster.journal.postgres.schema.names import lock_number
-from squid_dagster.journal.transfer import JournalNotEmpty, Transferred, export_journal, import_journal
-from squid_dagster.journal.transfer_format import InvalidExport
+from squid_dagster.journal.transfer import transfer as transfer_module
+from squid_dagster.journal.transfer.line_format import InvalidExport
+from squid_dagster.journal.transfer.transfer import JournalNotEmpty, Transferred, export_journal, import_journal
 from squid_dagster.protocol import Fact, RunUnit
 from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import MAIN, Typed

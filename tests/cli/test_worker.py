@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.runtime import recovery
 from tests.cli.deaf import deaf
 from tests.cli.flows import gated, hello

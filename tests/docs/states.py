@@ -11,8 +11,8 @@ from typing import Any
 
 from squid_dagster.inspection.reasons import RunReason
 from squid_dagster.journal import quarantine
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.presence import WorkerRow
 from squid_dagster.protocol.facts.base import FactBase
 from squid_dagster.runtime.wiring import adapters
 from tests.inspection.reasons import STORIES

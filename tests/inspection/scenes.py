@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from squid_dagster.inspection.case import Case, QueueState, make_case
 from squid_dagster.inspection.explain import Explanation, explain
 from squid_dagster.inspection.record import read_record
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import (
     Attempt,

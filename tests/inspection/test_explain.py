@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from squid_dagster.inspection import QueueState, RunReason, explain_run
-from squid_dagster.journal.fold_queries import FoldQueries
+from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.protocol.errors import InvalidThread, NotFound
 from squid_dagster.workflow.registry import Registry
 from tests.facts import fenced, queue_paused, queue_resumed, queued, signal, terminal

@@ -8,9 +8,9 @@ import pytest
 
 from squid_dagster.inspection import RunPage, list_runs
 from squid_dagster.inspection.listing import LISTED_STATUSES
-from squid_dagster.journal.fold_queries import FoldQueries
+from squid_dagster.journal.contract.queries import JournalQueries, RunFilter, RunRow
+from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.queries import JournalQueries, RunFilter, RunRow
 from squid_dagster.protocol import definition_key
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.registry import Registry

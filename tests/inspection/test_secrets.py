@@ -12,7 +12,7 @@ from squid_dagster.inspection.graph import graph
 from squid_dagster.inspection.record import make_record
 from squid_dagster.inspection.snapshot import snapshot
 from squid_dagster.inspection.timeline import timeline
-from squid_dagster.journal.fold_queries import FoldQueries
+from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.protocol import Entry, Fact, MalformedFact, UnknownFact, run_thread
 from squid_dagster.protocol.entries import StoredFact
 from squid_dagster.protocol.facts.base import FactBase

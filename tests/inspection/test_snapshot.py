@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.inspection import RunSnapshot, inspect_run
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, NotFound
 from squid_dagster.workflow.registry import Registry

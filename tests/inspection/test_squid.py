@@ -8,9 +8,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.inspection import Explanation
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidArgument, NotFound
 from squid_dagster.workflow import Defer, Fail, Retry, Workflow, path
 from tests.inspection.scenes import nothing
@@ -197,7 +197,7 @@ def test_a_run_of_a_changed_workflow_is_held_until_its_version_is_back(squid: Sq
 
 
 def test_a_worker_that_announces_itself_is_named(squid: Squid) -> None:
-    from squid_dagster.journal.presence import WorkerRow
+    from squid_dagster.journal.contract.worker_liveness import WorkerRow
 
     run_id = squid.start("shop").run_id
     presence = squid.runtime.presence

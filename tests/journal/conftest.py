@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Answer, DispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Answer, DispatchStore
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from tests.facts import T0
 from tests.journal.contract import Opener, Wire, plain_url
 from tests.journal.desk import Desk

@@ -15,10 +15,10 @@ from psycopg import sql
 from pydantic import JsonValue
 from sqlalchemy import make_url
 
+from squid_dagster.journal.contract.storage import Append, Storage, check_appends
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.row_changes import Touched
-from squid_dagster.journal.storage import Append, Storage, check_appends
 from squid_dagster.protocol import (
     BACKLOG_THREAD,
     Entry,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import (
     Answer,
     Claim,
     ClaimRef,
@@ -19,8 +19,8 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import AttemptScheduled, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
 from tests.facts import QUEUE, RUN, T0, applied, fenced, planned, queued, runnable, scheduled, started, terminal

@@ -6,11 +6,11 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.dispatch import Answer, Claim, Completed, Planner, Settlement
-from squid_dagster.journal.plan_states import PlanStates
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Completed, Planner, Settlement
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
-from squid_dagster.journal.storage import Storage
 from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE
 from tests.journal.contract import facts_of

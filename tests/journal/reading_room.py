@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.queries import JournalQueries, RunFilter
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.queries import JournalQueries, RunFilter
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import Fact
 from tests.facts import planned, queued, runnable, scheduled, started
 from tests.journal.contract import put

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import (
     ForeignSchema,
     InvalidArgument,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import (
     AttemptClaimed,
     AttemptCompleted,

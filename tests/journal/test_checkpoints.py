@@ -3,8 +3,8 @@
 import pytest
 
 from squid_dagster.journal import MemoryStorage, Storage
-from squid_dagster.journal.checkpoints import CHECKPOINT_EVERY, keep_checkpoint, load_state
-from squid_dagster.journal.plan_states import KnownState
+from squid_dagster.journal.plan_state.cache import KnownState
+from squid_dagster.journal.plan_state.checkpoints import CHECKPOINT_EVERY, keep_checkpoint, load_state
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.folds.plan_state import PlanState

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Settlement
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import Fact

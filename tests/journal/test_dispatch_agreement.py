@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Claim, DispatchStore, PlanRequest, Retry, Suspects
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Claim, DispatchStore, PlanRequest, Retry, Suspects
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit, definition_key, run_thread
 from squid_dagster.protocol.folds.attempt import Suspicion
 from squid_dagster.protocol.folds.plan_state import PlanState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.dispatch import ClaimRef
+from squid_dagster.journal.contract.dispatch_store import ClaimRef
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import QUEUE, scheduled
 from tests.journal.desk import Desk, one, seconds, work

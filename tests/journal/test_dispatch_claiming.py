@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import DispatchStore, Retry
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import DispatchStore, Retry
+from squid_dagster.journal.contract.storage import Append, Storage
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import AttemptStatus, Fact, definition_key
 from squid_dagster.protocol.errors import ExpiredClaim, TerminalRun
 from squid_dagster.protocol.folds.attempt import claim_order

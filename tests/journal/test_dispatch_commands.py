@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.commands import CommandedRun, CommandTarget, SignalKey
-from squid_dagster.journal.dispatch import DispatchStore
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget, SignalKey
+from squid_dagster.journal.contract.dispatch_store import DispatchStore
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Failed, Retry, Settlement
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Failed, Retry, Settlement
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import to_json

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.commands import CommandTarget
+from squid_dagster.journal.contract.command_target import CommandTarget
 from squid_dagster.journal.postgres.connection.failures import NotNew
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.dispatch.start_template import StartTemplates

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from squid_dagster.journal.dispatch import Completed, PlanRequest, Settlement
+from squid_dagster.journal.contract.dispatch_store import Completed, PlanRequest, Settlement
 from squid_dagster.protocol import Fact, RunUnit, run_thread
 from squid_dagster.protocol.errors import InvalidArgument, InvalidFact, StaleClaim, TerminalRun
 from tests.facts import RUN, key, planned, runnable, scheduled, signal, started, t

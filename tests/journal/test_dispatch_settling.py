@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from squid_dagster.journal.dispatch import Completed, Deferred, Failed, Interrupted, Retry, Settlement
+from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Interrupted, Retry, Settlement
 from squid_dagster.protocol import to_json
 from squid_dagster.protocol.errors import ConflictingCompletion, InvalidArgument, InvalidFact, StaleClaim, TerminalRun
 from tests.facts import QUEUE, T0, fenced, key, scheduled, t, terminal

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.dispatch import Interrupted, Settlement, Suspects
+from squid_dagster.journal.contract.dispatch_store import Interrupted, Settlement, Suspects
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.folds.attempt import Suspicion
 from tests.facts import claimed, key, t

@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 
 from squid_dagster.journal import MemoryStorage, verify
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.schema.drift import drift
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import SchemaOutdated
 from squid_dagster.testing import advance, check_invariants, drain, make_squid
 from squid_dagster.workflow import Retry, StepContext, Workflow

@@ -10,11 +10,11 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, Card
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Completed, Failed, Settlement
+from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Completed, Failed, Settlement
+from squid_dagster.journal.contract.storage import Append
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, Disposition, meaning
 from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.settlement import settle

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import (
     Answer,
     Claim,
     ClaimRef,
@@ -27,11 +27,11 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.storage import Append
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.limits import MAX_ROUND_BYTES, commit_bytes
 from squid_dagster.protocol import Fact, RunUnit, run_thread
 from squid_dagster.protocol.errors import (

@@ -5,11 +5,11 @@ from typing import Any, LiteralString
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.lanes import _WAITING, waiting_in_lanes
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from squid_dagster.protocol.facts import Fact
 from tests.facts import T0, claimed, fenced, queue_paused, queued, scheduled, started, t

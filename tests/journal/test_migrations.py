@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from squid_dagster.journal import rebuild_views, verify
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres, cluster, wheel
 from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline

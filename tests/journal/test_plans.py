@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Settlement, hash_token, new_claims
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement, hash_token, new_claims
 from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres import transaction as transaction_module
 from squid_dagster.journal.postgres.dispatch import dispatch_store as dispatch_module

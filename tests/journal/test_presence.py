@@ -19,8 +19,8 @@ from squid_dagster.journal import (
     rebuild_views,
     verify,
 )
-from squid_dagster.journal import shared as shared_module
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal import per_storage as shared_module
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import T0, started, t
 from tests.journal.contract import at_once, put, raw

@@ -5,19 +5,12 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal import (
-    FoldQueries,
-    MemoryStorage,
-    PostgresQueries,
-    QueueRow,
-    RunFilter,
-    fold_queries,
-    rebuild_views,
-)
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries, QueueRow, RunFilter, rebuild_views
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.queries import RUN_STATUSES, BacklogRow, ScheduleCursor
+from squid_dagster.journal.fold_store import queries as fold_queries
 from squid_dagster.journal.postgres import queries as postgres_queries
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import RUN_STATUSES, BacklogRow, ScheduleCursor
 from squid_dagster.protocol import definition_key
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import (

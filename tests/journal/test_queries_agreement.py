@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal import FoldQueries, PostgresQueries, PostgresStorage, RunFilter
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.queries import RUN_STATUSES, JournalQueries
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.queries import RUN_STATUSES, JournalQueries
 from squid_dagster.protocol import Fact, RunUnit, to_json
 from tests.facts import QUEUES, RUNS, STEPS, WORKFLOW, entries, t, with_fields
 from tests.histories import histories

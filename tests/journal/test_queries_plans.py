@@ -7,11 +7,11 @@ from typing import Any, LiteralString
 import pytest
 
 from squid_dagster.journal import PostgresQueries, RunFilter
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.queries import AHEAD, RUN_STATUSES
 from squid_dagster.journal.postgres import queries as queries_module
 from squid_dagster.journal.postgres.queries import listing
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import AHEAD, RUN_STATUSES
 from tests.facts import cataloged, indexed, planned, queued, runnable, scheduled, started, t
 from tests.journal.contract import put, raw
 from tests.journal.test_plans import Plan, explain

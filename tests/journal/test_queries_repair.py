@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.queries import WaitingStep
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import WaitingStep
 from squid_dagster.protocol import definition_key
 from tests.facts import (
     applied,

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import FoldDispatchStore, MemoryStorage
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.queue_view import QueueView
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.fold_store.queue_view import QueueView
 from squid_dagster.protocol import DispatchProjection, Entry, RunProjection, dispatch_thread, run_thread
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.workflow import StepContext, Workflow, path

@@ -11,10 +11,10 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.inspection.health import attention
 from squid_dagster.journal import PostgresStorage, RunFilter, verify
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.connection.sqlstates import Disposition, meaning
 from squid_dagster.journal.postgres.views.counts import count_runs
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.transfer import export_journal
+from squid_dagster.journal.transfer.transfer import export_journal
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.workflow import Workflow

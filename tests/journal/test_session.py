@@ -15,7 +15,7 @@ from squid_dagster.journal import PostgresStorage, rebuild_views, verify
 from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.journal.postgres.connection.session_settings import startup_options
 from squid_dagster.journal.postgres.schema.drift import drift
-from squid_dagster.journal.transfer import export_journal, import_journal
+from squid_dagster.journal.transfer.transfer import export_journal, import_journal
 from squid_dagster.protocol.errors import StorageRefused
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import AWKWARD, all_entries, plain_url, raw

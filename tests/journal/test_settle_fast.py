@@ -9,12 +9,12 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Answer, Claim, Completed, Failed, PlanRequest, Settlement
-from squid_dagster.journal.plan_states import PlanStates
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Completed, Failed, PlanRequest, Settlement
+from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
-from squid_dagster.journal.rounds import GroupTooLarge
+from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.protocol import Fact, RunUnit, dispatch_thread, run_thread
 from squid_dagster.protocol.errors import (
     InvalidFact,

@@ -13,8 +13,8 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, rebuild_views, verify
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import (
     Answer,
     Claim,
     Completed,
@@ -24,8 +24,8 @@ from squid_dagster.journal.dispatch import (
     Retry,
     Settlement,
 )
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import AttemptCompleted, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.settlement import settle

@@ -9,9 +9,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Planner, PlanRequest, Settlement
-from squid_dagster.journal.plan_states import PlanStates
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
 from squid_dagster.protocol import Fact, RunUnit

@@ -8,7 +8,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import verify
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplate, SettleTemplates, Texts
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.runtime.settlement import settle

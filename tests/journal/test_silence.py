@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import create_engine, exc
 
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.journal.postgres.connection.pool import connect, make_engine
 from squid_dagster.journal.postgres.notification.listener import Patience
 from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from tests.facts import signal
 from tests.journal.contract import LONG, THREAD, eventually, plain_url, raw

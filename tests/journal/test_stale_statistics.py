@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     Claim,
     Completed,

@@ -13,8 +13,8 @@ from pydantic import BaseModel, JsonValue
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.dispatch.start_template import StartTemplate
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject

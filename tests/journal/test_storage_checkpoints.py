@@ -1,6 +1,6 @@
 """Every storage: a checkpoint is kept beside its thread, and never says more than the thread does."""
 
-from squid_dagster.journal.storage import Checkpoint, Storage
+from squid_dagster.journal.contract.storage import Checkpoint, Storage
 from squid_dagster.protocol.folds.plan_state import PlanState
 from tests.facts import planned, signal, started
 from tests.journal.contract import AWKWARD, OTHER, OTHER_THREAD, THREAD

@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import Conflict
 from tests.facts import cataloged, planned, queue_paused, queued, signal, started

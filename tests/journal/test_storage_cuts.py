@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from squid_dagster.journal import storage as storage_contract
+from squid_dagster.journal.contract import storage as storage_contract
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import Entry
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import InvalidArgument

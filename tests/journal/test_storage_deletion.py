@@ -2,8 +2,8 @@
 
 import pytest
 
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import CATALOG_THREAD
 from tests.facts import (
     RUN,

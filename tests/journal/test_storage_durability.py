@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from squid_dagster.journal.contract.storage import Append, Checkpoint
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction
-from squid_dagster.journal.storage import Append, Checkpoint
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable
 from tests.facts import RUN, planned, queued, scheduled, signal, started, terminal
 from tests.journal.contract import (

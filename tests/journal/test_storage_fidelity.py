@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from pydantic import JsonValue
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, run_thread, to_json
 from tests.facts import EXAMPLES, RUN, applied, completed, planned, scheduled, signal, started, with_fields
 from tests.histories import histories, json_objects, json_values

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol import CATALOG_THREAD, Fact, run_index_thread, run_thread
 from tests.facts import (
     RUN,

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage, verify
+from squid_dagster.journal.contract.storage import Append, check_appends
 from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.journal.postgres.views.row_changes import Touched
-from squid_dagster.journal.storage import Append, check_appends
 from squid_dagster.protocol import RunSignalReceived
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import RUN, signal, started

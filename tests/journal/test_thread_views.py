@@ -2,8 +2,8 @@
 
 import pytest
 
+from squid_dagster.journal.fold_store.thread_views import ThreadViews
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.thread_views import ThreadViews
 from squid_dagster.protocol import Entry
 from tests.facts import signal
 from tests.journal.contract import THREAD

@@ -8,7 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from squid_dagster.journal.commands import CommandedRun, CommandTarget, SignalKey
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget, SignalKey
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore

@@ -4,9 +4,9 @@ from typing import Any, LiteralString
 
 import pytest
 
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views import rows
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import Fact
 from tests.rules import RULES, Rule
 

@@ -16,8 +16,8 @@ import dagster as dg
 from examples import ledger
 from examples.stack import Stack
 from squid_dagster.api import ALIVE_WITHIN, Squid
+from squid_dagster.journal.contract.queries import QueueRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import QueueRow
 from squid_dagster.plugin.dispatch import RUN_KIND
 from squid_dagster.plugin.external_runs import storage_id
 from tests.plugin import tides

@@ -11,7 +11,7 @@ import pytest
 
 from examples import ledger
 from squid_dagster.journal import verify
-from squid_dagster.journal.queries import QueueRow
+from squid_dagster.journal.contract.queries import QueueRow
 from tests.plugin import tides
 from tests.plugin.daemon import Shore, is_running, wait_for
 from tests.runtime.stage import facts

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin import attention, attention_items, attention_memory
 from squid_dagster.plugin.attention import build_attention_sensor

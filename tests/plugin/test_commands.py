@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.commands import build_command_jobs
 from squid_dagster.plugin.resource import SquidResource

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.commands import build_command_jobs
 from squid_dagster.plugin.crons import build_cron_schedules, moment, said, schedule_name

@@ -13,7 +13,7 @@ import yaml
 
 from examples import MODULES, ledger
 from squid_dagster.api import Squid
-from squid_dagster.journal.dispatch import DEFAULT_LEASE
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.workflow import load_workflows
 from tests.plugin.flows import wait_until

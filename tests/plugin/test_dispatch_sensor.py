@@ -15,8 +15,8 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.queries import BacklogRow
+from squid_dagster.journal.contract.queries import BacklogRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job, worker_id_of
 from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.dispatch import Completed, Deferred, Failed, Outcome, Retry
+from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Outcome, Retry
 from squid_dagster.plugin.events import LINES_BETWEEN_SUMMARIES, TABLE_ROWS, Outbox, Outcomes, Policy, step_logs
 from squid_dagster.protocol.errors import SquidError, StaleClaim
 from squid_dagster.runtime.report import SettledAttempt

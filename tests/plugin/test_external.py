@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.external import build_external_sensor

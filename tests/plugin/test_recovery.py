@@ -7,8 +7,8 @@ import dagster as dg
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.recovery import COUNTS, build_recovery_job, build_recovery_schedule, recovery_metadata
 from squid_dagster.plugin.resource import SquidResource

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.plugin import show
 from squid_dagster.plugin.markdown import code, json_block, picture, table, text

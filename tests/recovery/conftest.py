@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.workflow import Workflow
 from tests.recovery import workflows as w
 from tests.recovery.stage import Scene

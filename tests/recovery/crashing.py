@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.testing import Boundary, InjectedStorage, Plan, exit_process
 from tests.recovery.noting import NotingStorage
 from tests.recovery.scenarios import SCENARIOS

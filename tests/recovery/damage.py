@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any, LiteralString, NamedTuple
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Failed, Outcome, Retry, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Failed, Outcome, Retry, Settlement
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import ChildRunStarted, Origin, RunTerminal, run_thread
 from squid_dagster.runtime.identity import derived_run_id
 from squid_dagster.runtime.signals import Signal, SignalType

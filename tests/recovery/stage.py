@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import DispatchProjection, Entry, RunUnit, dispatch_thread
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import ExpiredClaim

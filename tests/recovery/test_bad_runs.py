@@ -7,13 +7,13 @@ from typing import Any, LiteralString
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres import transaction
 from squid_dagster.journal.postgres.connection import failures
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import Transaction
-from squid_dagster.journal.storage import Storage
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
 from squid_dagster.protocol.errors import PlanningFailed

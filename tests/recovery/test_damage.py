@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from squid_dagster.journal.dispatch import Completed
+from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.protocol import RunIndexed
 from squid_dagster.runtime.recovery import RecoveryReport
 from tests.recovery import workflows as w

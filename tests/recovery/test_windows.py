@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.dispatch import DispatchStore
+from squid_dagster.journal.contract.dispatch_store import DispatchStore
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import FACT_TYPES
 from squid_dagster.runtime.recovery import list_started
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 
 # Calls that no scenario can interrupt between two appends, and why.
 WITHOUT_A_WINDOW = {
-    "journal/fold_dispatch.py _write: self._storage.commit": "where commits span threads, there is one append",
-    "journal/fold_dispatch.py commit_in_order: storage.commit": "where commits span threads, there is one append",
+    "journal/fold_store/dispatch_store.py _write: self._storage.commit": "where commits span threads, there is one append",
+    "journal/fold_store/dispatch_store.py commit_in_order: storage.commit": "where commits span threads, there is one append",
     "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
     "runtime/committing.py give_back: self._runtime.dispatch.release": "one append",
     "runtime/leases.py claim: runtime.dispatch.claim": "one append",

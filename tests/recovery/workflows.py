@@ -5,7 +5,7 @@ import threading
 from datetime import timedelta
 from typing import Annotated, Any
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow, path
 from tests.recovery.stage import NEVER
 

@@ -6,11 +6,11 @@ import psycopg
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
-from squid_dagster.journal.storage import Storage
 from tests.journal.contract import plain_url
 from tests.runtime.stage import MakeSquid, Workflows, unsound
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from squid_dagster.api import Squid
 from squid_dagster.inspection import RunSnapshot
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import dispatch_thread, run_thread
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run_unit import RunUnit

@@ -8,10 +8,10 @@ from pydantic import BaseModel
 
 from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import ClaimRef, Completed, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Settlement
+from squid_dagster.journal.contract.notifier import LocalNotifier
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.notifier import LocalNotifier
 from squid_dagster.protocol import RunnablesPlanned
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,

@@ -11,11 +11,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState, visits
 from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
 from squid_dagster.testing import assert_invariants, golden

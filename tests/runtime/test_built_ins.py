@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from pydantic import BaseModel
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidFact, InvalidTransition
 from squid_dagster.runtime.signals import Signal, SignalType
 from squid_dagster.workflow import Deadline, StepContext, Workflow

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound, TerminalRun
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.workflow import Fail, StepContext, Workflow

@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from squid_dagster.agents import ClaimResult
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage, PostgresStorage
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.transaction import Transaction
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     ExpiredClaim,

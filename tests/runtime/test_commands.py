@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import (
     ConflictingCommand,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.command_target import CommandDecision, CommandedRun, CommandTarget
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError

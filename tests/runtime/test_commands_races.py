@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from squid_dagster.agents import ClaimResult
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidTransition, SquidError, TerminalRun
 from squid_dagster.workflow import Cron, Workflow
 from tests.runtime.stage import MakeSquid, drain, facts, finish, seconds, unit

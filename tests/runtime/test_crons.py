@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, NotFound, SquidError
 from squid_dagster.runtime.identity import window_identity

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
 from squid_dagster.workflow.planner.dead_letters import waiting_steps

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Completed, PostgresStorage, Settlement, verify
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import RunTerminal, run_thread
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from squid_dagster.agents import ClaimResult
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.runtime.settlement import settle

@@ -15,9 +15,9 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.workflow import Defer, Fail, Resource, Retry, StepContext, Workflow

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from squid_dagster import testing
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.lanes import waiting_in_lanes
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,

@@ -11,9 +11,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, ClaimRef, Completed, PostgresDispatchStore, PostgresStorage, Settlement
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, StorageUnavailable
 from squid_dagster.runtime.heartbeats import Heartbeats
 from squid_dagster.workflow import StepContext, Workflow

@@ -8,9 +8,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.dispatch import DEFAULT_LEASE
+from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import ExpiredClaim, StorageUnavailable, TerminalRun
 from squid_dagster.runtime.leases import JournalLeases, Lease
 from squid_dagster.runtime.leases_work import LeaseReport, work_one_lease

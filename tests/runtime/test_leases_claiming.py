@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Claim
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Claim
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.transaction import Transaction
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import definition_key

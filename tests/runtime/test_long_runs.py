@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import checkpoints
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Claim
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Claim
 from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.plan_state import checkpoints
 from squid_dagster.journal.postgres import entry_reader, storage, transaction
 from squid_dagster.journal.postgres.dispatch import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage

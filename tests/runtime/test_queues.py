@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, SquidError
 from squid_dagster.protocol.threads import dispatch_thread
 from squid_dagster.workflow import Workflow

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.workflow import MissingResource, Resource, Workflow
 from tests.runtime.stage import MakeSquid, complete_run, facts
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow, path
 from tests.runtime.stage import (
     MakeSquid,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.workflow import Fail, InvalidWorkflow, StepContext, Workflow, path
 from tests.runtime.stage import MakeSquid, applied_steps, complete_run, drain, facts, finish, transitions, unit
 

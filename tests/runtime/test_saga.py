@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Failed, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Failed, Settlement
 from squid_dagster.runtime.settlement import settle as settle_all
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow, path
 from tests.runtime.stage import (

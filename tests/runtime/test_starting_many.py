@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, InvalidPayload
 from squid_dagster.workflow import Workflow

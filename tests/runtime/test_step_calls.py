@@ -14,8 +14,8 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, Claim, Completed, Failed, PostgresStorage
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Interrupted, Outcome
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Interrupted, Outcome
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.executor import Executor

@@ -2,7 +2,7 @@
 
 import pytest
 
-from squid_dagster.journal.dispatch import Claim, ClaimRef, Suspects
+from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Suspects
 from squid_dagster.protocol.folds.attempt import Suspicion
 from squid_dagster.runtime.suspects import LONGEST_WAIT_SECONDS, QUIET_SECONDS, Probation
 from tests.facts import QUEUE, claimed, scheduled

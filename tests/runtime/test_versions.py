@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.dispatch import Completed, Settlement
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.protocol.errors import IncompatibleDefinition, NotFound
 from squid_dagster.workflow import InvalidWorkflow, Retry, Workflow, WorkflowsNotLoaded
 from tests.runtime.stage import MakeSquid, drain, facts, finish, state_of, unit

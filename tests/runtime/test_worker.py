@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.presence import WorkerRow
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, TerminalRun
 from squid_dagster.workflow import Fail, Retry, StepContext, Workflow
 from tests.journal.contract import raw, wait_for_a_lock

@@ -10,9 +10,9 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Completed, PostgresQueries, PostgresStorage, Settlement
+from squid_dagster.journal.contract.queries import ScheduleCursor
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
-from squid_dagster.journal.presence import WorkerRow
-from squid_dagster.journal.queries import ScheduleCursor
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.housekeeping import Housekeeping
 from squid_dagster.workflow import Cron, StepContext, Workflow

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, PostgresDispatchStore, PostgresStorage, verify
-from squid_dagster.journal.dispatch import Interrupted, Planner, Settlement
+from squid_dagster.journal.contract.dispatch_store import Interrupted, Planner, Settlement
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.committing import COMMITTERS, committer_of

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Listener, LocalNotifier, PostgresStorage
-from squid_dagster.journal import notifier as notifier_module
-from squid_dagster.journal.dispatch import Deferred, Settlement
+from squid_dagster.journal.contract import notifier as notifier_module
+from squid_dagster.journal.contract.dispatch_store import Deferred, Settlement
+from squid_dagster.journal.contract.notifier import GuardedNotifier
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.notifier import GuardedNotifier
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.dues import Dues
 from squid_dagster.runtime.settlement import settle

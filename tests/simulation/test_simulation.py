@@ -11,7 +11,7 @@ from typing import Annotated
 
 import pytest
 
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.testing import simulate

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.views.rows import iso, time
 from squid_dagster.protocol import Entry, RunUnit
 from squid_dagster.protocol.entries import by_run

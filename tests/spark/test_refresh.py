@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from squid_dagster.api import Squid
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol import Fact, RunStarted
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated
 from squid_dagster.spark import warehouse_stage

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from squid_dagster.spark.credentials import Location
 from squid_dagster.spark.database import connected

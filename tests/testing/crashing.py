@@ -2,7 +2,7 @@
 
 import sys
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.testing import InjectedStorage, Plan, execute_until_blocked, exit_process, make_squid
 from tests.facts import T0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from squid_dagster import Fail, Workflow
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import dispatch_thread

@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.testing import InjectedStorage
 from tests.journal import (
     test_storage_checkpoints,

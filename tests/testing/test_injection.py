@@ -7,11 +7,11 @@ from uuid import uuid4
 import pytest
 
 from squid_dagster import StepContext, Workflow
-from squid_dagster.journal.clock import VirtualClock
-from squid_dagster.journal.fold_dispatch import FoldDispatchStore
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Append, Storage
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Append, Storage
 from squid_dagster.protocol.errors import Conflict, InvalidArgument, InvalidFact
 from squid_dagster.testing import (
     CRASH_EXIT_CODE,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol import Entry, Fact, Reason, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.testing import (

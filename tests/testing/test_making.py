@@ -6,10 +6,10 @@ import pytest
 
 from squid_dagster import Retry
 from squid_dagster.api import Squid
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.storage import Storage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.testing import InjectedStorage, SquidFactory, VirtualSquid, execute_until_blocked, make_squid
 from squid_dagster.workflow import MissingResource

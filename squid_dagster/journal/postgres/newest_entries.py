@@ -2,9 +2,9 @@
 
 from typing import LiteralString
 
+from squid_dagster.journal.contract.queries import check_limit
 from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import check_limit
 from squid_dagster.protocol.entries import Entry
 
 LOOK_BACK = 100_000

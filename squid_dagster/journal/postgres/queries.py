@@ -4,11 +4,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, LiteralString
 
-from squid_dagster.journal.dispatch import check_text
-from squid_dagster.journal.postgres.entry_reader import utc
-from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.views.rows import attempt_from_row
-from squid_dagster.journal.queries import (
+from squid_dagster.journal.contract.dispatch_store import check_text
+from squid_dagster.journal.contract.queries import (
     AHEAD,
     MAX_PAGE,
     MOST_COUNTED,
@@ -24,7 +21,10 @@ from squid_dagster.journal.queries import (
     check_listing,
     check_repair,
 )
-from squid_dagster.journal.storage import check_revision
+from squid_dagster.journal.contract.storage import check_revision
+from squid_dagster.journal.postgres.entry_reader import utc
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.journal.postgres.views.rows import attempt_from_row
 from squid_dagster.protocol.anomalies import Anomaly, Reason
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.folds.attempt import Attempt

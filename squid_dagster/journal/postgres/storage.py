@@ -12,7 +12,16 @@ from uuid import UUID, uuid4
 import psycopg
 from sqlalchemy import Engine, exc
 
-from squid_dagster.journal.clock import Clock
+from squid_dagster.journal.contract.clock import Clock
+from squid_dagster.journal.contract.storage import (
+    Append,
+    Checkpoint,
+    Verified,
+    check_appends,
+    check_checkpoint,
+    check_commit_id,
+    check_revision,
+)
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.journal.postgres.connection.failures import NotNew, persistently, translated
 from squid_dagster.journal.postgres.connection.pool import (
@@ -32,15 +41,6 @@ from squid_dagster.journal.postgres.schema.upgrade import missing
 from squid_dagster.journal.postgres.thread_deletion import delete_thread
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
 from squid_dagster.journal.postgres.views.row_changes import Touched
-from squid_dagster.journal.storage import (
-    Append,
-    Checkpoint,
-    Verified,
-    check_appends,
-    check_checkpoint,
-    check_commit_id,
-    check_revision,
-)
 from squid_dagster.protocol.argument_checks import checks_arguments, unchecked
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry

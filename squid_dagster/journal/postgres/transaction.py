@@ -10,13 +10,13 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
+from squid_dagster.journal.contract.storage import Verified
 from squid_dagster.journal.postgres.connection.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN, BEGIN_GROUP, BEGIN_STATEMENTS, WAIT_LONG
 from squid_dagster.journal.postgres.dispatch.start_template import NewRuns
 from squid_dagster.journal.postgres.entry_reader import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.views.row_changes import RowChanges, Touched, Units, entries_json
-from squid_dagster.journal.storage import Verified
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.facts import RunSignalReceived, RunStarted

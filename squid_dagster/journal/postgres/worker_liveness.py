@@ -5,10 +5,16 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, LiteralString
 
+from squid_dagster.journal.contract.worker_liveness import (
+    FORGOTTEN_AFTER,
+    WorkerRow,
+    check_alive_within,
+    check_worker_id,
+    checked,
+)
 from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.presence import FORGOTTEN_AFTER, WorkerRow, check_alive_within, check_worker_id, checked
 from squid_dagster.protocol.argument_checks import checks_arguments
 
 # presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is said again soon.

@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.queries import parent_of
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.queries import parent_of
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.folds.attempt import AttemptStatus
 from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.testing.simulation.machine import MachineClock
 from squid_dagster.testing.simulation.storage import Census, ProcessStorage, SharedJournal
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from squid_dagster.journal.clock import VirtualClock
+from squid_dagster.journal.contract.clock import VirtualClock
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from squid_dagster.journal import PostgresStorage
+from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.journal.postgres.connection.pool import connect, make_engine
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.queries import PostgresQueries
 from squid_dagster.journal.postgres.views.verification import verify
-from squid_dagster.journal.queries import RunFilter
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.testing.simulation.ground import Ground
 from squid_dagster.testing.simulation.machine import MachineClock

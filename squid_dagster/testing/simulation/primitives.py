@@ -326,10 +326,10 @@ _REPLACED: dict[int, object] = {
 }
 _PATCHED = (
     "squid_dagster.runtime.",
-    "squid_dagster.journal.notifier",
-    "squid_dagster.journal.fold_dispatch",
-    "squid_dagster.journal.fold_queries",
-    "squid_dagster.journal.presence",
+    "squid_dagster.journal.contract.notifier",
+    "squid_dagster.journal.fold_store.dispatch_store",
+    "squid_dagster.journal.fold_store.queries",
+    "squid_dagster.journal.contract.worker_liveness",
     "squid_dagster.workflow.authoring.step_context",
 )
 

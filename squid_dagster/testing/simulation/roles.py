@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.queries import RunFilter
+from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.protocol.errors import InvalidTransition, StorageRefused, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.worker import Worker
 from squid_dagster.testing.simulation.ends import open_family

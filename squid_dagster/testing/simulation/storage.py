@@ -7,8 +7,8 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 from uuid import UUID, uuid5
 
+from squid_dagster.journal.contract.storage import Append, Checkpoint, Storage
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.journal.storage import Append, Checkpoint, Storage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable
 from squid_dagster.protocol.facts import Fact

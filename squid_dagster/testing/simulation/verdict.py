@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from squid_dagster.journal.notifier import check_queues, known_queues
+from squid_dagster.journal.contract.notifier import check_queues, known_queues
 from squid_dagster.testing.simulation.faults import Kind, Place
 from squid_dagster.testing.simulation.machine import Waiters
 from squid_dagster.testing.simulation.storage import World

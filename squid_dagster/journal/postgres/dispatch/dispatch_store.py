@@ -7,9 +7,8 @@ from time import monotonic
 from typing import Any, LiteralString
 from uuid import UUID, uuid4
 
-from squid_dagster.journal.checkpoints import keep_checkpoint, state_of
-from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget, first_signal
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.command_target import CommandDecision, CommandedRun, CommandTarget, first_signal
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     Answer,
     Claim,
@@ -28,8 +27,9 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
-from squid_dagster.journal.group import Group, ask, judge
-from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
+from squid_dagster.journal.contract.storage import Append, Verified, check_appends, check_revision
+from squid_dagster.journal.plan_state.cache import KnownState, PlanStates, fold_planned
+from squid_dagster.journal.plan_state.checkpoints import keep_checkpoint, state_of
 from squid_dagster.journal.postgres.connection.failures import NotNew, persistently
 from squid_dagster.journal.postgres.connection.message import execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
@@ -44,9 +44,9 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit, Transaction, names, texts
 from squid_dagster.journal.postgres.views.row_changes import Touched, Units
 from squid_dagster.journal.postgres.views.rows import attempt_from_row
-from squid_dagster.journal.repeats import with_first_answers
-from squid_dagster.journal.rounds import Write, answer_in_rounds, concerns_all, outcome_bytes
-from squid_dagster.journal.settling import (
+from squid_dagster.journal.settlement.first_answers import with_first_answers
+from squid_dagster.journal.settlement.group import Group, ask, judge
+from squid_dagster.journal.settlement.member_facts import (
     FactOf,
     arrange,
     check_held,
@@ -57,7 +57,7 @@ from squid_dagster.journal.settling import (
     settle_fact,
     settled,
 )
-from squid_dagster.journal.storage import Append, Verified, check_appends, check_revision
+from squid_dagster.journal.settlement.rounds import Write, answer_in_rounds, concerns_all, outcome_bytes
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments

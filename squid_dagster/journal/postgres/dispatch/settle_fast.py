@@ -15,10 +15,9 @@ from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
-from squid_dagster.journal.checkpoints import keep_checkpoint, state_of
-from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
-from squid_dagster.journal.group import ask
-from squid_dagster.journal.plan_states import KnownState, PlanStates, fold_planned
+from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.plan_state.cache import KnownState, PlanStates, fold_planned
+from squid_dagster.journal.plan_state.checkpoints import keep_checkpoint, state_of
 from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.connection.message import execute, json_of
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN_GROUP, BEGIN_STATEMENTS
@@ -29,8 +28,9 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.rows import Row
-from squid_dagster.journal.rounds import GroupTooLarge
-from squid_dagster.journal.settling import completion_fact
+from squid_dagster.journal.settlement.group import ask
+from squid_dagster.journal.settlement.member_facts import completion_fact
+from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.limits import commit_bytes
 from squid_dagster.protocol.codec import encode
 from squid_dagster.protocol.entries import Entry, canonical_text

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import ClaimRef, Completed, PlanRequest, Settlement, hash_token
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, PlanRequest, Settlement, hash_token
 from squid_dagster.journal.postgres.dispatch.template_text import (
     EXAMPLE_TIME,
     OTHER_TIME,

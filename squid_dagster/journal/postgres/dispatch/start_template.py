@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from pydantic import JsonValue, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from squid_dagster.journal.dispatch import NewRun
+from squid_dagster.journal.contract.dispatch_store import NewRun
+from squid_dagster.journal.contract.storage import check_appends
 from squid_dagster.journal.postgres.dispatch.template_text import (
     EXAMPLE_TIME,
     OTHER_TIME,
@@ -24,8 +25,7 @@ from squid_dagster.journal.postgres.dispatch.template_text import (
     spellings,
 )
 from squid_dagster.journal.postgres.views.row_changes import Units
-from squid_dagster.journal.settling import arrange
-from squid_dagster.journal.storage import check_appends
+from squid_dagster.journal.settlement.member_facts import arrange
 from squid_dagster.protocol.codec import EncodedFact, is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.errors import SquidError

@@ -15,7 +15,7 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 from sqlalchemy import Engine
 
-from squid_dagster.journal.notifier import Bell
+from squid_dagster.journal.contract.notifier import Bell
 from squid_dagster.journal.postgres.connection.failures import unavailable
 from squid_dagster.journal.postgres.connection.inherited_sockets import close_lost, is_intact
 from squid_dagster.journal.postgres.connection.pool import PgConnection, connect

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import LiteralString, NamedTuple
 
-from squid_dagster.journal.notifier import check_queues, known_queues
+from squid_dagster.journal.contract.notifier import check_queues, known_queues
 from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore

@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import LiteralString, NamedTuple
 
+from squid_dagster.journal.contract.queries import OPEN_STATUSES, RUN_STATUSES, check_limit
 from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.queries import OPEN_STATUSES, RUN_STATUSES, check_limit
 
 # runs_status, one stretch of it for each status, and no further than the limit
 _RUNS: LiteralString = """SELECT s.status, n.count FROM unnest(%(statuses)s::text[]) s (status) CROSS JOIN LATERAL (

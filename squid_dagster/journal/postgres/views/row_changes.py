@@ -10,9 +10,9 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
+from squid_dagster.journal.contract.storage import Verified
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.rows import Row
-from squid_dagster.journal.storage import Verified
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import FACT_TYPES, RUN_FACT_TYPES, Fact

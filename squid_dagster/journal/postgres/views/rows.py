@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from squid_dagster.journal.queries import parent_of, window_start
+from squid_dagster.journal.contract.queries import parent_of, window_start
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus, definition_key
 from squid_dagster.protocol.folds.dispatch import RunDispatch

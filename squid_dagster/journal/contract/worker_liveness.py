@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any, Protocol
 
-from squid_dagster.journal.dispatch import check_text
-from squid_dagster.journal.shared import shared
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.dispatch_store import check_text
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.per_storage import shared
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import check_part

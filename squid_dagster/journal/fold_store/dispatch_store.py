@@ -12,8 +12,8 @@ from enum import Enum, auto
 from itertools import islice
 from threading import RLock
 
-from squid_dagster.journal.commands import CommandDecision, CommandedRun, CommandTarget, first_signal
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.command_target import CommandDecision, CommandedRun, CommandTarget, first_signal
+from squid_dagster.journal.contract.dispatch_store import (
     DEFAULT_LEASE,
     Answer,
     Claim,
@@ -32,13 +32,14 @@ from squid_dagster.journal.dispatch import (
     hash_token,
     new_claims,
 )
-from squid_dagster.journal.group import Group, ask, judge
-from squid_dagster.journal.plan_states import KnownState, PlanStates
-from squid_dagster.journal.queue_view import QueueView
-from squid_dagster.journal.repeats import with_first_answers
-from squid_dagster.journal.rounds import answer_in_rounds, outcome_bytes
-from squid_dagster.journal.run_keys import RunKeys
-from squid_dagster.journal.settling import (
+from squid_dagster.journal.contract.storage import Append, Storage, check_revision
+from squid_dagster.journal.fold_store.queue_view import QueueView
+from squid_dagster.journal.fold_store.run_keys import RunKeys
+from squid_dagster.journal.fold_store.thread_views import ThreadViews
+from squid_dagster.journal.plan_state.cache import KnownState, PlanStates
+from squid_dagster.journal.settlement.first_answers import with_first_answers
+from squid_dagster.journal.settlement.group import Group, ask, judge
+from squid_dagster.journal.settlement.member_facts import (
     FactOf,
     arrange,
     check_held,
@@ -49,8 +50,7 @@ from squid_dagster.journal.settling import (
     settle_fact,
     settled,
 )
-from squid_dagster.journal.storage import Append, Storage, check_revision
-from squid_dagster.journal.thread_views import ThreadViews
+from squid_dagster.journal.settlement.rounds import answer_in_rounds, outcome_bytes
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.entries import Entry

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from squid_dagster.journal.commands import CommandDecision, CommandTarget
+from squid_dagster.journal.contract.command_target import CommandDecision, CommandTarget
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import InvalidArgument, SquidError, StorageUnavailable, shown

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Lock
 
-from squid_dagster.journal.dispatch import check_text
-from squid_dagster.journal.queries import (
+from squid_dagster.journal.contract.dispatch_store import check_text
+from squid_dagster.journal.contract.queries import (
     AHEAD,
     MAX_PAGE,
     MOST_COUNTED,
@@ -23,7 +23,7 @@ from squid_dagster.journal.queries import (
     parent_of,
     window_start,
 )
-from squid_dagster.journal.storage import Storage, check_revision
+from squid_dagster.journal.contract.storage import Storage, check_revision
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.entries import run_of

@@ -15,7 +15,7 @@ from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION, lock_number, statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.rebuild import Rebuild
-from squid_dagster.journal.transfer_format import (
+from squid_dagster.journal.transfer.line_format import (
     FORMAT,
     Header,
     InvalidExport,

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
-from squid_dagster.journal.shared import shared
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.per_storage import shared
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread

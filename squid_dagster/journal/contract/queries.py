@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from squid_dagster.journal.dispatch import check_text
-from squid_dagster.journal.storage import check_revision
+from squid_dagster.journal.contract.dispatch_store import check_text
+from squid_dagster.journal.contract.storage import check_revision
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread

@@ -4,8 +4,8 @@ A cache: one that is lost, damaged or of another version costs time alone. It is
 come since as it takes to read it, so that the cost of both stays in proportion to what is appended.
 """
 
-from squid_dagster.journal.plan_states import KnownState
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.plan_state.cache import KnownState
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import SquidError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from squid_dagster.journal.availability import when_available
-from squid_dagster.journal.clock import Clock
+from squid_dagster.journal.contract.clock import Clock
 from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.tiers import EmbeddedTier, Tier, describe, open_tier, resolve_tier

@@ -10,10 +10,10 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from squid_dagster.journal.dispatch import ClaimRef, Planner, PlanRequest
-from squid_dagster.journal.rounds import GroupTooLarge
-from squid_dagster.journal.settling import FactOf, arrange, find
-from squid_dagster.journal.storage import Verified, check_appends
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Planner, PlanRequest
+from squid_dagster.journal.contract.storage import Verified, check_appends
+from squid_dagster.journal.settlement.member_facts import FactOf, arrange, find
+from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.limits import commit_bytes
 from squid_dagster.protocol.errors import InvalidFact, PlanningFailed, SquidError, explain
 from squid_dagster.protocol.facts import FACT_TYPES, Fact

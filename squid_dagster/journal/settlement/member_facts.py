@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from squid_dagster.journal.dispatch import (
+from squid_dagster.journal.contract.dispatch_store import (
     Claim,
     ClaimRef,
     Completed,
@@ -17,7 +17,7 @@ from squid_dagster.journal.dispatch import (
     Interrupted,
     Settlement,
 )
-from squid_dagster.journal.storage import Append
+from squid_dagster.journal.contract.storage import Append
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.errors import (

@@ -7,9 +7,9 @@ that was written is then told by the run's facts alone. Only what was refused is
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from squid_dagster.journal.dispatch import Answer, ClaimRef, Deferred, Interrupted, Settlement
-from squid_dagster.journal.settling import refusal, verdict_on
-from squid_dagster.journal.storage import Storage
+from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Deferred, Interrupted, Settlement
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.settlement.member_facts import refusal, verdict_on
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import StaleClaim, TerminalRun

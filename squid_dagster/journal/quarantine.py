@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from squid_dagster.journal.storage import Append, Storage
+from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.errors import Conflict, InvalidArgument

@@ -1,6 +1,6 @@
 """What a run's own thread holds that is looked up by key: the links of its children, and the first of its commands."""
 
-from squid_dagster.journal.commands import SignalKey
+from squid_dagster.journal.contract.command_target import SignalKey
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, RunSignalReceived
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
-from squid_dagster.journal.dispatch import Answer, ClaimRef, Completed, Failed, Outcome
+from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Completed, Failed, Outcome
 from squid_dagster.limits import MAX_ROUND_BYTES, MAX_ROUND_MEMBERS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import (

@@ -1,0 +1,1 @@
+"""The contracts that every storage keeps: journal, dispatch, queries, notifications, worker liveness."""

@@ -1,0 +1,1 @@
+"""The planner's state of open runs: a cache in memory, and checkpoints for a process that has none."""
