@@ -30,9 +30,9 @@ from bench.report import Measure, progress
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE, Claim
-from squid_dagster.runtime.leases_claiming import claim_item
-from squid_dagster.runtime.report import SettledAttempt
-from squid_dagster.runtime.signals import Signal
+from squid_dagster.runtime.commands.signals import Signal
+from squid_dagster.runtime.leases.claim_by_key import claim_item
+from squid_dagster.runtime.worker.report import SettledAttempt
 from squid_dagster.workflow import StepContext, Workflow, path
 
 RUNS, CHAIN, WIDTH = 400, 11, 100

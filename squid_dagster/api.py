@@ -29,17 +29,25 @@ from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.runtime import applying, controls, crons, recovery
-from squid_dagster.runtime.children import ChildStarter, start_child_run
-from squid_dagster.runtime.cloudevents import SOURCE, check_sources, from_cloudevent, signal_from_json
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.recovery import RecoveryReport
-from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.signals import Actor, Receipt, Signal, SignalType, check_signal, signal_options
-from squid_dagster.runtime.starting import Payload, WorkflowRef, prepare_start, start_run, start_runs, with_keys
-from squid_dagster.runtime.stepping import execute_one
-from squid_dagster.runtime.wiring import adapters, definitions
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.adapters import adapters, definitions
+from squid_dagster.runtime.commands import cron_starts, run_commands, signal_router
+from squid_dagster.runtime.commands.child_runs import ChildStarter, start_child_run
+from squid_dagster.runtime.commands.cloudevents import SOURCE, check_sources, from_cloudevent, signal_from_json
+from squid_dagster.runtime.commands.run_start import (
+    Payload,
+    WorkflowRef,
+    prepare_start,
+    start_run,
+    start_runs,
+    with_keys,
+)
+from squid_dagster.runtime.commands.signals import Actor, Receipt, Signal, SignalType, check_signal, signal_options
+from squid_dagster.runtime.execution.single_attempt import execute_one
+from squid_dagster.runtime.recovery import recovery
+from squid_dagster.runtime.recovery.recovery import RecoveryReport
+from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.report import WorkerReport
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import MissingResource, StepContext, Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
@@ -230,10 +238,10 @@ class Squid:
         comment: str | None = None,
         metadata: Mapping[str, JsonValue] | None = None,
     ) -> Receipt:
-        """Start the run of one window, or of one signal of another scheduler, once. Raises as `crons.start_cron`."""
+        """Start the run of one window, or of one signal of another scheduler, once. Raises as `cron_starts.start_cron`."""
         options = signal_options(actor=actor, comment=comment, metadata=metadata)
         return self._receipt(
-            crons.start_cron(
+            cron_starts.start_cron(
                 self.runtime,
                 workflow,
                 trigger,
@@ -249,9 +257,9 @@ class Squid:
     ) -> list[Receipt]:
         """Start every window of every cron trigger that is due and not started. Any number may call it at once.
 
-        With `only`, a workflow and its trigger's name, just that one's. Raises as `crons.start_due_crons`.
+        With `only`, a workflow and its trigger's name, just that one's. Raises as `cron_starts.start_due_crons`.
         """
-        return [self._receipt(each) for each in crons.start_due_crons(self.runtime, now, only=only)]
+        return [self._receipt(each) for each in cron_starts.start_due_crons(self.runtime, now, only=only)]
 
     def start_child_run(
         self,
@@ -309,7 +317,7 @@ class Squid:
         return self._resolve(run_id, SignalType.RESUME_RUN, step, **options)
 
     def _resolve(self, run_id: str, command: SignalType, step: str | None, **options: Any) -> Receipt:
-        return self._receipt(controls.resolve(self.runtime, run_id, command, signal_options(**options), step=step))
+        return self._receipt(run_commands.resolve(self.runtime, run_id, command, signal_options(**options), step=step))
 
     def cancel(self, run_id: str, *, cascade: bool = False, **options: Any) -> Receipt:
         """End a run as cancelled, with `cascade` its open children too. Results that come later are refused.
@@ -319,7 +327,7 @@ class Squid:
             InvalidTransition: it has ended.
             ConflictingCommand: the idempotency key was used with another content.
         """
-        return self._receipt(controls.cancel(self.runtime, run_id, signal_options(**options), cascade=cascade))
+        return self._receipt(run_commands.cancel(self.runtime, run_id, signal_options(**options), cascade=cascade))
 
     def replay(self, run_id: str, *, allow_irreversible: bool = False, **options: Any) -> Receipt:
         """Start a new run with the workflow, trigger and payload of an earlier one.
@@ -330,7 +338,7 @@ class Squid:
             IncompatibleDefinition: the definition that it ran with is not registered here.
         """
         return self._receipt(
-            controls.replay(self.runtime, run_id, signal_options(**options), allow_irreversible=allow_irreversible)
+            run_commands.replay(self.runtime, run_id, signal_options(**options), allow_irreversible=allow_irreversible)
         )
 
     def retry_attempt(self, run_id: str, runnable_key: str | None = None, **options: Any) -> Receipt:
@@ -340,15 +348,15 @@ class Squid:
             NotFound: no such run or attempt.
             InvalidTransition: there is no such dead letter, or the run has gone on.
         """
-        return self._receipt(controls.retry_attempt(self.runtime, run_id, runnable_key, signal_options(**options)))
+        return self._receipt(run_commands.retry_attempt(self.runtime, run_id, runnable_key, signal_options(**options)))
 
     def pause_queue(self, queue: str, **options: Any) -> bool:
         """Let nobody claim from a queue until it is resumed; tell whether this is new, not a repeat of the key."""
-        return controls.set_queue_paused(self.runtime, queue, True, signal_options(**options))
+        return run_commands.set_queue_paused(self.runtime, queue, True, signal_options(**options))
 
     def resume_queue(self, queue: str, **options: Any) -> bool:
         """Allow claims from a queue again; tell whether this is new, not a repeat of the key."""
-        return controls.set_queue_paused(self.runtime, queue, False, signal_options(**options))
+        return run_commands.set_queue_paused(self.runtime, queue, False, signal_options(**options))
 
     def apply_signal(self, signal: Signal | Mapping[str, Any]) -> Receipt:
         """Do what a signal asks for: a `Signal`, its JSON form, or a CloudEvent of one of the `event_sources`.
@@ -367,7 +375,7 @@ class Squid:
             check_signal(signal)
         else:
             raise InvalidArgument(f"a signal is a Signal, its JSON form or a CloudEvent, not a {type(signal).__name__}")
-        return self._receipt(applying.apply_signal(self.runtime, signal))
+        return self._receipt(signal_router.apply_signal(self.runtime, signal))
 
     # --- working ----------------------------------------------------------------------------------------------------
 

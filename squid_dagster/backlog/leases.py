@@ -12,9 +12,9 @@ from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.errors import ExpiredClaim, InvalidTransition, StaleClaim, explain
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.leases import LeaseOutcome
-from squid_dagster.runtime.leases_queue import Delivery, Intent, QueueLeases
+from squid_dagster.runtime.leases.host_queue import Delivery, Intent, QueueLeases
+from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
+from squid_dagster.runtime.runtime import Runtime
 
 logger = redacting_logger(__name__)
 

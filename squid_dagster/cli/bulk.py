@@ -21,7 +21,7 @@ from squid_dagster.cli.values import name_option
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from squid_dagster.runtime.signals import Receipt
+    from squid_dagster.runtime.commands.signals import Receipt
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

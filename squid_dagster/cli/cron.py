@@ -42,7 +42,7 @@ def list_(place: Place, as_json: bool) -> None:
 
 def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
     """Give a trigger as JSON values, always with the same keys."""
-    from squid_dagster.runtime.crons import windows_due
+    from squid_dagster.runtime.commands.cron_starts import windows_due
     from squid_dagster.workflow.cron.windows import next_fire
 
     cursor = journal.sides.queries.schedule_cursor(workflow, trigger.name)
@@ -69,7 +69,7 @@ def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cro
 @with_workflows
 def next_(place: Place, as_json: bool, count: int, after: datetime | None) -> None:
     """Show the next windows of all cron triggers, in order."""
-    from squid_dagster.runtime.wiring import definitions
+    from squid_dagster.runtime.adapters import definitions
     from squid_dagster.workflow.registry import Registry
 
     need_modules(place, "cron next")

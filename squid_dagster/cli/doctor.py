@@ -60,7 +60,7 @@ def doctor(
     try:
         with place.storage() as storage, progress("looking") as tell:
             from squid_dagster.api import ALIVE_WITHIN
-            from squid_dagster.runtime.wiring import adapters
+            from squid_dagster.runtime.adapters import adapters
 
             sides = adapters(storage)
             patient = Patient(
@@ -157,7 +157,7 @@ def _registry(place: Place) -> "tuple[Registry | None, str | None]":
     """Load the modules that were named; or say why they cannot be."""
     if not place.modules:
         return None, None
-    from squid_dagster.runtime.wiring import definitions
+    from squid_dagster.runtime.adapters import definitions
     from squid_dagster.workflow.errors import InvalidWorkflow, WorkflowsNotLoaded
     from squid_dagster.workflow.registry import Registry
 

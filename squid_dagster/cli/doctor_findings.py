@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from squid_dagster.journal import PostgresStorage
     from squid_dagster.journal.contract.worker_liveness import WorkerRow
-    from squid_dagster.runtime.wiring import Adapters
+    from squid_dagster.runtime.adapters import Adapters
     from squid_dagster.workflow.registry import Registry
 
 SCHEMA_DRIFT = "schema_drift"

@@ -17,7 +17,7 @@ from squid_dagster.cli.run_where import find_runs, where_option
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
     from squid_dagster.inspection import RunSummary
-    from squid_dagster.runtime.signals import Receipt
+    from squid_dagster.runtime.commands.signals import Receipt
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Act = Callable[["Squid", str, dict[str, Any]], "Receipt"]
@@ -148,7 +148,7 @@ def _target(run: "RunSummary") -> Target:
 
 def _made_by(bulk_id: str, run: "RunSummary") -> bool:
     """Tell whether a run is a replay that this very bulk has started: repeating the bulk must not replay it again."""
-    from squid_dagster.runtime.identity import derived_run_id
+    from squid_dagster.runtime.commands.derived_ids import derived_run_id
 
     source = run.replayed_from_run_id
     if source is None:

@@ -96,7 +96,7 @@ def looking(place: "Place") -> Iterator[Looking]:
         WorkflowsNotLoaded, InvalidWorkflow: a module that cannot be used.
         SquidError: the journal cannot be opened.
     """
-    from squid_dagster.runtime.wiring import adapters, definitions
+    from squid_dagster.runtime.adapters import adapters, definitions
     from squid_dagster.workflow.registry import Registry
 
     registry = Registry(definitions(place.workflows())) if place.modules else None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         RunSnapshot,
         TimelineEvent,
     )
-    from squid_dagster.runtime.signals import Receipt
+    from squid_dagster.runtime.commands.signals import Receipt
 
 _COMMANDS = {  # of the actions that an explanation names, as they are typed
     "approve": "squid run approve {run_id} -m MODULE",

@@ -13,7 +13,7 @@ from squid_dagster.cli.run_shown import receipt_facts
 from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 
 if TYPE_CHECKING:
-    from squid_dagster.runtime.signals import Receipt
+    from squid_dagster.runtime.commands.signals import Receipt
 
 
 @click.command()

@@ -29,7 +29,7 @@ def status(place: Place, as_json: bool) -> None:
     from squid_dagster.api import ALIVE_WITHIN
     from squid_dagster.inspection.health import attention
     from squid_dagster.journal.postgres.views.counts import count_runs
-    from squid_dagster.runtime.wiring import adapters
+    from squid_dagster.runtime.adapters import adapters
 
     with place.storage() as storage:
         sides, now = adapters(storage), storage.now()

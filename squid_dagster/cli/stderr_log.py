@@ -13,7 +13,7 @@ def logging_to_stderr(level: str) -> Iterator[None]:
 
     A worker's report is left out: people would read it twice.
     """
-    from squid_dagster.runtime.report import WorkerReport
+    from squid_dagster.runtime.worker.report import WorkerReport
 
     root = logging.getLogger()
     if root.handlers:

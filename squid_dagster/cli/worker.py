@@ -23,8 +23,8 @@ from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid
-    from squid_dagster.runtime.recovery import RecoveryReport
-    from squid_dagster.runtime.report import WorkerReport
+    from squid_dagster.runtime.recovery.recovery import RecoveryReport
+    from squid_dagster.runtime.worker.report import WorkerReport
 
 _LEVELS = ("debug", "info", "warning", "error")
 _seconds = Seconds(min_open=True)
@@ -123,7 +123,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _nothing_done() -> "WorkerReport":
-    from squid_dagster.runtime.report import WorkerReport
+    from squid_dagster.runtime.worker.report import WorkerReport
 
     return WorkerReport("")
 

@@ -27,8 +27,8 @@ from squid_dagster.plugin.show import run_metadata
 from squid_dagster.protocol.errors import InvalidArgument, NotFound, SquidError
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 from squid_dagster.redaction import redacted_text
-from squid_dagster.runtime.signals import Actor, Receipt
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
+from squid_dagster.runtime.commands.signals import Actor, Receipt
 from squid_dagster.workflow.registry import Registry
 
 ACTOR_SOURCE = "dagster_launchpad"

@@ -17,8 +17,8 @@ from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.signals import Receipt
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
+from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow.cron.triggers import Cron
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.registry import Registry

@@ -25,7 +25,7 @@ from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_sch
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
 from squid_dagster.workflow import Workflow, load_workflows
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE

@@ -28,9 +28,9 @@ from squid_dagster.plugin.versions import is_superseded, location_of_run
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.redaction import redacted_text
-from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.wiring import definitions
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.adapters import definitions
+from squid_dagster.runtime.worker.report import WorkerReport
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 DRAIN_OP = "drain"

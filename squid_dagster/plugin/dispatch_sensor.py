@@ -29,7 +29,7 @@ from squid_dagster.plugin.scaling import Scale, launches
 from squid_dagster.plugin.versions import code_version as code_version_of
 from squid_dagster.plugin.versions import location_of_tick, tell_version
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 _ON_THE_WAY = [

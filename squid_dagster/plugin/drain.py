@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from squid_dagster.logs import redacting_logger
 from squid_dagster.plugin.events import Outbox, Write
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.worker.worker import Worker
 
 logger = redacting_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, open_journal
 from squid_dagster.journal.tiers import ServerTier, resolve_tier
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
 from squid_dagster.workflow import MissingResource
 from squid_dagster.workflow.definition import Definition
 

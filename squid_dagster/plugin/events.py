@@ -16,7 +16,7 @@ from squid_dagster.inspection.shown import brief
 from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Interrupted
 from squid_dagster.plugin.markdown import table
 from squid_dagster.redaction import redacted
-from squid_dagster.runtime.report import SettledAttempt
+from squid_dagster.runtime.worker.report import SettledAttempt
 
 Policy = Literal["notable", "all", "none"]
 Write = Callable[[int, str], None]  # level and text, as `context.log.log` takes them

@@ -43,10 +43,10 @@ from squid_dagster.protocol.errors import (
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, definition_key
 from squid_dagster.redaction import redacted_text
-from squid_dagster.runtime.execution import describe_error, error_map
-from squid_dagster.runtime.external import launch_of, waiting_externals
-from squid_dagster.runtime.signals import Signal, SignalType
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
+from squid_dagster.runtime.commands.external_outcomes import launch_of, waiting_externals
+from squid_dagster.runtime.commands.signals import Signal, SignalType
+from squid_dagster.runtime.execution.step_execution import describe_error, error_map
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.checks.externals import unknown_targets
 from squid_dagster.workflow.definition import Definition, StepDefinition

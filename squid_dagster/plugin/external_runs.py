@@ -8,8 +8,8 @@ import dagster as dg
 
 from squid_dagster.plugin.names import ABANDONED_TAG, AGENT_EXTERNAL, AGENT_TAG, RUN_ID_TAG, RUNNABLE_KEY_TAG
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import error_map
+from squid_dagster.runtime.execution.step_execution import error_map
+from squid_dagster.runtime.runtime import Runtime
 
 _RUNS_PER_KEY = 5  # one is usual; a person may have executed it again, with the same tags
 _STATUS = dg.DagsterRunStatus

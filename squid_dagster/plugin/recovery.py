@@ -12,8 +12,8 @@ from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_RECOVERY, RECOVERY_JOB, RECOVERY_SCHEDULE, job_tags
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.runtime.recovery import RecoveryReport
-from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.commands.signals import Receipt
+from squid_dagster.runtime.recovery.recovery import RecoveryReport
 
 RECOVERY_OP = "squid_recover"
 _NAMED = 100  # runs of each kind that are named; the counts tell the rest

@@ -21,8 +21,8 @@ from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.cloudevents import SOURCE
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
+from squid_dagster.runtime.commands.cloudevents import SOURCE
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE

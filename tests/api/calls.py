@@ -20,14 +20,14 @@ from squid_dagster.journal.contract.command_target import CommandTarget
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.runtime.children import ChildStarter
-from squid_dagster.runtime.cloudevents import to_cloudevent
-from squid_dagster.runtime.execution import make_context
-from squid_dagster.runtime.leases import JournalLeases
-from squid_dagster.runtime.leases_queue import QueueLeases
-from squid_dagster.runtime.leases_work import work_one_lease
-from squid_dagster.runtime.signals import Signal
-from squid_dagster.runtime.step_calls import StepCalls
+from squid_dagster.runtime.commands.child_runs import ChildStarter
+from squid_dagster.runtime.commands.cloudevents import to_cloudevent
+from squid_dagster.runtime.commands.signals import Signal
+from squid_dagster.runtime.execution.step_calls import StepCalls
+from squid_dagster.runtime.execution.step_execution import make_context
+from squid_dagster.runtime.leases.host_queue import QueueLeases
+from squid_dagster.runtime.leases.lease_backend import JournalLeases
+from squid_dagster.runtime.leases.lease_work import work_one_lease
 from squid_dagster.workflow import (
     Cancellation,
     Cron,

@@ -16,7 +16,7 @@ from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, 
 from squid_dagster.journal.transfer.transfer import export_journal, import_journal
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.signals import SignalType
+from squid_dagster.runtime.commands.signals import SignalType
 from tests.api.calls import World, dispatch_calls, other_calls, query_calls, signal_calls, storage_calls, table
 from tests.api.wrong import Call, Make, complaints
 

@@ -20,7 +20,7 @@ from examples.stack import Stack
 from examples.ui import VIEWPORT, Ui
 from squid_dagster import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _PATIENCE_MS = 60_000

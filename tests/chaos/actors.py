@@ -17,7 +17,7 @@ from squid_dagster import Squid, SquidError
 from squid_dagster.journal import open_journal
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.commands.signals import Receipt
 from tests.chaos import effects
 from tests.chaos.workflows import HURTFUL, SHARES, WORKFLOWS
 

@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.cli.bulk import Bulk, Target, run_bulk
 from squid_dagster.protocol.errors import StorageUnavailable
-from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.commands.signals import Receipt
 from tests.cli.flows import charge, hello, orders
 from tests.cli.typed import FLOWS, Answer, Typed
 from tests.facts import T0

@@ -10,7 +10,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
-from squid_dagster.runtime import recovery
+from squid_dagster.runtime.recovery import recovery
 from tests.cli.deaf import deaf
 from tests.cli.flows import gated, hello
 from tests.cli.needy import needy

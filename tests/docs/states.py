@@ -14,7 +14,7 @@ from squid_dagster.journal import quarantine
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.facts.base import FactBase
-from squid_dagster.runtime.wiring import adapters
+from squid_dagster.runtime.adapters import adapters
 from tests.inspection.reasons import STORIES
 from tests.inspection.scenes import changed_order, order, scene
 from tests.journal.contract import EVERYTHING

@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.dispatch.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StaleClaim
-from squid_dagster.runtime.starting import Start, prepare_start
+from squid_dagster.runtime.commands.run_start import Start, prepare_start
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, claimed, key, terminal
 from tests.journal.contract import (

@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES
 from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import signal
 from tests.faults import Faults

@@ -24,7 +24,7 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from squid_dagster.protocol.folds.plan_state import UnknownState
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, child, quarantined, scheduled, signal, terminal, with_fields
 from tests.journal.contract import (

@@ -28,7 +28,7 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import AttemptCompleted, Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.facts import T0, child, quarantined, wakeup, with_fields
 from tests.journal.contract import assert_views_agree_with_the_journal, at_once, put

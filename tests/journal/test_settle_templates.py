@@ -11,7 +11,7 @@ from squid_dagster.journal import verify
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplate, SettleTemplates, Texts
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow, path
 from tests.journal.contract import all_entries, facts_of
 from tests.journal.fast_settlements import facts_without_names

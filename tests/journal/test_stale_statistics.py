@@ -21,7 +21,7 @@ from squid_dagster.journal.contract.dispatch_store import (
     Retry,
     Settlement,
 )
-from squid_dagster.runtime.leases_claiming import claim_item
+from squid_dagster.runtime.leases.claim_by_key import claim_item
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.contract import plain_url, raw
 

@@ -18,7 +18,7 @@ from squid_dagster.journal.postgres.dispatch.start_template import StartTemplate
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, InvalidPayload, SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
-from squid_dagster.runtime.starting import Start, prepare_start
+from squid_dagster.runtime.commands.run_start import Start, prepare_start
 from squid_dagster.workflow import Workflow
 from tests.facts import queue_paused, queued
 from tests.journal.contract import (

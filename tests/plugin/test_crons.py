@@ -17,7 +17,7 @@ from squid_dagster.plugin.crons import build_cron_schedules, moment, said, sched
 from squid_dagster.plugin.recovery import build_recovery_job
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
 from tests.plugin.workflows import launch

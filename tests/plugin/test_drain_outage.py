@@ -11,7 +11,7 @@ from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
 from squid_dagster.plugin.drain import Drain, Limits
 from squid_dagster.plugin.events import Outbox
 from squid_dagster.protocol.errors import StorageUnavailable
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import Workflow
 from tests.runtime.actors import PATIENCE, until
 

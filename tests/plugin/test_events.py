@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Outcome, Retry
 from squid_dagster.plugin.events import LINES_BETWEEN_SUMMARIES, TABLE_ROWS, Outbox, Outcomes, Policy, step_logs
 from squid_dagster.protocol.errors import SquidError, StaleClaim
-from squid_dagster.runtime.report import SettledAttempt
+from squid_dagster.runtime.worker.report import SettledAttempt
 from tests.facts import scheduled
 from tests.protocol.folding import fold, the_attempt
 
@@ -71,8 +71,8 @@ def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_
             raise ValueError("boom")
         except ValueError:
             log.exception("and this")
-        logging.getLogger("squid_dagster.runtime.worker").info("not this")
-        logging.getLogger("squid_dagster.runtime.worker").warning("the database is gone")
+        logging.getLogger("squid_dagster.runtime.worker.worker").info("not this")
+        logging.getLogger("squid_dagster.runtime.worker.worker").warning("the database is gone")
         steps.info("without a context")
     log.warning("not this")
     found = lines(outbox)

@@ -14,9 +14,9 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import ChildRunStarted, Origin, RunTerminal, run_thread
-from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Signal, SignalType
-from squid_dagster.runtime.starting import prepare_start
+from squid_dagster.runtime.commands.derived_ids import derived_run_id
+from squid_dagster.runtime.commands.run_start import prepare_start
+from squid_dagster.runtime.commands.signals import Signal, SignalType
 from squid_dagster.testing import InjectedStorage
 
 LEASE = timedelta(minutes=1)

@@ -21,7 +21,7 @@ ROOMS = ("runtime/*.py", "agents/*.py", "api.py", "journal/fold_store/dispatch_s
 class Line(NamedTuple):
     """A line of the library that was on its way when an append happened."""
 
-    file: str  # below the package, such as runtime/controls.py
+    file: str  # below the package, such as runtime/commands/run_commands.py
     number: int
     function: str
 

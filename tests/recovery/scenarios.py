@@ -6,8 +6,8 @@ from typing import Any
 
 from squid_dagster.agents import DispatchAgent
 from squid_dagster.protocol.errors import ExpiredClaim
-from squid_dagster.runtime.heartbeats import Heartbeats
-from squid_dagster.runtime.identity import derived_run_id
+from squid_dagster.runtime.commands.derived_ids import derived_run_id
+from squid_dagster.runtime.worker.heartbeats import Heartbeats
 from squid_dagster.workflow import Workflow
 from tests.facts import T0
 from tests.recovery import damage

@@ -17,10 +17,10 @@ from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
 from squid_dagster.protocol.errors import PlanningFailed
-from squid_dagster.runtime import recovery
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.recovery import RecoveryReport
-from squid_dagster.runtime.repair import repair_run
+from squid_dagster.runtime.recovery import recovery
+from squid_dagster.runtime.recovery.recovery import RecoveryReport
+from squid_dagster.runtime.recovery.run_repair import repair_run
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow import Workflow
 from tests.journal.contract import raw
 from tests.recovery import workflows as w

@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.protocol import RunIndexed
-from squid_dagster.runtime.recovery import RecoveryReport
+from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from tests.recovery import workflows as w
 from tests.recovery.damage import (
     DAMAGE,
@@ -74,7 +74,7 @@ def test_two_halves_of_one_run_are_repaired_by_one_recovery(scene: Scene) -> Non
 
 
 def test_many_damaged_runs_are_repaired_page_by_page(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squid_dagster.runtime.recovery._PAGE", 3)
+    monkeypatch.setattr("squid_dagster.runtime.recovery.recovery._PAGE", 3)
     for number in range(10):
         completed_but_unapplied(scene.squid, scene.clock, scene.name(f"run-{number}"))
 

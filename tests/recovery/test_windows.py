@@ -17,8 +17,8 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import FACT_TYPES
-from squid_dagster.runtime.recovery import list_started
-from squid_dagster.runtime.signals import SignalType
+from squid_dagster.runtime.commands.signals import SignalType
+from squid_dagster.runtime.recovery.recovery import list_started
 from squid_dagster.testing import Crashed, InjectedStorage, Plan
 from tests.facts import CARD_EXAMPLES
 from tests.recovery.crashing import Theatre, split
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 WITHOUT_A_WINDOW = {
     "journal/fold_store/dispatch_store.py _write: self._storage.commit": "where commits span threads, there is one append",
     "journal/fold_store/dispatch_store.py commit_in_order: storage.commit": "where commits span threads, there is one append",
-    "runtime/transactions.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
-    "runtime/committing.py give_back: self._runtime.dispatch.release": "one append",
-    "runtime/leases.py claim: runtime.dispatch.claim": "one append",
-    "runtime/leases.py extended: runtime.dispatch.heartbeat": "one append",
-    "runtime/leases_claiming.py claim_item: runtime.command": "one append",
-    "runtime/leases_queue.py claim: runtime.dispatch.dead_letter_expired": "one append",
-    "runtime/leases_queue.py _claim_into: self._queue.claim": "a host's queue",
-    "runtime/leases_queue.py heartbeat: self._queue.heartbeat": "a host's queue",
-    "runtime/leases_work.py work_one_lease: backend.claim": "one append",
-    "runtime/leases_work.py _beat: backend.heartbeat": "one append",
+    "runtime/execution/transactional_steps.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
+    "runtime/worker/committer.py give_back: self._runtime.dispatch.release": "one append",
+    "runtime/leases/lease_backend.py claim: runtime.dispatch.claim": "one append",
+    "runtime/leases/lease_backend.py extended: runtime.dispatch.heartbeat": "one append",
+    "runtime/leases/claim_by_key.py claim_item: runtime.command": "one append",
+    "runtime/leases/host_queue.py claim: runtime.dispatch.dead_letter_expired": "one append",
+    "runtime/leases/host_queue.py _claim_into: self._queue.claim": "a host's queue",
+    "runtime/leases/host_queue.py heartbeat: self._queue.heartbeat": "a host's queue",
+    "runtime/leases/lease_work.py work_one_lease: backend.claim": "one append",
+    "runtime/leases/lease_work.py _beat: backend.heartbeat": "one append",
 }
 # What `Squid` offers without writing anything.
 READS = {

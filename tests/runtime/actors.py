@@ -26,9 +26,9 @@ from squid_dagster.journal import Answer, PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.worker.report import WorkerReport
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import Retry, StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.processes import Child

@@ -9,8 +9,8 @@ from squid_dagster.api import Squid
 from squid_dagster.inspection import RunSnapshot
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Answer, Settlement
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 LEASE = timedelta(seconds=20)

@@ -11,7 +11,7 @@ import psycopg
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.runtime.signals import Receipt
+from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.journal.contract import plain_url
 

@@ -14,8 +14,8 @@ from squid_dagster.api import Squid
 from squid_dagster.inspection.health import attention
 from squid_dagster.journal import Claim, MemoryStorage, PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job, StepPool
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.runtime.actors import PATIENCE, all_done, at_work, until

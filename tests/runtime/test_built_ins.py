@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidFact, InvalidTransition
-from squid_dagster.runtime.signals import Signal, SignalType
+from squid_dagster.runtime.commands.signals import Signal, SignalType
 from squid_dagster.workflow import Deadline, StepContext, Workflow
 from tests.runtime.stage import MakeSquid, applied_steps, claims, complete_run, drain, facts, finish, run_facts, seconds
 

@@ -27,7 +27,7 @@ from squid_dagster.protocol.errors import (
     StaleClaim,
     TerminalRun,
 )
-from squid_dagster.runtime.children import start_child_run, start_linked_child
+from squid_dagster.runtime.commands.child_runs import start_child_run, start_linked_child
 from squid_dagster.workflow import Fail, Manual, Retry, StepContext, Workflow, path
 from tests.runtime.stage import MakeSquid, complete_run, drain, facts, finish, run_facts, state_of, unit
 

@@ -18,8 +18,8 @@ from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.runtime.external import waiting_externals
-from squid_dagster.runtime.signals import Receipt, Signal
+from squid_dagster.runtime.commands.external_outcomes import waiting_externals
+from squid_dagster.runtime.commands.signals import Receipt, Signal
 from squid_dagster.workflow import Retry, Workflow
 from tests.facts import T0
 from tests.runtime.stage import everything

@@ -11,7 +11,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.contract.dispatch_store import Answer, Planner, Settlement
-from squid_dagster.runtime.report import SettledAttempt
+from squid_dagster.runtime.worker.report import SettledAttempt
 from squid_dagster.workflow import Fail, Workflow
 from tests.journal.contract import assert_views_agree_with_the_journal, raw, wait_for_a_lock
 from tests.runtime.actors import PATIENCE, at_work, facts_of, until

@@ -10,7 +10,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, NotFound, SquidError
-from squid_dagster.runtime.identity import window_identity
+from squid_dagster.runtime.commands.derived_ids import window_identity
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
 from tests.runtime.stage import MakeSquid, facts, finish, state_of

@@ -18,10 +18,10 @@ from pydantic import BaseModel
 from squid_dagster.api import Squid
 from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.protocol.errors import ExpiredClaim, StorageUnavailable
-from squid_dagster.runtime import transactions
-from squid_dagster.runtime.leases import JournalLeases
-from squid_dagster.runtime.leases_work import work_one_lease
-from squid_dagster.runtime.outage import Outage
+from squid_dagster.runtime.execution import transactional_steps
+from squid_dagster.runtime.leases.lease_backend import JournalLeases
+from squid_dagster.runtime.leases.lease_work import work_one_lease
+from squid_dagster.runtime.worker.outage import Outage
 from squid_dagster.workflow import Cron, StepContext, Workflow
 from tests.faults import Faults
 from tests.journal.contract import raw
@@ -314,7 +314,7 @@ def test_a_timeout_of_our_own_statement_behind_a_transactional_step_is_not_its_f
         calls.append(ctx.fencing_token)
         if len(calls) == 1:  # the second time, no statement of ours is hurried, however slow the machine
             connection.execute("SET LOCAL statement_timeout = 20")
-            monkeypatch.setattr(transactions, "_MARKED", "SELECT pg_sleep(600)")
+            monkeypatch.setattr(transactional_steps, "_MARKED", "SELECT pg_sleep(600)")
         else:
             monkeypatch.undo()
 

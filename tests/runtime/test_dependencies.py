@@ -18,7 +18,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import Conflict
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow
 from tests.runtime.stage import (
     MakeSquid,

@@ -19,9 +19,9 @@ from squid_dagster.protocol.errors import (
     InvalidTransition,
     NotFound,
 )
-from squid_dagster.runtime.cloudevents import to_cloudevent
-from squid_dagster.runtime.external import launch_of, waiting_externals
-from squid_dagster.runtime.signals import Signal
+from squid_dagster.runtime.commands.cloudevents import to_cloudevent
+from squid_dagster.runtime.commands.external_outcomes import launch_of, waiting_externals
+from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.testing import Crashed, InjectedStorage, Plan, execute_until_blocked
 from squid_dagster.workflow import InvalidInput, Retry, StepContext, Workflow
 from squid_dagster.workflow.external_request import request_of

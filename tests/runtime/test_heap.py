@@ -9,7 +9,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage
-from squid_dagster.runtime.heap import heap_set_aside
+from squid_dagster.runtime.worker.garbage_collection import heap_set_aside
 from squid_dagster.workflow import Workflow
 
 

@@ -15,7 +15,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, StorageUnavailable
-from squid_dagster.runtime.heartbeats import Heartbeats
+from squid_dagster.runtime.worker.heartbeats import Heartbeats
 from squid_dagster.workflow import StepContext, Workflow
 from tests.facts import T0
 from tests.runtime.actors import PATIENCE, at_work, facts_of, queue_facts, status_of, until

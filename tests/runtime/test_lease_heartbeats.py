@@ -12,8 +12,8 @@ from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StorageUnavailable, TerminalRun
-from squid_dagster.runtime.leases import JournalLeases, Lease
-from squid_dagster.runtime.leases_work import LeaseReport, work_one_lease
+from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease
+from squid_dagster.runtime.leases.lease_work import LeaseReport, work_one_lease
 from squid_dagster.workflow import StepContext, Workflow
 from tests.runtime.actors import PATIENCE, facts_of, until
 

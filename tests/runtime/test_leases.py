@@ -24,9 +24,9 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from squid_dagster.protocol.facts.backlog import CardBlocked
-from squid_dagster.runtime.leases import JournalLeases, Lease, LeaseBackend, LeaseOutcome
-from squid_dagster.runtime.leases_queue import OFFERED_AT_ONCE, Delivery, Intent, QueueLeases
-from squid_dagster.runtime.leases_work import work_one_lease
+from squid_dagster.runtime.leases.host_queue import OFFERED_AT_ONCE, Delivery, Intent, QueueLeases
+from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease, LeaseBackend, LeaseOutcome
+from squid_dagster.runtime.leases.lease_work import work_one_lease
 from tests.runtime.stage import MakeSquid, facts, seconds
 
 LEASE = timedelta(seconds=60)

@@ -21,8 +21,8 @@ from squid_dagster.journal.postgres.transaction import Transaction
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import definition_key
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.leases_claiming import Refused, claim_item
+from squid_dagster.runtime.leases.claim_by_key import Refused, claim_item
+from squid_dagster.runtime.runtime import Runtime
 from tests.facts import (
     QUEUE,
     RUN,

@@ -19,9 +19,9 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition, NotFound, SquidError
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
-from squid_dagster.runtime.external import launch_of, waiting_externals
-from squid_dagster.runtime.leases_claiming import Refused, claim_item
-from squid_dagster.runtime.signals import Signal
+from squid_dagster.runtime.commands.external_outcomes import launch_of, waiting_externals
+from squid_dagster.runtime.commands.signals import Signal
+from squid_dagster.runtime.leases.claim_by_key import Refused, claim_item
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
 from tests.facts import applied
 from tests.plan_states import assert_same_state

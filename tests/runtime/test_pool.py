@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from squid_dagster.journal.contract.dispatch_store import Claim
-from squid_dagster.runtime.pool import Job, StepPool
+from squid_dagster.runtime.worker.step_pool import Job, StepPool
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage, PostgresStorage, Storage
-from squid_dagster.runtime.interrupts import note_interrupts
+from squid_dagster.runtime.execution.interrupts import note_interrupts
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
 from tests.runtime.actors import at_work, facts_of, status_of, until
 

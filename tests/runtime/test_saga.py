@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Failed, Settlement
-from squid_dagster.runtime.settlement import settle as settle_all
+from squid_dagster.runtime.execution.settlement import settle as settle_all
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow, path
 from tests.runtime.stage import (
     MakeSquid,

@@ -19,8 +19,8 @@ from squid_dagster.protocol.errors import (
     InvalidTransition,
     NotFound,
 )
-from squid_dagster.runtime.cloudevents import from_cloudevent, signal_from_json, to_cloudevent
-from squid_dagster.runtime.signals import Signal, SignalType
+from squid_dagster.runtime.commands.cloudevents import from_cloudevent, signal_from_json, to_cloudevent
+from squid_dagster.runtime.commands.signals import Signal, SignalType
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
 from tests.runtime.stage import MakeSquid, drain, facts, finish, seconds, state_of

@@ -18,8 +18,8 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Interrupted, Outcome
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.step_calls import infrastructure
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.execution.step_calls import infrastructure
 from squid_dagster.workflow import Fail, StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.journal.contract import LONG

@@ -4,7 +4,7 @@ import pytest
 
 from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Suspects
 from squid_dagster.protocol.folds.attempt import Suspicion
-from squid_dagster.runtime.suspects import LONGEST_WAIT_SECONDS, QUIET_SECONDS, Probation
+from squid_dagster.runtime.worker.probation import LONGEST_WAIT_SECONDS, QUIET_SECONDS, Probation
 from tests.facts import QUEUE, claimed, scheduled
 from tests.protocol.folding import fold, the_attempt
 

@@ -14,7 +14,7 @@ from squid_dagster.journal.contract.queries import ScheduleCursor
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.housekeeping import Housekeeping
+from squid_dagster.runtime.worker.maintenance import Housekeeping
 from squid_dagster.workflow import Cron, StepContext, Workflow
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, queue_facts, status_of, until
 

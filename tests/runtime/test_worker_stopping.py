@@ -11,8 +11,8 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
-from squid_dagster.runtime.pool import Job, StepPool
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.worker.step_pool import Job, StepPool
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.processes import Child, children

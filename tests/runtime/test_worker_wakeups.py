@@ -17,8 +17,8 @@ from squid_dagster.journal.contract.notifier import GuardedNotifier
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.dues import Dues
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.settlement import settle
+from squid_dagster.runtime.worker.due_times import Dues
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
 from tests.journal.contract import raw
 from tests.processes import children

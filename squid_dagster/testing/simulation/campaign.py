@@ -12,7 +12,7 @@ from itertools import count
 
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.wiring import definitions
+from squid_dagster.runtime.adapters import definitions
 from squid_dagster.testing.simulation.scenario import Decision, Scenario, Start, approve_all, random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
 from squid_dagster.testing.simulation.shrinker import Failure, shrink

@@ -343,11 +343,11 @@ class VirtualTime:
 
     def __enter__(self) -> Self:
         """Replace."""
-        from squid_dagster.runtime.pool import AsyncLoop as RealLoop
+        from squid_dagster.runtime.worker.step_pool import AsyncLoop as RealLoop
 
         replaced = {**_REPLACED, id(RealLoop): AsyncLoop}
         for name, module in list(sys.modules.items()):
-            if not name.startswith(_PATCHED) or name == "squid_dagster.runtime.heap":
+            if not name.startswith(_PATCHED) or name == "squid_dagster.runtime.worker.garbage_collection":
                 continue
             for attribute, value in list(vars(module).items()):
                 found = replaced.get(id(value))

@@ -14,7 +14,7 @@ from typing import Any
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.protocol.errors import InvalidTransition, StorageRefused, StorageUnavailable, ViewsMissing
-from squid_dagster.runtime.worker import Worker
+from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.testing.simulation.ends import open_family
 from squid_dagster.testing.simulation.machine import Process
 from squid_dagster.testing.simulation.scenario import Scenario, Start

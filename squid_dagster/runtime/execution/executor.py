@@ -7,9 +7,10 @@ from typing import Any
 from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Failed, Outcome
 from squid_dagster.journal.plan_state.checkpoints import load_state
 from squid_dagster.protocol.errors import IncompatibleDefinition
-from squid_dagster.runtime.children import ChildStarter
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import (
+from squid_dagster.runtime.commands.child_runs import ChildStarter
+from squid_dagster.runtime.execution.isolation import run_isolated
+from squid_dagster.runtime.execution.step_calls import Pause, StepCalls
+from squid_dagster.runtime.execution.step_execution import (
     AsyncRunner,
     LazyState,
     error_map,
@@ -17,9 +18,8 @@ from squid_dagster.runtime.execution import (
     make_context,
     outcome_of,
 )
-from squid_dagster.runtime.isolation import run_isolated
-from squid_dagster.runtime.step_calls import Pause, StepCalls
-from squid_dagster.runtime.transactions import run_transactional
+from squid_dagster.runtime.execution.transactional_steps import run_transactional
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.errors import InvalidInput, MissingResource

@@ -17,10 +17,10 @@ from squid_dagster.protocol.errors import (
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.identity import derived_run_id, window_identity
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
-from squid_dagster.runtime.starting import Start, WorkflowRef, beginning_of, has_begun, write_starts
+from squid_dagster.runtime.commands.derived_ids import derived_run_id, window_identity
+from squid_dagster.runtime.commands.run_start import Start, WorkflowRef, beginning_of, has_begun, write_starts
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, same_json
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.cron.triggers import Cron
 from squid_dagster.workflow.cron.windows import Window, due_windows
 from squid_dagster.workflow.definition import Definition

@@ -7,7 +7,7 @@ thread, and its slot is given to another one. How many may be left behind like t
 import threading
 from dataclasses import dataclass
 
-from squid_dagster.runtime.pool import AsyncLoop, Job
+from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job
 
 
 @dataclass(slots=True)

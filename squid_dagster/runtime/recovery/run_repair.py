@@ -9,10 +9,10 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit, planned_but_unscheduled
-from squid_dagster.runtime.children import start_linked_child
-from squid_dagster.runtime.controls import cancel_orphan, family_of
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.signals import SignalType
+from squid_dagster.runtime.commands.child_runs import start_linked_child
+from squid_dagster.runtime.commands.run_commands import cancel_orphan, family_of
+from squid_dagster.runtime.commands.signals import SignalType
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.planner.planner import plan_settled
 from squid_dagster.workflow.planner.schedule import queue_of, schedule, unprogressed
 

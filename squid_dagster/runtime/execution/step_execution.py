@@ -28,9 +28,9 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
-from squid_dagster.runtime.forks import OneProcess, OneProcessCoroutine
-from squid_dagster.runtime.interrupts import is_interrupt
-from squid_dagster.runtime.step_calls import infrastructure
+from squid_dagster.runtime.execution.forks import OneProcess, OneProcessCoroutine
+from squid_dagster.runtime.execution.interrupts import is_interrupt
+from squid_dagster.runtime.execution.step_calls import infrastructure
 from squid_dagster.workflow.authoring.draft import StepKind
 from squid_dagster.workflow.authoring.retry import delay
 from squid_dagster.workflow.authoring.signature import Task

@@ -34,9 +34,9 @@ from squid_dagster.protocol.errors import (
 )
 from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
 from squid_dagster.protocol.folds.plan_state import COMPENSATE
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import error_map, failure
-from squid_dagster.runtime.settlement import settle, unwritable
+from squid_dagster.runtime.execution.settlement import settle, unwritable
+from squid_dagster.runtime.execution.step_execution import error_map, failure
+from squid_dagster.runtime.runtime import Runtime
 
 logger = redacting_logger(__name__)
 

@@ -21,9 +21,9 @@ from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus
 from squid_dagster.protocol.folds.launches import Launch
 from squid_dagster.redaction import redacted_error
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import completed, error_map, failure
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.execution.step_execution import completed, error_map, failure
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external_step import is_external, plain_fingerprint
 from squid_dagster.workflow.planner.planner import plan_settled

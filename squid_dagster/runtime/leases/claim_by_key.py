@@ -19,7 +19,7 @@ from squid_dagster.protocol.facts.base import MAX_TEXT
 from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus, definition_key, out_of_deliveries
 from squid_dagster.protocol.folds.dispatch import RunDispatch
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.runtime.core import Runtime
+from squid_dagster.runtime.runtime import Runtime
 
 _LATER = timedelta(seconds=30)  # before work that this process has no definition for is offered to another one
 

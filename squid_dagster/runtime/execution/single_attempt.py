@@ -10,13 +10,13 @@ from typing import Any
 
 from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Outcome, Settlement, check_lease
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable, ViewsMissing
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import interrupted
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.heartbeats import Heartbeats
-from squid_dagster.runtime.interrupts import note_interrupts
-from squid_dagster.runtime.pool import AsyncLoop
-from squid_dagster.runtime.settlement import settle
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.execution.interrupts import note_interrupts
+from squid_dagster.runtime.execution.settlement import settle
+from squid_dagster.runtime.execution.step_execution import interrupted
+from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.heartbeats import Heartbeats
+from squid_dagster.runtime.worker.step_pool import AsyncLoop
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 _LONGEST_BACKOFF = 1.0

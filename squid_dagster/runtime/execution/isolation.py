@@ -14,7 +14,8 @@ from squid_dagster.journal.contract.dispatch_store import Deferred, Failed, Outc
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.redaction import redacted_error
-from squid_dagster.runtime.execution import (
+from squid_dagster.runtime.execution.step_calls import infrastructure
+from squid_dagster.runtime.execution.step_execution import (
     Call,
     call_function,
     completed,
@@ -24,7 +25,6 @@ from squid_dagster.runtime.execution import (
     interrupted,
     outcome_of_error,
 )
-from squid_dagster.runtime.step_calls import infrastructure
 from squid_dagster.workflow.authoring.step_context import Cancellation, StepContext
 from squid_dagster.workflow.authoring.step_outcomes import Defer, Fail
 

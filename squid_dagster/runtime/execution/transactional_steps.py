@@ -15,8 +15,10 @@ from squid_dagster.journal.postgres.connection.inherited_sockets import close_lo
 from squid_dagster.protocol.errors import InvalidFact, StorageUnavailable
 from squid_dagster.protocol.folds.attempt import AttemptStatus
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.execution import (
+from squid_dagster.runtime.execution.interrupts import is_interrupt
+from squid_dagster.runtime.execution.settlement import unwritable
+from squid_dagster.runtime.execution.step_calls import StepCalls
+from squid_dagster.runtime.execution.step_execution import (
     AsyncRunner,
     Call,
     call_function,
@@ -25,9 +27,7 @@ from squid_dagster.runtime.execution import (
     failure,
     outcome_of_error,
 )
-from squid_dagster.runtime.interrupts import is_interrupt
-from squid_dagster.runtime.settlement import unwritable
-from squid_dagster.runtime.step_calls import StepCalls
+from squid_dagster.runtime.runtime import Runtime
 
 # Settings of the transaction that a step is given; gone when the step has ended that transaction. A step may do other
 # things than SQL for as long as it likes: its lease says whether it is alive, and no timeout for idle sessions does.

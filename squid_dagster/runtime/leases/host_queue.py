@@ -35,9 +35,17 @@ from squid_dagster.protocol.errors import (
 )
 from squid_dagster.protocol.folds.attempt import Attempt, out_of_deliveries
 from squid_dagster.redaction import redacted_text
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.leases import Lease, LeaseOutcome, comes_back, extended, failed, is_over, settle_lease
-from squid_dagster.runtime.leases_claiming import Refused, claim_item
+from squid_dagster.runtime.leases.claim_by_key import Refused, claim_item
+from squid_dagster.runtime.leases.lease_backend import (
+    Lease,
+    LeaseOutcome,
+    comes_back,
+    extended,
+    failed,
+    is_over,
+    settle_lease,
+)
+from squid_dagster.runtime.runtime import Runtime
 
 logger = redacting_logger(__name__)
 

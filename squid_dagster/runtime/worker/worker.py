@@ -27,20 +27,20 @@ from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.folds.attempt import Suspicion
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.runtime.committing import LONGEST_BACKOFF, Committer, Executed, OnSettled
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.dues import Dues
-from squid_dagster.runtime.execution import interrupted
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.forks import handled_here
-from squid_dagster.runtime.heap import heap_set_aside
-from squid_dagster.runtime.heartbeats import Heartbeats
-from squid_dagster.runtime.housekeeping import Housekeeping
-from squid_dagster.runtime.outage import Outage
-from squid_dagster.runtime.pool import AsyncLoop, Job, StepPool
-from squid_dagster.runtime.report import WorkerReport
-from squid_dagster.runtime.step_threads import RunningSteps, step_names
-from squid_dagster.runtime.suspects import Probation
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.execution.forks import handled_here
+from squid_dagster.runtime.execution.step_execution import interrupted
+from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.committer import LONGEST_BACKOFF, Committer, Executed, OnSettled
+from squid_dagster.runtime.worker.due_times import Dues
+from squid_dagster.runtime.worker.garbage_collection import heap_set_aside
+from squid_dagster.runtime.worker.heartbeats import Heartbeats
+from squid_dagster.runtime.worker.maintenance import Housekeeping
+from squid_dagster.runtime.worker.outage import Outage
+from squid_dagster.runtime.worker.probation import Probation
+from squid_dagster.runtime.worker.report import WorkerReport
+from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job, StepPool
+from squid_dagster.runtime.worker.step_threads import RunningSteps, step_names
 
 logger = redacting_logger(__name__)
 

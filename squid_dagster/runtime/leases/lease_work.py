@@ -19,9 +19,9 @@ from squid_dagster.protocol.errors import (
     StorageUnavailable,
     TerminalRun,
 )
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.executor import Executor
-from squid_dagster.runtime.leases import Lease, LeaseBackend, LeaseOutcome
+from squid_dagster.runtime.execution.executor import Executor
+from squid_dagster.runtime.leases.lease_backend import Lease, LeaseBackend, LeaseOutcome
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 logger = redacting_logger(__name__)

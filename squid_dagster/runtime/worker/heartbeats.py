@@ -8,7 +8,7 @@ from datetime import timedelta
 from squid_dagster.journal.contract.dispatch_store import Claim, DispatchStore
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.outage import Outage
+from squid_dagster.runtime.worker.outage import Outage
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 logger = redacting_logger(__name__)

@@ -13,11 +13,11 @@ from squid_dagster.protocol.facts.run import Origin
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType, same_json
-from squid_dagster.runtime.starting import Payload, Start, WorkflowRef, handed_over, payload_json
-from squid_dagster.runtime.step_calls import StepCalls
+from squid_dagster.runtime.commands.derived_ids import derived_run_id
+from squid_dagster.runtime.commands.run_start import Payload, Start, WorkflowRef, handed_over, payload_json
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, same_json
+from squid_dagster.runtime.execution.step_calls import StepCalls
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.authoring.step_context import StepContext
 from squid_dagster.workflow.definition import Definition
 

@@ -16,10 +16,10 @@ from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.redaction import redact, redact_object
 from squid_dagster.protocol.threads import check_part, dispatch_thread
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
-from squid_dagster.runtime.starting import Start, has_begun, start_run, started_before
+from squid_dagster.runtime.commands.derived_ids import derived_run_id
+from squid_dagster.runtime.commands.run_start import Start, has_begun, start_run, started_before
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.planner.planner import plan_resolution
 from squid_dagster.workflow.planner.schedule import plan_end, plan_retry
 

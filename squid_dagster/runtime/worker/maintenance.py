@@ -10,11 +10,11 @@ from typing import Self
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.crons import start_due_crons
-from squid_dagster.runtime.outage import Outage
-from squid_dagster.runtime.recovery import recover
-from squid_dagster.runtime.wiring import publish_cut
+from squid_dagster.runtime.adapters import publish_cut
+from squid_dagster.runtime.commands.cron_starts import start_due_crons
+from squid_dagster.runtime.recovery.recovery import recover
+from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.outage import Outage
 
 logger = redacting_logger(__name__)
 

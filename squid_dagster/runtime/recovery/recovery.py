@@ -13,10 +13,10 @@ from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import IncompatibleDefinition, SquidError, StorageUnavailable
 from squid_dagster.protocol.facts import Fact, RunCataloged, RunIndexed
 from squid_dagster.redaction import named_error, redacted_text
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.repair import repair_run
-from squid_dagster.runtime.starting import beginning_of
-from squid_dagster.runtime.wiring import publish_cut
+from squid_dagster.runtime.adapters import publish_cut
+from squid_dagster.runtime.commands.run_start import beginning_of
+from squid_dagster.runtime.recovery.run_repair import repair_run
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.planner.dead_letters import waiting_steps
 from squid_dagster.workflow.planner.schedule import queue_of
 from squid_dagster.workflow.registry import Registry

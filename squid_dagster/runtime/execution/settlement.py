@@ -20,8 +20,8 @@ from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefuse
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import UnknownState
-from squid_dagster.runtime.core import Runtime, SuccessKind
-from squid_dagster.runtime.execution import error_map
+from squid_dagster.runtime.execution.step_execution import error_map
+from squid_dagster.runtime.runtime import Runtime, SuccessKind
 
 logger = redacting_logger(__name__)
 

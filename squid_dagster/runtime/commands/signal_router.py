@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from squid_dagster.protocol.errors import InvalidArgument, shown
-from squid_dagster.runtime.controls import cancel, replay, resolve, retry_attempt
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.crons import start_cron
-from squid_dagster.runtime.external import complete_external, note_external
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType
-from squid_dagster.runtime.starting import prepare_start, start_run
+from squid_dagster.runtime.commands.cron_starts import start_cron
+from squid_dagster.runtime.commands.external_outcomes import complete_external, note_external
+from squid_dagster.runtime.commands.run_commands import cancel, replay, resolve, retry_attempt
+from squid_dagster.runtime.commands.run_start import prepare_start, start_run
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.runtime import Runtime
 
 _RESOLUTIONS = (SignalType.APPROVE_RUN, SignalType.REJECT_RUN, SignalType.RESUME_RUN)
 

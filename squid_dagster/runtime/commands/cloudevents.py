@@ -11,8 +11,8 @@ from typing import Any
 from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
-from squid_dagster.runtime.signals import Signal, SignalType, check_signal
-from squid_dagster.runtime.signals import bad_field as _bad
+from squid_dagster.runtime.commands.signals import Signal, SignalType, check_signal
+from squid_dagster.runtime.commands.signals import bad_field as _bad
 
 SPEC_VERSION = "1.0"
 SOURCE = "/squid/runtime/commands"

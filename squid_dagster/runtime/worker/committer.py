@@ -26,11 +26,11 @@ from squid_dagster.limits import MAX_ROUND_BYTES
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SchemaOutdated, StorageUnavailable, ViewsMissing
 from squid_dagster.protocol.folds.attempt import AttemptStatus
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.outage import Outage
-from squid_dagster.runtime.pool import Job
-from squid_dagster.runtime.report import SettledAttempt, WorkerReport
-from squid_dagster.runtime.settlement import Settled, settle
+from squid_dagster.runtime.execution.settlement import Settled, settle
+from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.outage import Outage
+from squid_dagster.runtime.worker.report import SettledAttempt, WorkerReport
+from squid_dagster.runtime.worker.step_pool import Job
 
 logger = redacting_logger(__name__)
 

@@ -14,9 +14,9 @@ from squid_dagster.protocol.facts import Fact, RunStarted
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
-from squid_dagster.runtime.core import Runtime
-from squid_dagster.runtime.identity import derived_run_id
-from squid_dagster.runtime.signals import Receipt, Signal, SignalType, check_key, same_json
+from squid_dagster.runtime.commands.derived_ids import derived_run_id
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, check_key, same_json
+from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.authoring.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.planner import plan_start
@@ -211,7 +211,7 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
         raise ConflictingCommand(f"{used} was used for another start: use a new one, or the same payload")
     # Where a commit cannot span threads, the first start may have been cut off before its work was scheduled.
     if not runtime.storage.atomic_across_threads:
-        from squid_dagster.runtime.repair import repair_run
+        from squid_dagster.runtime.recovery.run_repair import repair_run
 
         repair_run(runtime, run_id)
     return Receipt.of(first, repeated=True)

@@ -1,0 +1,1 @@
+"""Execution of one attempt: call the step, and settle its outcome."""

@@ -1,0 +1,1 @@
+"""Lease backends: work that is handed out by a queue other than the journal's."""

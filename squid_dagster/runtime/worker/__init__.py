@@ -1,0 +1,1 @@
+"""The worker: claim loop, step threads, committers, heartbeats, maintenance."""
