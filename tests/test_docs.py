@@ -16,7 +16,7 @@ import pytest
 from squid_dagster.cli.doctor_findings import CODES
 from squid_dagster.cli.quickstart_files import FLOW
 from squid_dagster.cli.reference import reference
-from squid_dagster.inspection.reasons import RunReason
+from squid_dagster.inspection.explain.reasons import RunReason
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.anomalies import Reason

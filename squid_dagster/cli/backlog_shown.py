@@ -79,7 +79,7 @@ def stats_shown(stats: "Stats") -> Iterator[str]:
 
 def fact_values(entry: "Entry") -> dict[str, Any]:
     """Give an entry as JSON values, without the hash of any token, and without secrets."""
-    from squid_dagster.inspection.shown import shown
+    from squid_dagster.inspection.display import shown
     from squid_dagster.protocol.entries import MalformedFact, UnknownFact
 
     fact: Any = entry.fact

@@ -77,8 +77,8 @@ def clock_skew(patient: Patient) -> list[Finding]:
 
 def queue_without_worker(patient: Patient) -> list[Finding]:
     """Look for queues with work that has been due for a while, and nobody alive who serves them."""
-    from squid_dagster.inspection.health import due_for_workers, serving
-    from squid_dagster.inspection.shown import span
+    from squid_dagster.inspection.attention import due_for_workers, serving
+    from squid_dagster.inspection.display import span
 
     queues: dict[str, list[DueLane]] = {}
     for lane in due_for_workers(patient.storage):
@@ -97,7 +97,7 @@ def queue_without_worker(patient: Patient) -> list[Finding]:
 
 def workflow_not_loadable(patient: Patient) -> list[Finding]:
     """Look for modules that cannot be loaded, and for open runs whose definition nobody has."""
-    from squid_dagster.inspection.holding import executes
+    from squid_dagster.inspection.hold import executes
     from squid_dagster.journal.postgres.views.counts import open_definitions
     from squid_dagster.protocol.folds.attempt import definition_key
 

@@ -17,9 +17,9 @@ def stuck_runs(patient: Patient) -> list[Finding]:
 
 
 def _overdue(patient: Patient) -> list[Finding]:
-    from squid_dagster.inspection.health import due_for_workers, serving
-    from squid_dagster.inspection.holding import executes
-    from squid_dagster.inspection.shown import span
+    from squid_dagster.inspection.attention import due_for_workers, serving
+    from squid_dagster.inspection.display import span
+    from squid_dagster.inspection.hold import executes
 
     known = patient.registry.keys if patient.registry is not None else frozenset()
     found = []

@@ -116,7 +116,7 @@ def _refuse_unknown(
 
 
 def _show(entry: "Entry", as_json: bool) -> None:
-    from squid_dagster.inspection.shown import when
+    from squid_dagster.inspection.display import when
     from squid_dagster.protocol.entries import run_of
 
     if as_json:
@@ -129,8 +129,8 @@ def _show(entry: "Entry", as_json: bool) -> None:
 
 def facts_of(entry: "Entry") -> dict[str, Any]:
     """Give an entry as JSON, redacted; of one that cannot be read, why, and nothing of what it holds."""
-    from squid_dagster.inspection.record import make_record
-    from squid_dagster.inspection.views import view_entry
+    from squid_dagster.inspection.run_record import make_record
+    from squid_dagster.inspection.snapshot.parts import view_entry
     from squid_dagster.protocol.entries import run_of
 
     view = view_entry(entry, make_record("", ()))
@@ -151,7 +151,7 @@ def facts_of(entry: "Entry") -> dict[str, Any]:
 def verify(place: Place, as_json: bool) -> int:
     """Look over every entry, thread and row of the views. Exit code 1 if anything is wrong."""
     from squid_dagster.backlog.postgres_rebuild import differences
-    from squid_dagster.inspection.shown import without_values
+    from squid_dagster.inspection.display import without_values
     from squid_dagster.journal import verify as look_over
 
     with place.storage() as storage, progress("verifying") as tell:

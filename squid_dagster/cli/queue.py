@@ -58,7 +58,7 @@ def list_(place: Place, as_json: bool) -> None:
 @on_journal
 def inspect(place: Place, as_json: bool, name: str) -> None:
     """Show QUEUE: its open work, who paused it, who serves it, and its dead letters, the first hundred."""
-    from squid_dagster.inspection.pauses import read_queue_state
+    from squid_dagster.inspection.queue_state import read_queue_state
 
     with looking(place) as journal:
         _check_known(journal, name)

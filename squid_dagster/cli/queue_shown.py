@@ -64,7 +64,7 @@ def _counted(count: int) -> int | str:
 
 def pause_facts(state: "QueueState") -> dict[str, Any] | None:
     """Say who paused a queue, when and why, as JSON values; None where that is not known, or it is not paused."""
-    from squid_dagster.inspection.shown import shown
+    from squid_dagster.inspection.display import shown
 
     if state.fact is None or state.since is None:
         return None

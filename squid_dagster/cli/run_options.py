@@ -190,7 +190,7 @@ def time_option(_: click.Context, parameter: click.Parameter, text: str | None) 
 
 def statuses(text: str) -> tuple[str, ...]:
     """Read one status of runs, or several with commas. Raises `ValueError` when there is none, or an unknown one."""
-    from squid_dagster.inspection.listing import LISTED_STATUSES
+    from squid_dagster.inspection.run_list import LISTED_STATUSES
 
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:

@@ -221,7 +221,7 @@ def _node_text(node: "GraphNode", by: "GraphEdge | None", known: bool) -> Any:
     from rich.text import Text
 
     from squid_dagster.cli.output import STATUS_STYLES
-    from squid_dagster.inspection.palette import edge_label, node_lines
+    from squid_dagster.inspection.graph.palette import edge_label, node_lines
 
     label = "" if by is None else edge_label(by)
     text = Text(f"[{label}] " if label else "", style="dim")

@@ -13,7 +13,7 @@ from squid_dagster.cli.suggested import pasted
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from squid_dagster.inspection.health import Attention
+    from squid_dagster.inspection.attention import Attention
     from squid_dagster.journal import PostgresStorage, QueueRow, WorkerRow
 
 _MOST_RUNS = 10_000  # of each status so many are counted
@@ -27,7 +27,7 @@ def status(place: Place, as_json: bool) -> None:
     Reads live views alone. Runs and open work are counted up to 10,000 of each kind.
     """
     from squid_dagster.api import ALIVE_WITHIN
-    from squid_dagster.inspection.health import attention
+    from squid_dagster.inspection.attention import attention
     from squid_dagster.journal.postgres.views.counts import count_runs
     from squid_dagster.runtime.adapters import adapters
 

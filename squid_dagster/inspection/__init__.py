@@ -1,17 +1,24 @@
 """Looking at runs and changing nothing: snapshot, explanation, graph, timeline, listing. All is shown redacted."""
 
-from squid_dagster.inspection.case import QueueState
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView
-from squid_dagster.inspection.edges import EdgeStatus, GraphEdge
-from squid_dagster.inspection.explain import Explanation, explain_run
-from squid_dagster.inspection.graph import RunGraph, inspect_run_graph
-from squid_dagster.inspection.listing import RunPage, RunSummary, list_runs
-from squid_dagster.inspection.nodes import GraphNode, NodeStatus
-from squid_dagster.inspection.reasons import Action, RunReason
-from squid_dagster.inspection.record import Evidence
-from squid_dagster.inspection.snapshot import RunSnapshot, inspect_run
+from squid_dagster.inspection.explain.case import QueueState
+from squid_dagster.inspection.explain.explanation import Explanation, explain_run
+from squid_dagster.inspection.explain.reasons import Action, RunReason
+from squid_dagster.inspection.graph.edges import EdgeStatus, GraphEdge
+from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus
+from squid_dagster.inspection.graph.run_graph import RunGraph, inspect_run_graph
+from squid_dagster.inspection.run_list import RunPage, RunSummary, list_runs
+from squid_dagster.inspection.run_record import Evidence
+from squid_dagster.inspection.snapshot.parts import (
+    AnomalyView,
+    AttemptView,
+    ChildView,
+    CommandView,
+    ManualView,
+    RunnableView,
+)
+from squid_dagster.inspection.snapshot.snapshot import RunSnapshot, inspect_run
 from squid_dagster.inspection.timeline import TimelineEvent, inspect_run_timeline
-from squid_dagster.inspection.views import AnomalyView, AttemptView, ChildView, CommandView, ManualView, RunnableView
 
 __all__ = [
     "Action",

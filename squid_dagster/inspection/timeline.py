@@ -10,10 +10,10 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from squid_dagster.inspection.record import Record, read_record
-from squid_dagster.inspection.sentences import sentence
-from squid_dagster.inspection.shown import plain, shown, when
-from squid_dagster.inspection.views import view_entry
+from squid_dagster.inspection.display import plain, shown, when
+from squid_dagster.inspection.fact_sentences import sentence
+from squid_dagster.inspection.run_record import Record, read_record
+from squid_dagster.inspection.snapshot.parts import view_entry
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.anomalies import unreadable
 from squid_dagster.protocol.argument_checks import checked

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
-from squid_dagster.inspection.shown import when
+from squid_dagster.inspection.display import when
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB

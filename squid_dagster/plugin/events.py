@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from queue import Empty, Full, Queue
 from typing import Any, Literal, NamedTuple
 
-from squid_dagster.inspection.shown import brief
+from squid_dagster.inspection.display import brief
 from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Interrupted
 from squid_dagster.plugin.markdown import table
 from squid_dagster.redaction import redacted

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from squid_dagster.inspection.shown import brief
+from squid_dagster.inspection.display import brief
 
 _SIGNS = re.compile(r"([\\`*_{}\[\]()<>#|~&!@:$])")
 _LONGEST_CODE = 4000

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from squid_dagster.inspection.shown import shown
+from squid_dagster.inspection.display import shown
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
 from squid_dagster.redaction import MIN_VALUE_LENGTH, VALUE_PREFIX
 

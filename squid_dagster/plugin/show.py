@@ -10,7 +10,7 @@ import dagster as dg
 
 from squid_dagster.api import Squid
 from squid_dagster.inspection import Explanation, RunGraph, RunSnapshot, TimelineEvent
-from squid_dagster.inspection.shown import message_of, when, who
+from squid_dagster.inspection.display import message_of, when, who
 from squid_dagster.plugin.markdown import code, json_block, picture, table, text
 
 MAX_EVENTS = 100  # of a timeline

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from squid_dagster.inspection.shown import shown, without_values
+from squid_dagster.inspection.display import shown, without_values
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.threads import parse_thread, run_thread
 

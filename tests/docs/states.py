@@ -9,7 +9,7 @@ import socket
 from datetime import datetime, timedelta
 from typing import Any
 
-from squid_dagster.inspection.reasons import RunReason
+from squid_dagster.inspection.explain.reasons import RunReason
 from squid_dagster.journal import quarantine
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage

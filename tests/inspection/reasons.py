@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from squid_dagster.inspection.case import QueueState
-from squid_dagster.inspection.reasons import RunReason
+from squid_dagster.inspection.explain.case import QueueState
+from squid_dagster.inspection.explain.reasons import RunReason
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import MalformedFact
 from squid_dagster.protocol.entries import Entry

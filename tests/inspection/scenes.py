@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from squid_dagster.inspection.case import Case, QueueState, make_case
-from squid_dagster.inspection.explain import Explanation, explain
-from squid_dagster.inspection.record import read_record
+from squid_dagster.inspection.explain.case import Case, QueueState, make_case
+from squid_dagster.inspection.explain.explanation import Explanation, explain
+from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import (

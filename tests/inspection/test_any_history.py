@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squid_dagster.inspection.case import Case, QueueState, make_case
-from squid_dagster.inspection.explain import explain
-from squid_dagster.inspection.graph import graph
-from squid_dagster.inspection.record import make_record
-from squid_dagster.inspection.snapshot import snapshot
+from squid_dagster.inspection.explain.case import Case, QueueState, make_case
+from squid_dagster.inspection.explain.explanation import explain
+from squid_dagster.inspection.graph.run_graph import graph
+from squid_dagster.inspection.run_record import make_record
+from squid_dagster.inspection.snapshot.snapshot import snapshot
 from squid_dagster.inspection.timeline import timeline
 from squid_dagster.protocol import Entry, MalformedFact, RunUnit, UnknownFact, run_thread
 from squid_dagster.protocol.entries import by_run

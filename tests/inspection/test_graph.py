@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.inspection import EdgeStatus, NodeStatus, RunGraph, inspect_run_graph
-from squid_dagster.inspection.graph import graph
+from squid_dagster.inspection.graph.run_graph import graph
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.registry import Registry

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.inspection import RunPage, list_runs
-from squid_dagster.inspection.listing import LISTED_STATUSES
+from squid_dagster.inspection.run_list import LISTED_STATUSES
 from squid_dagster.journal.contract.queries import JournalQueries, RunFilter, RunRow
 from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.journal.memory import MemoryStorage

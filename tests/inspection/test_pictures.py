@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squid_dagster.inspection import EdgeStatus, GraphEdge, GraphNode, NodeStatus
-from squid_dagster.inspection.graph import RunGraph, graph
-from squid_dagster.inspection.layout import BOX_HEIGHT, BOX_WIDTH, LABEL_HEIGHT, Link, Picture, lay_out
-from squid_dagster.inspection.mermaid import mermaid
-from squid_dagster.inspection.palette import COLOURS
-from squid_dagster.inspection.svg import svg
+from squid_dagster.inspection.graph.layout import BOX_HEIGHT, BOX_WIDTH, LABEL_HEIGHT, Link, Picture, lay_out
+from squid_dagster.inspection.graph.mermaid import mermaid
+from squid_dagster.inspection.graph.palette import COLOURS
+from squid_dagster.inspection.graph.run_graph import RunGraph, graph
+from squid_dagster.inspection.graph.svg import svg
 from tests.inspection.scenes import fan, looping, order, saga, scene
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from squid_dagster.inspection import RunReason
-from squid_dagster.inspection.diagnosis import RULES
+from squid_dagster.inspection.explain.diagnosis import RULES
 from tests.inspection.reasons import STORIES
 
 _CALLS = {

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from squid_dagster.inspection import RunReason, list_runs
-from squid_dagster.inspection.case import Case, make_case
-from squid_dagster.inspection.explain import explain
-from squid_dagster.inspection.graph import graph
-from squid_dagster.inspection.record import make_record
-from squid_dagster.inspection.snapshot import snapshot
+from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.explain.explanation import explain
+from squid_dagster.inspection.graph.run_graph import graph
+from squid_dagster.inspection.run_record import make_record
+from squid_dagster.inspection.snapshot.snapshot import snapshot
 from squid_dagster.inspection.timeline import timeline
 from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.protocol import Entry, Fact, MalformedFact, UnknownFact, run_thread

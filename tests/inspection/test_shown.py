@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView
-from squid_dagster.inspection.shown import (
+from squid_dagster.inspection.display import (
     brief,
     message_of,
     plain,

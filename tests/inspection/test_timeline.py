@@ -3,7 +3,7 @@
 import pytest
 
 from squid_dagster.inspection import inspect_run_timeline
-from squid_dagster.inspection.sentences import sentence
+from squid_dagster.inspection.fact_sentences import sentence
 from squid_dagster.inspection.timeline import timeline
 from squid_dagster.protocol import FACT_TYPES
 from squid_dagster.protocol.errors import InvalidArgument, NotFound

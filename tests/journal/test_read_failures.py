@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.inspection.health import attention
+from squid_dagster.inspection.attention import attention
 from squid_dagster.journal import PostgresStorage, RunFilter, verify
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.connection.sqlstates import Disposition, meaning

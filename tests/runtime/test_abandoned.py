@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from squid_dagster.api import Squid
-from squid_dagster.inspection.health import attention
+from squid_dagster.inspection.attention import attention
 from squid_dagster.journal import Claim, MemoryStorage, PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job, StepPool

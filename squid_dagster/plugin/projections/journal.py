@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from squid_dagster.inspection.shown import when
+from squid_dagster.inspection.display import when
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.specs import GROUP, JOURNAL, key_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from squid_dagster.inspection.shown import when
+from squid_dagster.inspection.display import when
 from squid_dagster.plugin.markdown import picture, table
 from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from squid_dagster.inspection.edges import EdgeStatus, GraphEdge
-from squid_dagster.inspection.nodes import GraphNode
-from squid_dagster.inspection.palette import COLOURS, edge_label, node_lines
+from squid_dagster.inspection.graph.edges import EdgeStatus, GraphEdge
+from squid_dagster.inspection.graph.nodes import GraphNode
+from squid_dagster.inspection.graph.palette import COLOURS, edge_label, node_lines
 
 _SAFE = frozenset(" _.,:/()-=·×")
 _ARROWS = {

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.holding import Worker, executes
-from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, inspect_history, recover, wait
-from squid_dagster.inspection.record import RETRY
-from squid_dagster.inspection.sentences import named
-from squid_dagster.inspection.shown import brief, message_of, shown, span, when
+from squid_dagster.inspection.display import brief, message_of, shown, span, when
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, inspect_history, recover, wait
+from squid_dagster.inspection.fact_sentences import named
+from squid_dagster.inspection.hold import Worker, executes
+from squid_dagster.inspection.run_record import RETRY
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, definition_key, out_of_deliveries
 from squid_dagster.workflow.authoring.draft import StepKind

@@ -1,6 +1,6 @@
 """Whether a queue is paused, since when, and the fact that says why."""
 
-from squid_dagster.inspection.case import QueueState
+from squid_dagster.inspection.explain.case import QueueState
 from squid_dagster.journal.contract.queries import JournalQueries
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry

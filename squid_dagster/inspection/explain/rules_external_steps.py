@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, wait
-from squid_dagster.inspection.sentences import named
-from squid_dagster.inspection.shown import shown_object, span
+from squid_dagster.inspection.display import shown_object, span
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, wait
+from squid_dagster.inspection.fact_sentences import named
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.launches import EXTERNAL_REQUESTED, EXTERNAL_STARTED, Launch

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from squid_dagster.inspection.edges import GraphEdge
-from squid_dagster.inspection.nodes import GraphNode, NodeStatus
+from squid_dagster.inspection.graph.edges import GraphEdge
+from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus
 
 
 class Colour(NamedTuple):

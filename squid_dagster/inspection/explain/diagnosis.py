@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from squid_dagster.inspection.blocked import (
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.explain.reasons import Finding
+from squid_dagster.inspection.explain.rules_blocked_runs import (
     dead_letter,
     failure_pending_apply,
     held,
@@ -10,9 +12,8 @@ from squid_dagster.inspection.blocked import (
     pending_schedule,
     result_pending_apply,
 )
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.external import waiting_external
-from squid_dagster.inspection.queued import (
+from squid_dagster.inspection.explain.rules_external_steps import waiting_external
+from squid_dagster.inspection.explain.rules_queued_work import (
     attempt_claimed,
     attempt_visible,
     compensating,
@@ -23,8 +24,7 @@ from squid_dagster.inspection.queued import (
     queue_paused,
     scheduled_for_later,
 )
-from squid_dagster.inspection.reasons import Finding
-from squid_dagster.inspection.stopped import not_started, quarantined, terminal, unreadable_entry
+from squid_dagster.inspection.explain.rules_stopped_runs import not_started, quarantined, terminal, unreadable_entry
 
 RULES: tuple[Callable[[Case], Finding | None], ...] = (
     terminal,

@@ -6,10 +6,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from squid_dagster.inspection.case import Case
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView, open_deadlines
-from squid_dagster.inspection.shown import shown, shown_object
-from squid_dagster.inspection.views import AttemptView, ManualView, view_attempt, view_manual, visit_of
+from squid_dagster.inspection.display import shown, shown_object
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.snapshot.parts import AttemptView, ManualView, view_attempt, view_manual, visit_of
 from squid_dagster.protocol.facts import ManualStepResolved, RunnableApplied
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
 from squid_dagster.protocol.folds.plan_state import COMPENSATE

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.inspection.case import Case, make_case
-from squid_dagster.inspection.edges import GraphEdge, make_edges
-from squid_dagster.inspection.mermaid import mermaid
-from squid_dagster.inspection.nodes import GraphNode, current_steps, make_end, make_nodes, stories
-from squid_dagster.inspection.record import read_record
-from squid_dagster.inspection.shown import plain
-from squid_dagster.inspection.svg import svg
+from squid_dagster.inspection.display import plain
+from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.graph.edges import GraphEdge, make_edges
+from squid_dagster.inspection.graph.mermaid import mermaid
+from squid_dagster.inspection.graph.nodes import GraphNode, current_steps, make_end, make_nodes, stories
+from squid_dagster.inspection.graph.svg import svg
+from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.folds.plan_state import FAIL

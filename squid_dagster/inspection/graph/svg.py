@@ -8,8 +8,9 @@ from itertools import pairwise
 from unicodedata import east_asian_width
 from xml.sax.saxutils import escape, quoteattr
 
-from squid_dagster.inspection.edges import EdgeStatus, GraphEdge
-from squid_dagster.inspection.layout import (
+from squid_dagster.inspection.display import brief
+from squid_dagster.inspection.graph.edges import EdgeStatus, GraphEdge
+from squid_dagster.inspection.graph.layout import (
     BOX_HEIGHT,
     BOX_WIDTH,
     LABEL_HEIGHT,
@@ -18,9 +19,8 @@ from squid_dagster.inspection.layout import (
     Point,
     lay_out,
 )
-from squid_dagster.inspection.nodes import GraphNode
-from squid_dagster.inspection.palette import COLOURS, edge_label, node_lines
-from squid_dagster.inspection.shown import brief
+from squid_dagster.inspection.graph.nodes import GraphNode
+from squid_dagster.inspection.graph.palette import COLOURS, edge_label, node_lines
 
 _MARGIN, _HEAD = 20.0, 40.0
 _BOLD_13 = 15  # bold letters of size 13 are as wide as plain ones of this size

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.inspection.cursors import read_cursor, write_cursor
-from squid_dagster.inspection.holding import Worker, hold_of
-from squid_dagster.inspection.shown import plain
+from squid_dagster.inspection.display import plain
+from squid_dagster.inspection.hold import Worker, hold_of
+from squid_dagster.inspection.page_cursor import read_cursor, write_cursor
 from squid_dagster.journal.contract.queries import RUN_STATUSES, JournalQueries, RunFilter, RunRow
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument

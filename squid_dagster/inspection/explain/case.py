@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from squid_dagster.inspection.holding import Hold, Worker, hold_of
-from squid_dagster.inspection.record import Record
+from squid_dagster.inspection.hold import Hold, Worker, hold_of
+from squid_dagster.inspection.run_record import Record
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import AttemptReleased, Runnable
 from squid_dagster.protocol.facts.base import JsonObject

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, recover
-from squid_dagster.inspection.shown import message_of, shown, shown_object, span, when
+from squid_dagster.inspection.display import message_of, shown, shown_object, span, when
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, recover
 from squid_dagster.protocol.folds.attempt import Attempt
 
 

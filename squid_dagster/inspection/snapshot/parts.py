@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from squid_dagster.inspection.deadlines import DeadlineView
-from squid_dagster.inspection.record import Record
-from squid_dagster.inspection.shown import shown, shown_object, without_values
+from squid_dagster.inspection.display import shown, shown_object, without_values
+from squid_dagster.inspection.run_record import Record
 from squid_dagster.protocol.anomalies import Anomaly
 from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.facts import ChildRunStarted, Runnable

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView
-from squid_dagster.inspection.holding import Worker
-from squid_dagster.inspection.listing import RunSummary, list_runs
-from squid_dagster.inspection.shown import span
-from squid_dagster.inspection.snapshot import inspect_run
+from squid_dagster.inspection.display import span
+from squid_dagster.inspection.hold import Worker
+from squid_dagster.inspection.run_list import RunSummary, list_runs
+from squid_dagster.inspection.snapshot.snapshot import inspect_run
 from squid_dagster.journal.contract.queries import JournalQueries, QueueRow
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.contract.worker_liveness import WorkerRow

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.inspection.case import Case, make_case
 from squid_dagster.inspection.deadlines import DeadlineView, open_deadlines
-from squid_dagster.inspection.diagnosis import diagnose
-from squid_dagster.inspection.holding import Worker
-from squid_dagster.inspection.record import Record, read_record
-from squid_dagster.inspection.shown import plain, shown_object
-from squid_dagster.inspection.views import (
+from squid_dagster.inspection.display import plain, shown_object
+from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.explain.diagnosis import diagnose
+from squid_dagster.inspection.hold import Worker
+from squid_dagster.inspection.run_record import Record, read_record
+from squid_dagster.inspection.snapshot.parts import (
     AnomalyView,
     AttemptView,
     ChildView,

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from squid_dagster.inspection.case import Case, make_case
 from squid_dagster.inspection.deadlines import open_deadlines
-from squid_dagster.inspection.diagnosis import diagnose
-from squid_dagster.inspection.holding import Worker
-from squid_dagster.inspection.pauses import read_queue_state
-from squid_dagster.inspection.reasons import Action
-from squid_dagster.inspection.record import Evidence, evidence, read_record
-from squid_dagster.inspection.shown import plain, shown
-from squid_dagster.inspection.views import view_anomaly
+from squid_dagster.inspection.display import plain, shown
+from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.explain.diagnosis import diagnose
+from squid_dagster.inspection.explain.reasons import Action
+from squid_dagster.inspection.hold import Worker
+from squid_dagster.inspection.queue_state import read_queue_state
+from squid_dagster.inspection.run_record import Evidence, evidence, read_record
+from squid_dagster.inspection.snapshot.parts import view_anomaly
 from squid_dagster.journal.contract.queries import JournalQueries
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.argument_checks import checked

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.reasons import Action, Finding, RunReason, cancel, inspect_history, recover
-from squid_dagster.inspection.shown import brief, message_of, shown, when, who, without_values
+from squid_dagster.inspection.display import brief, message_of, shown, when, who, without_values
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, inspect_history, recover
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.folds.plan_state import FAIL
 

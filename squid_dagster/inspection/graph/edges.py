@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from squid_dagster.inspection.case import Case
-from squid_dagster.inspection.nodes import GraphNode, NodeStatus, Story
-from squid_dagster.inspection.shown import asks_for_secret, brief
+from squid_dagster.inspection.display import asks_for_secret, brief
+from squid_dagster.inspection.explain.case import Case
+from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus, Story
 from squid_dagster.protocol.folds.plan_state import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.workflow.authoring.conditions import Condition, Operator

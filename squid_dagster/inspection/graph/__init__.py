@@ -1,0 +1,1 @@
+"""A run as a graph: nodes, edges, layout; as Mermaid and as SVG."""

@@ -1,0 +1,1 @@
+"""A run as it stands or stood: one snapshot, and the parts that it is made of."""
