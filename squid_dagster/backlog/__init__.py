@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from squid_dagster.backlog.backlog import DEFAULT_TTL, Backlog
-    from squid_dagster.backlog.contract import Rebuilt, Stats
-    from squid_dagster.backlog.leases import BacklogLeases
+    from squid_dagster.backlog.card_store import Rebuilt, Stats
+    from squid_dagster.backlog.lease_backend import BacklogLeases
     from squid_dagster.protocol.backlog.card import Card, CardStatus
 
 _HOMES = {
     "DEFAULT_TTL": "squid_dagster.backlog.backlog",
     "Backlog": "squid_dagster.backlog.backlog",
-    "BacklogLeases": "squid_dagster.backlog.leases",
+    "BacklogLeases": "squid_dagster.backlog.lease_backend",
     "Card": "squid_dagster.protocol.backlog.card",
     "CardStatus": "squid_dagster.protocol.backlog.card",
-    "Rebuilt": "squid_dagster.backlog.contract",
-    "Stats": "squid_dagster.backlog.contract",
+    "Rebuilt": "squid_dagster.backlog.card_store",
+    "Stats": "squid_dagster.backlog.card_store",
 }
 
 __all__ = ["DEFAULT_TTL", "Backlog", "BacklogLeases", "Card", "CardStatus", "Rebuilt", "Stats"]

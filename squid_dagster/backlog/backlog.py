@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 from pydantic import JsonValue, ValidationError
 
-from squid_dagster.backlog import decisions
-from squid_dagster.backlog.contract import CardFilter, CardStore, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog import card_decisions
+from squid_dagster.backlog.card_store import CardFilter, CardStore, ClaimRequest, Decision, Rebuilt, Stats, Wanted
 from squid_dagster.backlog.fold_store import FoldCardStore
-from squid_dagster.backlog.postgres_store import PostgresCardStore
+from squid_dagster.backlog.postgres.store import PostgresCardStore
 from squid_dagster.journal.contract.dispatch_store import check_text, hash_token, new_claims
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -99,7 +99,7 @@ class Backlog:
         if idempotency_key is not None:
             check_text(idempotency_key, "idempotency_key", CARD_NAME_MAX_LENGTH)
         wanted = Wanted((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
-        found = decisions.known_card(self._store.decide(wanted, decisions.create(draft)), draft)
+        found = card_decisions.known_card(self._store.decide(wanted, card_decisions.create(draft)), draft)
         assert found is not None  # noqa: S101  it was there, or was made
         return found
 
@@ -112,7 +112,7 @@ class Backlog:
             InvalidTransition: it would close a cycle, or the card is done.
         """
         wanted = Wanted((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
-        return self._store.decide(wanted, decisions.link(card_id, depends_on)).cards[card_id]
+        return self._store.decide(wanted, card_decisions.link(card_id, depends_on)).cards[card_id]
 
     # --- working ----------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Backlog:
             NotFound, InvalidTransition, InvalidArgument: no such card; nobody holds it; a bad time or token.
         """
         seconds = timedelta(seconds=_seconds(ttl))
-        return self._change(card_id, decisions.renew(card_id, self._fence(token), seconds))
+        return self._change(card_id, card_decisions.renew(card_id, self._fence(token), seconds))
 
     def complete(self, card_id: str, *, token: str | None = None) -> Card:
         """Set a card to done, which ends its claim. Repeating it is no error.
@@ -155,7 +155,7 @@ class Backlog:
             StaleClaim, ExpiredClaim: the token's claim is over: drop the work.
             NotFound, InvalidArgument: no such card; a bad token.
         """
-        return self._change(card_id, decisions.complete(card_id, self._fence(token)), frees=True)
+        return self._change(card_id, card_decisions.complete(card_id, self._fence(token)), frees=True)
 
     def fail(
         self,
@@ -177,7 +177,7 @@ class Backlog:
         if not known or not timedelta(0) <= (retry_after or timedelta(0)) <= timedelta(days=3650):
             raise InvalidArgument(f"retry_after must be a timedelta from zero to ten years, not {retry_after!r}")
         told = redacted_error({"message": error} if isinstance(error, str) else error)
-        return self._change(card_id, decisions.fail(card_id, self._fence(token), told, retry_after))
+        return self._change(card_id, card_decisions.fail(card_id, self._fence(token), told, retry_after))
 
     def block(self, card_id: str, *, reason: str | None = None, token: str | None = None) -> Card:
         """Park a card, which ends its claim. Repeating it is no error.
@@ -189,11 +189,11 @@ class Backlog:
         if reason is not None:
             check_text(reason, "reason", 10_000)
             reason = redacted_error(reason)
-        return self._change(card_id, decisions.block(card_id, self._fence(token), reason))
+        return self._change(card_id, card_decisions.block(card_id, self._fence(token), reason))
 
     def unblock(self, card_id: str) -> Card:
         """Make a parked card ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead."""
-        return self._change(card_id, decisions.unblock(card_id))
+        return self._change(card_id, card_decisions.unblock(card_id))
 
     def reclaim(self, card_id: str | None = None) -> _Cards:
         """Release all claims that ran out; or free the card of that id, whoever holds it, and if it is blocked or dead.
@@ -206,7 +206,7 @@ class Backlog:
         """
         if card_id is None:
             return self._store.release_expired()
-        return [self._change(card_id, decisions.reclaim(card_id))]
+        return [self._change(card_id, card_decisions.reclaim(card_id))]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Backlog:
         """Give a card. Raises `NotFound`."""
         found = self._store.find(_id(card_id))
         if found is None:
-            raise decisions.no_card(card_id)
+            raise card_decisions.no_card(card_id)
         return found
 
     def stats(self) -> Stats:
@@ -225,7 +225,7 @@ class Backlog:
         """Give all facts about a card, in order. Raises `NotFound` when there is none."""
         found = self._store.history(_id(card_id))
         if not found:
-            raise decisions.no_card(card_id)
+            raise card_decisions.no_card(card_id)
         return found
 
     def rebuild(self) -> Rebuilt:

@@ -5,8 +5,8 @@ from datetime import datetime
 from threading import RLock
 from typing import TypeVar
 
-from squid_dagster.backlog import decisions
-from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog import card_decisions
+from squid_dagster.backlog.card_store import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order
 from squid_dagster.protocol.backlog.projection import BacklogProjection
@@ -40,15 +40,17 @@ class FoldCardStore:
         def decision(at_hand: BacklogProjection, now: datetime) -> Sequence[CardFactType]:
             claimed.clear()
             if request.card_id is not None and request.card_id not in at_hand.cards:
-                raise decisions.no_card(request.card_id)
+                raise card_decisions.no_card(request.card_id)
             expired = [card for card in at_hand.expired(now) if request.card_id in (None, card.id)]
-            facts: list[CardFactType] = [decisions.expiry(card, now) for card in expired]
+            facts: list[CardFactType] = [card_decisions.expiry(card, now) for card in expired]
             after = BacklogProjection.of(at_hand.cards.values())
             for fact in facts:
                 after.follow(fact)
             found = [card for card in after.claimable(now, request.phase) if request.card_id in (None, card.id)]
             if found:
-                facts.append(decisions.claim(found[0], request.owner, request.ttl_seconds, request.token_hash, now))
+                facts.append(
+                    card_decisions.claim(found[0], request.owner, request.ttl_seconds, request.token_hash, now)
+                )
                 claimed.append(found[0].id)
             return facts
 
@@ -62,7 +64,7 @@ class FoldCardStore:
         def decision(at_hand: BacklogProjection, now: datetime) -> Sequence[CardFactType]:
             expired = at_hand.expired(now)
             released[:] = [card.id for card in expired]
-            return [decisions.expiry(card, now) for card in expired]
+            return [card_decisions.expiry(card, now) for card in expired]
 
         cards = self._write(decision).cards
         return [cards[card_id] for card_id in released]

@@ -50,7 +50,7 @@ def _objects(found: list[str]) -> str:
 
 def views_differ(patient: Patient) -> list[Finding]:
     """Compare every row of the live views, cards included, with the facts."""
-    from squid_dagster.backlog.postgres_rebuild import differences
+    from squid_dagster.backlog.postgres.rebuild import differences
     from squid_dagster.journal.postgres.views.verification import check_views
 
     found = [each.detail for each in check_views(patient.storage, patient.progress)]

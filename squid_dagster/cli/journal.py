@@ -150,7 +150,7 @@ def facts_of(entry: "Entry") -> dict[str, Any]:
 @on_journal
 def verify(place: Place, as_json: bool) -> int:
     """Look over every entry, thread and row of the views. Exit code 1 if anything is wrong."""
-    from squid_dagster.backlog.postgres_rebuild import differences
+    from squid_dagster.backlog.postgres.rebuild import differences
     from squid_dagster.inspection.display import without_values
     from squid_dagster.journal import verify as look_over
 

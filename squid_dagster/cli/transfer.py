@@ -45,7 +45,7 @@ def import_(file: str, place: Place, as_json: bool) -> None:
 
     Everything is written or nothing. The views are made, and the result is compared with the file.
     """
-    from squid_dagster.backlog.postgres_rebuild import rebuild_within
+    from squid_dagster.backlog.postgres.rebuild import rebuild_within
     from squid_dagster.journal.transfer.transfer import import_journal
 
     with _read(file) as lines, place.storage() as storage, _bar("importing") as (tell, begin):

@@ -17,7 +17,7 @@ def views() -> None:
 @on_journal
 def check(place: Place, as_json: bool) -> int:
     """Compare every row of the live views with the facts. Exit code 1 if any differs."""
-    from squid_dagster.backlog.postgres_rebuild import differences
+    from squid_dagster.backlog.postgres.rebuild import differences
     from squid_dagster.journal.postgres.views.verification import check_views
 
     with place.storage() as storage, progress("comparing") as tell:
@@ -36,7 +36,7 @@ def check(place: Place, as_json: bool) -> int:
 @on_journal
 def rebuild(place: Place, as_json: bool) -> None:
     """Make all live views anew from the facts, while others write."""
-    from squid_dagster.backlog.postgres_rebuild import rebuild as rebuild_cards
+    from squid_dagster.backlog.postgres.rebuild import rebuild as rebuild_cards
     from squid_dagster.journal import rebuild_views
 
     with place.storage() as storage, progress("folding") as tell:

@@ -13,7 +13,7 @@ from squid_dagster import inspection, journal, protocol, redaction, testing, wor
 from squid_dagster.agents import DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, BacklogLeases
-from squid_dagster.backlog.leases import BacklogQueue
+from squid_dagster.backlog.lease_backend import BacklogQueue
 from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.command_target import CommandTarget

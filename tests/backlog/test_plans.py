@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from squid_dagster.backlog import Backlog
-from squid_dagster.backlog import postgres_store as store_module
+from squid_dagster.backlog.postgres import store as store_module
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD

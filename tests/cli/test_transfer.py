@@ -20,7 +20,7 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from squid_dagster.api import Squid
-from squid_dagster.backlog.postgres_rebuild import differences, rebuild_within
+from squid_dagster.backlog.postgres.rebuild import differences, rebuild_within
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, VirtualClock, rebuild_views, verify
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.drift import drift

@@ -10,7 +10,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from squid_dagster.backlog import Backlog
-from squid_dagster.backlog.postgres_rebuild import rebuild as rebuild_cards
+from squid_dagster.backlog.postgres.rebuild import rebuild as rebuild_cards
 from squid_dagster.journal import rebuild_views, verify
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable

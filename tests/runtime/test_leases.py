@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from squid_dagster import Defer, Fail, Retry, Squid, Workflow
 from squid_dagster.backlog import BacklogLeases
-from squid_dagster.backlog.leases import card_id, phase
+from squid_dagster.backlog.lease_backend import card_id, phase
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Deferred, Failed
 from squid_dagster.protocol.errors import (

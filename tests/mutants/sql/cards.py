@@ -13,7 +13,7 @@ from tests.mutants.sql.files import (
 
 CLAIM, EXPIRE, LOCK = function("claim_card"), function("expire_cards"), function("lock_cards")
 PUT, APPEND, RELEASE = function("put_cards"), function("append_cards"), function("release_cards")
-FORGET, STORE = function("forget_cards"), "backlog/postgres_store.py"
+FORGET, STORE = function("forget_cards"), "backlog/postgres/store.py"
 
 _CLAIM_CARD = (
     Mutant("a card is claimed before its time", CLAIM, "priority = v_priority AND queued_at <= v_now", "priority = v_priority", (CARD_CLAIMS,)),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from squid_dagster.backlog.contract import Decision
+from squid_dagster.backlog.card_store import Decision
 from squid_dagster.protocol.backlog.card import Card, CardStatus, content_digest, find_path
 from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.backlog.rules import CardFactType, CardReason, judge

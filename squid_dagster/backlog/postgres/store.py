@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 from typing import Any, LiteralString
 from uuid import uuid4
 
-from squid_dagster.backlog import decisions
-from squid_dagster.backlog.contract import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
-from squid_dagster.backlog.postgres_rebuild import differences, rebuild
-from squid_dagster.backlog.rows import card_from_row, to_text
+from squid_dagster.backlog import card_decisions
+from squid_dagster.backlog.card_store import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.postgres.rebuild import differences, rebuild
+from squid_dagster.backlog.postgres.rows import card_from_row, to_text
 from squid_dagster.journal.contract.storage import Append, check_appends
 from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.connection.message import Value, execute, json_of
@@ -112,7 +112,7 @@ class PostgresCardStore:
         )
         answer = self._call(_CLAIM, lambda: values)
         if not answer["known"]:
-            raise decisions.no_card(request.card_id or "")
+            raise card_decisions.no_card(request.card_id or "")
         return card_from_row(answer["card"]) if answer["card"] is not None else None
 
     def release_expired(self) -> list[Card]:

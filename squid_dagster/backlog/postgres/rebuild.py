@@ -5,8 +5,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from squid_dagster.backlog.contract import Rebuilt
-from squid_dagster.backlog.rows import Row, card_row, normalised, to_text
+from squid_dagster.backlog.card_store import Rebuilt
+from squid_dagster.backlog.postgres.rows import Row, card_row, normalised, to_text
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock

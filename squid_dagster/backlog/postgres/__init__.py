@@ -1,0 +1,1 @@
+"""The card store on Postgres: its table, its claims, its rebuild."""
