@@ -21,12 +21,12 @@ from bench.spark_journal import GrowingJournal, new_journal
 from bench.spark_memory import Peaks, peaks
 from bench.spark_server import Places, new_tcp_server
 from squid_dagster.journal.postgres.views.rebuild import Rebuild
-from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.ranges import entries_between, usual_partitions
-from squid_dagster.spark.refresh import refresh
-from squid_dagster.spark.session import open_session
-from squid_dagster.spark.source import Asked, JournalReader, read_journal
-from squid_dagster.spark.warehouse import Warehouse
+from squid_dagster.spark.session.session import open_session
+from squid_dagster.spark.source.columns import SCHEMA
+from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
+from squid_dagster.spark.source.ranges import entries_between, usual_partitions
+from squid_dagster.spark.tables.refresh import refresh
+from squid_dagster.spark.tables.warehouse import Warehouse
 
 FACTS = 5_000_000
 READS, REBUILDS, NEWS_PER_MILLION = 5, 2, 10_000

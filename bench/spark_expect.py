@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from squid_dagster.spark.ranges import usual_fold_partitions
+from squid_dagster.spark.source.ranges import usual_fold_partitions
 
 SIZES = (10_000_000, 1_000_000_000, 100_000_000_000)
 CORES = {10_000_000: 2, 1_000_000_000: 32, 100_000_000_000: 256}  # of Spark's executors, for each size

@@ -16,7 +16,7 @@ from squid_dagster.plugin.projections.checks import build_projection_checks, che
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.plugin.projections.views import build_rebuild_views_job
-from squid_dagster.spark.findings import REMEDIES, Check, Finding, Named
+from squid_dagster.spark.checks.results import REMEDIES, Check, Finding, Named
 from tests.journal.contract import plain_url
 from tests.spark.damages import OPEN, healthy
 

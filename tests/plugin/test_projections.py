@@ -30,7 +30,7 @@ from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.lives import Mix
-from squid_dagster.spark.warehouse import TABLES, Warehouse
+from squid_dagster.spark.tables.warehouse import TABLES, Warehouse
 from tests.journal.contract import plain_url
 from tests.plugin import flows
 from tests.plugin.test_definitions import schedules_of

@@ -23,9 +23,9 @@ from pyspark.sql import functions as f
 
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.folds import COLUMNS, fold_runs
-from squid_dagster.spark.java import find_java
-from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs
+from squid_dagster.spark.session.java import find_java
+from squid_dagster.spark.source.data_source import read_journal
 from tests.processes import REPOSITORY
 from tests.spark.reading import location
 

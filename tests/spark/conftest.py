@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy.engine import make_url
 
-from squid_dagster.spark.session import open_session
+from squid_dagster.spark.session.session import open_session
 from tests.journal.contract import plain_url
 
 

@@ -5,7 +5,7 @@ from typing import LiteralString, NamedTuple
 
 from squid_dagster.journal import Append, PostgresStorage
 from squid_dagster.protocol import Fact
-from squid_dagster.spark.checks import Check
+from squid_dagster.spark.checks.journal_checks import Check
 from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.lives import Mix
 from tests.facts import cataloged, indexed, planned, queue_paused, queued, started

@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.spark import folds
-from squid_dagster.spark.credentials import handed_over
-from squid_dagster.spark.refresh import refresh
-from squid_dagster.spark.rows import Row
-from squid_dagster.spark.session import open_session
-from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.warehouse import TABLES, Warehouse
+from squid_dagster.spark.fold import folds
+from squid_dagster.spark.fold.run_rows import Row
+from squid_dagster.spark.session.session import open_session
+from squid_dagster.spark.source.credentials import handed_over
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.tables.refresh import refresh
+from squid_dagster.spark.tables.warehouse import TABLES, Warehouse
 from tests.spark.clusters import command_line, digest, parent_of
 
 Ancestors = dict[int, list[tuple[int, str]]]

@@ -7,8 +7,8 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.source import Asked, JournalReader
+from squid_dagster.spark.source.columns import SCHEMA
+from squid_dagster.spark.source.data_source import Asked, JournalReader
 
 
 def location(storage: PostgresStorage) -> dict[str, str]:

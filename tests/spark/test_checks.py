@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.checks import Check, Finding, checked
-from squid_dagster.spark.known import KnownAnomalies
-from squid_dagster.spark.workers import WorkFailed
+from squid_dagster.spark.checks.journal_checks import Check, Finding, checked
+from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
+from squid_dagster.spark.fold.worker_journal import WorkFailed
 from tests.facts import started
 from tests.journal.writers import start
 from tests.processes import Child, children

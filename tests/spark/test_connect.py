@@ -49,7 +49,7 @@ _ASK_A_STRANGER = """
 import grpc
 from concurrent.futures import ThreadPoolExecutor
 from squid_dagster.spark.errors import SparkUnavailable
-from squid_dagster.spark.session import open_session
+from squid_dagster.spark.session.session import open_session
 
 server = grpc.server(ThreadPoolExecutor(1))
 port = server.add_insecure_port("127.0.0.1:0")

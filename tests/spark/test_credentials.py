@@ -9,9 +9,9 @@ from sqlalchemy import make_url
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
-from squid_dagster.spark.credentials import Location, handed_over, locate
-from squid_dagster.spark.database import connected
-from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.source.credentials import Location, handed_over, locate
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.source.database import connected
 from tests.facts import started
 
 SECRET = "s3cret-of-the-journal"

@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from squid_dagster.spark.cuts import arrow_schema, cut
-from squid_dagster.spark.tables import STAGE_SCHEMA, TABLE_SCHEMAS
-from squid_dagster.spark.tasks import packed
-from squid_dagster.spark.warehouse_queues import percentile
+from squid_dagster.spark.fold.tasks import packed
+from squid_dagster.spark.tables.columns import STAGE_SCHEMA, TABLE_SCHEMAS
+from squid_dagster.spark.tables.queue_health import percentile
+from squid_dagster.spark.tables.run_tables import arrow_schema, cut
 
 
 def test_small_orders_are_put_together_and_large_ones_stay_alone() -> None:

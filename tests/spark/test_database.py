@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.credentials import Location, handed_over
-from squid_dagster.spark.database import batches, connected
 from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.source import Asked, JournalReader, read_journal
+from squid_dagster.spark.source.columns import SCHEMA
+from squid_dagster.spark.source.credentials import Location, handed_over
+from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
+from squid_dagster.spark.source.database import batches, connected
 from tests.facts import queue_paused
 from tests.journal.contract import LONG, plain_url
 from tests.proxy import Proxy

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.protocol.codec import encode
-from squid_dagster.spark.folds import COLUMNS, fold_runs_with_views
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
 from tests.facts import RUN, entries
 from tests.rules import RULES, Rule
 

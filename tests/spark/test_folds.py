@@ -13,13 +13,13 @@ from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.protocol import Entry, Fact, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark import rows
-from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.cuts import cut_frame
-from squid_dagster.spark.folds import COLUMNS, fold_runs, fold_runs_with_views
+from squid_dagster.spark.fold import run_rows
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs, fold_runs_with_views
 from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.lives import Mix
-from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.source.columns import SCHEMA
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.tables.run_tables import cut_frame
 from tests.facts import queue_paused, queue_resumed
 from tests.spark.reading import location
 
@@ -232,7 +232,7 @@ def test_the_fold_runs_in_workers_and_not_in_the_driver(
     def refuse(*_: object) -> None:
         raise AssertionError("the driver folds")
 
-    monkeypatch.setattr(rows, "apply_unit", refuse)  # in this process alone: workers have their own
+    monkeypatch.setattr(run_rows, "apply_unit", refuse)  # in this process alone: workers have their own
     folded = cut_frame(fold_runs(entries_of(spark, journal), 2), "run_history").collect()
 
     assert {row.run_id: row.status for row in folded} == expected

@@ -21,8 +21,8 @@ from squid_dagster.journal.postgres.views.rows import iso, time
 from squid_dagster.protocol import Entry, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.spark.folds import COLUMNS, fold_runs_with_views
-from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
+from squid_dagster.spark.source.data_source import read_journal
 from tests.facts import T0, child, heartbeat, started
 from tests.journal.contract import put
 from tests.journal.test_settle_fast_histories import Script, World

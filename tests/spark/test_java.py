@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from squid_dagster.spark.errors import JavaMissing
-from squid_dagster.spark.java import OLDEST, find_java, java_version
+from squid_dagster.spark.session.java import OLDEST, find_java, java_version
 
 
 def fake_java(home: Path, version: str, code: int = 0) -> Path:

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark import masters
 from squid_dagster.spark.errors import JavaMissing, SparkUnavailable
-from squid_dagster.spark.masters import Kind, check_reachable, check_version, parse_master
-from squid_dagster.spark.session import open_session, prepare, spark_config
+from squid_dagster.spark.session import master as masters
+from squid_dagster.spark.session.master import Kind, check_reachable, check_version, parse_master
+from squid_dagster.spark.session.session import open_session, prepare, spark_config
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from pyarrow import parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from squid_dagster.spark import merging
-from squid_dagster.spark.merging import Merge
-from squid_dagster.spark.tables import STAGE_SCHEMA
-from squid_dagster.spark.warehouse_files import Files
+from squid_dagster.spark.fold import row_merge
+from squid_dagster.spark.fold.row_merge import Merge
+from squid_dagster.spark.tables.columns import STAGE_SCHEMA
+from squid_dagster.spark.tables.files import Files
 
 
 def keep(files: Files, name: str, *ids: str, entries: int = 1) -> str:
@@ -23,7 +23,7 @@ def keep(files: Files, name: str, *ids: str, entries: int = 1) -> str:
 
 def merged(files: Files, merge: Merge) -> dict[str, int]:
     """What a merge has written: how many entries each run has."""
-    merging._merge(files, merge)
+    row_merge._merge(files, merge)
     rows = pq.read_table(Path(files.root) / merge.target, columns=["run_id", "entries"]).to_pylist()
     assert len({row["run_id"] for row in rows}) == len(rows)
     return {row["run_id"]: row["entries"] for row in rows}
@@ -33,8 +33,8 @@ def merged(files: Files, merge: Merge) -> dict[str, int]:
 def test_former_rows_stay_but_for_those_of_runs_that_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(merging, "_LOOKED_UP_AT_ONCE", at_once)
-    monkeypatch.setattr(merging, "_RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(row_merge, "_LOOKED_UP_AT_ONCE", at_once)
+    monkeypatch.setattr(row_merge, "_RUNS_AT_ONCE", 2)
     files = Files(str(tmp_path))
     former = (keep(files, "s/a.parquet", "a", "b", "c", "d", "e"), keep(files, "s/b.parquet", "f", "g"))
     new = (keep(files, "n/0.parquet", "b", "x", entries=2), keep(files, "n/1.parquet", "e", entries=2))
@@ -50,7 +50,7 @@ def test_a_task_that_is_done_again_leaves_one_file_and_one_without_rows_none(tmp
     former, new = keep(files, "s/a.parquet", "a"), keep(files, "n/0.parquet", "a", entries=2)
     for _ in range(2):
         assert merged(files, Merge("t/0.parquet", (former,), (new,), (new,))) == {"a": 2}
-    merging._merge(files, Merge("t/1.parquet", (former,), (new,), ()))
+    row_merge._merge(files, Merge("t/1.parquet", (former,), (new,), ()))
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["0.parquet"]
 
 
@@ -58,6 +58,6 @@ def test_a_task_that_dies_leaves_nothing_that_anybody_reads(tmp_path: Path) -> N
     files = Files(str(tmp_path))
     former = keep(files, "s/a.parquet", "a")
     with pytest.raises(FileNotFoundError):
-        merging._merge(files, Merge("t/0.parquet", (former, "s/gone.parquet"), (), ()))
+        row_merge._merge(files, Merge("t/0.parquet", (former, "s/gone.parquet"), (), ()))
     assert files.parquet_files("t") == []
     assert pq.read_table(tmp_path / "t").num_rows == 0

@@ -19,7 +19,6 @@ from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Fact, RunStarted
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated
-from squid_dagster.spark import warehouse_stage
 from squid_dagster.spark.errors import (
     ForeignWarehouse,
     RefreshFailed,
@@ -27,14 +26,15 @@ from squid_dagster.spark.errors import (
     WarehouseTooNew,
     WarehouseUnavailable,
 )
+from squid_dagster.spark.fold.run_rows import fold_run, loose_row, unit_row
 from squid_dagster.spark.lives import Life, Mix, make_life
-from squid_dagster.spark.manifest import UNKNOWN, Manifest
-from squid_dagster.spark.refresh import Refreshed, Refresher, refresh
-from squid_dagster.spark.rows import fold_run, loose_row, unit_row
-from squid_dagster.spark.tables import STAGE_SCHEMA
-from squid_dagster.spark.warehouse import STAGE, TABLES, Warehouse
-from squid_dagster.spark.warehouse_files import Files
-from squid_dagster.spark.warehouse_queues import QueueTally
+from squid_dagster.spark.tables import stage as warehouse_stage
+from squid_dagster.spark.tables.columns import STAGE_SCHEMA
+from squid_dagster.spark.tables.files import Files
+from squid_dagster.spark.tables.manifest import UNKNOWN, Manifest
+from squid_dagster.spark.tables.queue_health import QueueTally
+from squid_dagster.spark.tables.refresh import Refreshed, Refresher, refresh
+from squid_dagster.spark.tables.warehouse import STAGE, TABLES, Warehouse
 from tests.facts import (
     claimed,
     completed,

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
-from squid_dagster.spark.credentials import Location
-from squid_dagster.spark.database import connected
 from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.source import read_journal
+from squid_dagster.spark.source.credentials import Location
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.source.database import connected
 from tests.facts import queue_paused, signal, started
 from tests.processes import REPOSITORY
 from tests.spark.reading import location, read_by_hand
@@ -255,7 +255,7 @@ def test_workers_need_no_dagster(spark: SparkSession, postgres: PostgresStorage)
 
         import pyarrow as pa
 
-        import_module("squid_dagster.spark.folds")
+        import_module("squid_dagster.spark.fold.folds")
         yield pa.record_batch({"name": sorted({name.partition(".")[0] for name in sys.modules})})
 
     found = {row.name for row in frame.mapInArrow(modules, "name string").collect()}

@@ -19,13 +19,13 @@ from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.protocol import Entry, Fact
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
-from squid_dagster.spark import views
-from squid_dagster.spark.credentials import locate
-from squid_dagster.spark.folds import Groups
+from squid_dagster.spark.fold import live_views
+from squid_dagster.spark.fold.folds import Groups
+from squid_dagster.spark.fold.live_views import Shadows, restore_views
+from squid_dagster.spark.fold.worker_journal import WorkFailed
 from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.lives import Mix
-from squid_dagster.spark.views import Shadows, restore_views
-from squid_dagster.spark.workers import WorkFailed
+from squid_dagster.spark.source.credentials import locate
 from tests.facts import queue_paused, queue_resumed, terminal
 from tests.journal.writers import start
 from tests.processes import Child, children
@@ -88,7 +88,7 @@ def test_after_their_loss_the_views_are_equal_in_every_column(
     do(journal, *_LOSSES[loss])
     told: list[int] = []
     # In this process alone: the driver folds nothing, and neither does it write a row of the journal's past.
-    monkeypatch.setattr(views, "fold_run", None)
+    monkeypatch.setattr(live_views, "fold_run", None)
 
     restored = restore_views(spark, journal, location(journal), partitions=2, progress=told.append)
 
@@ -205,7 +205,7 @@ def rebuild(journal: PostgresStorage) -> Iterator[Rebuild]:
 
 def shadows(storage: PostgresStorage) -> Shadows:
     """The shadows as a task is told of them."""
-    return Shadows(locate(location(storage)), storage.schema, views._shadow_number(storage))
+    return Shadows(locate(location(storage)), storage.schema, live_views._shadow_number(storage))
 
 
 def test_a_task_that_runs_twice_writes_once(journal: PostgresStorage, rebuild: Rebuild) -> None:

@@ -10,11 +10,11 @@ from pyarrow import parquet as pq
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.errors import WarehouseBusy, WarehouseTooNew, WarehouseUnavailable
-from squid_dagster.spark.manifest import LAYOUT, Manifest, Part, dump_manifest, empty_manifest, load_manifest
-from squid_dagster.spark.warehouse import Warehouse
-from squid_dagster.spark.warehouse_files import Files, Written
-from squid_dagster.spark.warehouse_lock import alone
-from squid_dagster.spark.warehouse_tables import stale_parts
+from squid_dagster.spark.tables.files import Files, Written
+from squid_dagster.spark.tables.lock import alone
+from squid_dagster.spark.tables.manifest import LAYOUT, Manifest, Part, dump_manifest, empty_manifest, load_manifest
+from squid_dagster.spark.tables.table_refresh import stale_parts
+from squid_dagster.spark.tables.warehouse import Warehouse
 from tests.journal.contract import terminate_backends
 
 NOW = datetime(2026, 1, 3, 12, tzinfo=UTC)

@@ -7,13 +7,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.credentials import handed_over
-from squid_dagster.spark.cuts import cut_frame
-from squid_dagster.spark.folds import COLUMNS, fold_runs
-from squid_dagster.spark.refresh import refresh
-from squid_dagster.spark.session import open_session, prepare, register, spark_config
-from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.warehouse import Warehouse
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs
+from squid_dagster.spark.session.session import open_session, prepare, register, spark_config
+from squid_dagster.spark.source.credentials import handed_over
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.tables.refresh import refresh
+from squid_dagster.spark.tables.run_tables import cut_frame
+from squid_dagster.spark.tables.warehouse import Warehouse
 from tests.api.calls import World
 from tests.api.wrong import Call, complaints
 from tests.spark.reading import location

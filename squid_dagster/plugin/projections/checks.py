@@ -17,7 +17,7 @@ from squid_dagster.plugin.projections.resources import SparkResource, WarehouseR
 from squid_dagster.plugin.projections.specs import JOURNAL, key_of
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.findings import Check, Finding
+from squid_dagster.spark.checks.results import Check, Finding
 
 CHECKS_OP = "squid_journal_checks"
 DEFAULT_GRACE_MINUTES = 10.0
@@ -68,8 +68,8 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
         squid_warehouse: WarehouseResource,
     ) -> Iterator[dg.AssetCheckResult]:
         from squid_dagster.plugin.projections.journaling import journal_for_spark
-        from squid_dagster.spark.checks import checked
-        from squid_dagster.spark.known import KnownAnomalies
+        from squid_dagster.spark.checks.journal_checks import checked
+        from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
 
         asked = [check for check in Check if _key(check) in context.selected_asset_check_keys]
         with explained():

@@ -9,7 +9,7 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.plugin.projections.resources import SparkResource
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.credentials import handed_over
+from squid_dagster.spark.source.credentials import handed_over
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
 
 if TYPE_CHECKING:
     # For their names alone: a location is loaded without Spark.
-    from squid_dagster.spark.refresh import TableRefreshed
-    from squid_dagster.spark.warehouse_figures import AttemptFigures, RunFigures, StepFigures
+    from squid_dagster.spark.tables.figures import AttemptFigures, RunFigures, StepFigures
+    from squid_dagster.spark.tables.refresh import TableRefreshed
 
 MAX_PARTS = 31
 MAX_ROWS = 20

@@ -45,7 +45,7 @@ class SparkResource(dg.ConfigurableResource[Any]):
         """
         from dagster_pyspark import LazyPySparkResource
 
-        from squid_dagster.spark.session import open_session, spark_config
+        from squid_dagster.spark.session.session import open_session, spark_config
 
         # First with our checks, which say what is wrong; what Dagster's own resource gives is then the same session.
         open_session(self.spark_master, self.spark_config)
@@ -71,12 +71,12 @@ class WarehouseResource(dg.ConfigurableResource[Any]):
 
     @property
     def warehouse(self) -> Any:
-        """The warehouse, a `squid_dagster.spark.warehouse.Warehouse`. Nothing is touched.
+        """The warehouse, a `squid_dagster.spark.tables.warehouse.Warehouse`. Nothing is touched.
 
         Raises:
             InvalidArgument: no directory is configured, or no file system is known for it.
         """
-        from squid_dagster.spark.warehouse import Warehouse
+        from squid_dagster.spark.tables.warehouse import Warehouse
 
         return Warehouse(self.path or default_warehouse())
 

@@ -33,7 +33,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
         context: dg.OpExecutionContext, config: RebuildViewsConfig, squid: SquidResource, spark: SparkResource
     ) -> None:
         from squid_dagster.plugin.projections.journaling import journal_for_spark
-        from squid_dagster.spark.views import restore_views
+        from squid_dagster.spark.fold.live_views import restore_views
 
         with explained(), journal_for_spark(squid, spark) as (session, storage, location):
             done = restore_views(session, storage, location, partitions=config.partitions)

@@ -23,11 +23,11 @@ from squid_dagster.plugin.projections.resources import SparkResource, WarehouseR
 from squid_dagster.plugin.projections.specs import ATTEMPT_HISTORY, HISTORIES, RUN_HISTORY
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.credentials import handed_over
-from squid_dagster.spark.manifest import is_day
-from squid_dagster.spark.refresh import Refresher, TableRefreshed, Work
-from squid_dagster.spark.warehouse import Warehouse
-from squid_dagster.spark.warehouse_figures import attempt_figures, bucket_for, run_figures, step_figures
+from squid_dagster.spark.source.credentials import handed_over
+from squid_dagster.spark.tables.figures import attempt_figures, bucket_for, run_figures, step_figures
+from squid_dagster.spark.tables.manifest import is_day
+from squid_dagster.spark.tables.refresh import Refresher, TableRefreshed, Work
+from squid_dagster.spark.tables.warehouse import Warehouse
 
 _WAIT = timedelta(minutes=10)  # for another run's refresh: ours then goes on from where it ended
 

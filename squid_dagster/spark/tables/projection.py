@@ -15,10 +15,10 @@ from typing import Any
 from pyarrow import parquet as pq
 from pyspark.sql import SparkSession
 
-from squid_dagster.spark import cuts, warehouse_queues
-from squid_dagster.spark.tasks import in_workers, packed
-from squid_dagster.spark.warehouse_files import Files
-from squid_dagster.spark.warehouse_queues import QueueTally
+from squid_dagster.spark.fold.tasks import in_workers, packed
+from squid_dagster.spark.tables import queue_health, run_tables
+from squid_dagster.spark.tables.files import Files
+from squid_dagster.spark.tables.queue_health import QueueTally
 
 _BYTES_PER_TASK = 4 << 20  # of folded runs; a task by itself costs as much as some thousand runs
 _RUNS_AT_ONCE = 2_000
@@ -63,8 +63,8 @@ def cut_files(spark: SparkSession, files: Files, orders: Sequence[Order], as_of:
 
 def _done(files: Files, order: Order, as_of: datetime) -> list[Any]:
     """Read a file once, and write it as each of the tables; a table that gets no row of it has no file."""
-    wanted = {name for table in order.targets for name in cuts.COLUMNS[table]}
-    wanted |= set(warehouse_queues.COLUMNS) if order.tallied else set()
+    wanted = {name for table in order.targets for name in run_tables.COLUMNS[table]}
+    wanted |= set(queue_health.COLUMNS) if order.tallied else set()
     rows, tally = Counter[str](), QueueTally()
     writers: dict[str, pq.ParquetWriter] = {}
     with ExitStack() as open_files:
@@ -72,7 +72,7 @@ def _done(files: Files, order: Order, as_of: datetime) -> list[Any]:
             if order.tallied:
                 tally.add_runs(runs, as_of)
             for table, target in order.targets.items():
-                found = cuts.cut(table, runs)
+                found = run_tables.cut(table, runs)
                 if not found.num_rows:
                     continue
                 if table not in writers:

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from squid_dagster.journal.postgres.views.rows import Row
-from squid_dagster.spark.findings import NAMED, Named
+from squid_dagster.spark.checks.results import NAMED, Named
 
 
 class Kind(StrEnum):

@@ -7,7 +7,7 @@ from typing import Any, LiteralString, NamedTuple
 from psycopg import sql
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.database import first_row
+from squid_dagster.spark.source.database import first_row
 
 # So many entries are worth a task of their own; the number of tasks stays in bounds. A read is a stream, and each one
 # begins with a connection; a fold sorts what it is given.

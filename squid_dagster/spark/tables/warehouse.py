@@ -19,10 +19,10 @@ from pyspark.sql.types import StructType
 
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import WarehouseUnavailable
-from squid_dagster.spark.manifest import Manifest, day_name, dump_manifest, load_manifest
-from squid_dagster.spark.warehouse_files import Files, Written
+from squid_dagster.spark.session.any_session import AnySession
+from squid_dagster.spark.tables.files import Files, Written
+from squid_dagster.spark.tables.manifest import Manifest, day_name, dump_manifest, load_manifest
 
 STAGE = "folded_runs"
 QUEUE_HEALTH = "queue_health"

@@ -11,7 +11,7 @@ from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, t
 from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.spark.errors import WarehouseBusy
-from squid_dagster.spark.warehouse import Warehouse
+from squid_dagster.spark.tables.warehouse import Warehouse
 
 Check = Callable[[], None]
 _ASK_AGAIN = timedelta(seconds=1)

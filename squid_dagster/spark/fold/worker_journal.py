@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SquidError
-from squid_dagster.spark.credentials import Location
+from squid_dagster.spark.source.credentials import Location
 
 # The last line of a worker's traceback: the error's class, and what it says.
 _SAID = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)?): (.+)$", re.MULTILINE)

@@ -21,10 +21,10 @@ from squid_dagster.journal.postgres.entry_reader import read_entries
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.heap import set_heap_aside
-from squid_dagster.spark.ranges import MAX_PARTITIONS
-from squid_dagster.spark.rows import Row, fold_run, loose_row, unit_row
-from squid_dagster.spark.tables import UNIT_SCHEMA
+from squid_dagster.spark.fold.run_rows import Row, fold_run, loose_row, unit_row
+from squid_dagster.spark.session.garbage_collection import set_heap_aside
+from squid_dagster.spark.source.ranges import MAX_PARTITIONS
+from squid_dagster.spark.tables.columns import UNIT_SCHEMA
 
 COLUMNS = ("thread", "seq", "position", "type", "run_id", "occurred_at", "data", "intact")
 """What a fold needs of each entry, in the order in which `read_entries` takes it."""

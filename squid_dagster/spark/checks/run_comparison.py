@@ -14,13 +14,13 @@ from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.spark.credentials import Location
-from squid_dagster.spark.folds import Groups
-from squid_dagster.spark.outcomes import Kind, Tally
-from squid_dagster.spark.rows import fold_run
-from squid_dagster.spark.sequences import problems_of_threads
-from squid_dagster.spark.suspects import RunThreads, suspects, threads_of
-from squid_dagster.spark.workers import journal_of
+from squid_dagster.spark.checks.damaged_threads import RunThreads, suspects, threads_of
+from squid_dagster.spark.checks.sequences import problems_of_threads
+from squid_dagster.spark.checks.tallies import Kind, Tally
+from squid_dagster.spark.fold.folds import Groups
+from squid_dagster.spark.fold.run_rows import fold_run
+from squid_dagster.spark.fold.worker_journal import journal_of
+from squid_dagster.spark.source.credentials import Location
 
 RUNS_AT_ONCE, _ENTRIES_AT_ONCE = 200, 5_000  # in one instant; whichever comes first
 _UNREADABLE = frozenset({Reason.MALFORMED_ENTRY.value, Reason.UNKNOWN_FACT_TYPE.value})

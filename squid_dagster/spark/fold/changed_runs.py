@@ -18,14 +18,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from squid_dagster.protocol.anomalies import Reason
-from squid_dagster.spark.columns import SCHEMA
-from squid_dagster.spark.folds import COLUMNS, Groups, history_rows, work_on
-from squid_dagster.spark.manifest import UNKNOWN, part_of
-from squid_dagster.spark.rows import Row
-from squid_dagster.spark.source import Asked, JournalReader
-from squid_dagster.spark.tables import TOUCHED_SCHEMA
-from squid_dagster.spark.tasks import in_workers
-from squid_dagster.spark.warehouse_files import Files
+from squid_dagster.spark.fold.folds import COLUMNS, Groups, history_rows, work_on
+from squid_dagster.spark.fold.run_rows import Row
+from squid_dagster.spark.fold.tasks import in_workers
+from squid_dagster.spark.source.columns import SCHEMA
+from squid_dagster.spark.source.data_source import Asked, JournalReader
+from squid_dagster.spark.tables.columns import TOUCHED_SCHEMA
+from squid_dagster.spark.tables.files import Files
+from squid_dagster.spark.tables.manifest import UNKNOWN, part_of
 
 _DECLARED = StructType([SCHEMA[name] for name in COLUMNS])
 _MOVING = "moving"

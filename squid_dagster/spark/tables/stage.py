@@ -13,15 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.folds import COLUMNS, fold_runs
-from squid_dagster.spark.manifest import LOOSE, UNKNOWN, Manifest, Part
-from squid_dagster.spark.merging import Merge, merge_files
-from squid_dagster.spark.ranges import all_entries, entries_between, usual_fold_partitions
-from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.tasks import packed
-from squid_dagster.spark.touched import Between, Touched, fold_touched
-from squid_dagster.spark.warehouse import PART, STAGE, Warehouse, directory_of
-from squid_dagster.spark.warehouse_files import Files, Written
+from squid_dagster.spark.fold.changed_runs import Between, Touched, fold_touched
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs
+from squid_dagster.spark.fold.row_merge import Merge, merge_files
+from squid_dagster.spark.fold.tasks import packed
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.source.ranges import all_entries, entries_between, usual_fold_partitions
+from squid_dagster.spark.tables.files import Files, Written
+from squid_dagster.spark.tables.manifest import LOOSE, UNKNOWN, Manifest, Part
+from squid_dagster.spark.tables.warehouse import PART, STAGE, Warehouse, directory_of
 
 _FILE_BYTES = 32 << 20  # files of a part that are smaller are put together when they are written anew
 _PART_OF = f"coalesce(cast(day AS string), CASE WHEN run_id IS NULL THEN '{LOOSE}' ELSE '{UNKNOWN}' END)"

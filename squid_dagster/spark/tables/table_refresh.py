@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from squid_dagster.spark.cuts import arrow_schema
-from squid_dagster.spark.cutting import Made, Order, cut_files
-from squid_dagster.spark.manifest import ALL, LOOSE, Manifest, Part, empty_manifest
-from squid_dagster.spark.tables import STAGE_SCHEMA, TABLE_SCHEMAS
-from squid_dagster.spark.warehouse import QUEUE_HEALTH, STAGE, Warehouse, directory_of
-from squid_dagster.spark.warehouse_queues import WINDOW
+from squid_dagster.spark.tables.columns import STAGE_SCHEMA, TABLE_SCHEMAS
+from squid_dagster.spark.tables.manifest import ALL, LOOSE, Manifest, Part, empty_manifest
+from squid_dagster.spark.tables.projection import Made, Order, cut_files
+from squid_dagster.spark.tables.queue_health import WINDOW
+from squid_dagster.spark.tables.run_tables import arrow_schema
+from squid_dagster.spark.tables.warehouse import QUEUE_HEALTH, STAGE, Warehouse, directory_of
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _FILE = "queues.parquet"

@@ -29,12 +29,12 @@ from squid_dagster.journal.postgres.connection.failures import persistently
 from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark import filters, ranges
-from squid_dagster.spark.any_session import AnySession
-from squid_dagster.spark.columns import SCHEMA, arrow_schema, check_declared, columns
-from squid_dagster.spark.credentials import Location, locate
-from squid_dagster.spark.database import batches, connected
-from squid_dagster.spark.heap import set_heap_aside
+from squid_dagster.spark.session.any_session import AnySession
+from squid_dagster.spark.session.garbage_collection import set_heap_aside
+from squid_dagster.spark.source import filters, ranges
+from squid_dagster.spark.source.columns import SCHEMA, arrow_schema, check_declared, columns
+from squid_dagster.spark.source.credentials import Location, locate
+from squid_dagster.spark.source.database import batches, connected
 
 NAME = "squid_journal"
 _OPTIONS = frozenset({"url", "url_file", "url_env", "schema", "after", "upto", "partitions", "by", "pushdown"})

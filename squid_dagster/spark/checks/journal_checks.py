@@ -18,17 +18,17 @@ from squid_dagster.journal.postgres.schema.names import VIEWS
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.spark.credentials import locate
-from squid_dagster.spark.findings import NAMED, Check, Finding, Named, make_finding
-from squid_dagster.spark.folds import COLUMNS, map_runs
-from squid_dagster.spark.judging import Judge
-from squid_dagster.spark.known import KEY, KnownAnomalies
-from squid_dagster.spark.outcomes import OUTCOMES, Kind, Outcomes
-from squid_dagster.spark.ranges import all_entries, usual_fold_partitions
-from squid_dagster.spark.sequences import Damaged, find_damaged
-from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.strays import STRAYS, Strays
-from squid_dagster.spark.workers import explained
+from squid_dagster.spark.checks.known_anomalies import KEY, KnownAnomalies
+from squid_dagster.spark.checks.results import NAMED, Check, Finding, Named, make_finding
+from squid_dagster.spark.checks.run_comparison import Judge
+from squid_dagster.spark.checks.sequences import Damaged, find_damaged
+from squid_dagster.spark.checks.stray_rows import STRAYS, Strays
+from squid_dagster.spark.checks.tallies import OUTCOMES, Kind, Outcomes
+from squid_dagster.spark.fold.folds import COLUMNS, map_runs
+from squid_dagster.spark.fold.worker_journal import explained
+from squid_dagster.spark.source.credentials import locate
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.source.ranges import all_entries, usual_fold_partitions
 
 __all__ = ["DEFAULT_GRACE", "Check", "Checked", "Finding", "Named", "checked"]
 

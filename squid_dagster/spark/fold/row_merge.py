@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from squid_dagster.spark.tables import STAGE_SCHEMA
-from squid_dagster.spark.tasks import in_workers
-from squid_dagster.spark.warehouse_files import Files
+from squid_dagster.spark.fold.tasks import in_workers
+from squid_dagster.spark.tables.columns import STAGE_SCHEMA
+from squid_dagster.spark.tables.files import Files
 
 _RUNS_AT_ONCE = 2_000
 _LOOKED_UP_AT_ONCE = 500_000

@@ -16,11 +16,11 @@ from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.journal.postgres.views.verification import LOST_TAILS
 from squid_dagster.protocol.threads import run_thread
-from squid_dagster.spark import ranges
-from squid_dagster.spark.credentials import Location, locate
-from squid_dagster.spark.database import connected
-from squid_dagster.spark.findings import NAMED
-from squid_dagster.spark.workers import explained, journal_of
+from squid_dagster.spark.checks.results import NAMED
+from squid_dagster.spark.fold.worker_journal import explained, journal_of
+from squid_dagster.spark.source import ranges
+from squid_dagster.spark.source.credentials import Location, locate
+from squid_dagster.spark.source.database import connected
 
 _RUN_PREFIX = run_thread("")
 _ENDLESS = 2**63 - 1

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import ForeignWarehouse, RefreshFailed, WarehouseTooNew, WarehouseUnavailable
-from squid_dagster.spark.manifest import ALL, UNKNOWN, Manifest, empty_manifest, is_day
-from squid_dagster.spark.warehouse import QUEUE_HEALTH, STAGE, TABLES, Warehouse, settings
-from squid_dagster.spark.warehouse_lock import Check, alone
-from squid_dagster.spark.warehouse_stage import Journal, stage_days, stage_everything, stage_touched
-from squid_dagster.spark.warehouse_tables import (
+from squid_dagster.spark.fold.worker_journal import reason
+from squid_dagster.spark.session.any_session import AnySession
+from squid_dagster.spark.tables.lock import Check, alone
+from squid_dagster.spark.tables.manifest import ALL, UNKNOWN, Manifest, empty_manifest, is_day
+from squid_dagster.spark.tables.stage import Journal, stage_days, stage_everything, stage_touched
+from squid_dagster.spark.tables.table_refresh import (
     after_cut,
     after_tally,
     columns_of,
@@ -32,7 +32,7 @@ from squid_dagster.spark.warehouse_tables import (
     stale_parts,
     telling_parts,
 )
-from squid_dagster.spark.workers import reason
+from squid_dagster.spark.tables.warehouse import QUEUE_HEALTH, STAGE, TABLES, Warehouse, settings
 
 Progress = Callable[[str], None]
 

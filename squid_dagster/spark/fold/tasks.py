@@ -10,7 +10,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from squid_dagster.spark.heap import set_heap_aside
+from squid_dagster.spark.session.garbage_collection import set_heap_aside
 
 T = TypeVar("T")
 _MOST = 10_000

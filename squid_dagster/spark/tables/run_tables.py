@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.tables import TABLE_SCHEMAS
+from squid_dagster.spark.tables.columns import TABLE_SCHEMAS
 
 Columns = dict[str, pa.Array]
 _HISTORY = ("first_position", "last_position", "entries")

@@ -12,9 +12,9 @@ from squid_dagster.journal.postgres.views.comparison import differences, instant
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.threads import dispatch_thread
-from squid_dagster.spark.judging import RUNS_AT_ONCE, Judge, anomaly_key, is_unreadable
-from squid_dagster.spark.outcomes import OUTCOMES, Kind, Tally
-from squid_dagster.spark.workers import journal_of
+from squid_dagster.spark.checks.run_comparison import RUNS_AT_ONCE, Judge, anomaly_key, is_unreadable
+from squid_dagster.spark.checks.tallies import OUTCOMES, Kind, Tally
+from squid_dagster.spark.fold.worker_journal import journal_of
 
 # The view's primary key or anomalies_run, journal_entries_run: a look for each run. Each run is found once.
 _STRAY_RUNS: tuple[LiteralString, ...] = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from squid_dagster.spark.warehouse_files import Files
+from squid_dagster.spark.tables.files import Files
 
 KEY = ("thread", "seq", "ordinal", "reason")
 _SCHEMA = StructType(

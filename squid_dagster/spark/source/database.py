@@ -21,7 +21,7 @@ from squid_dagster.journal.postgres.connection.session_settings import SET_LOCAL
 from squid_dagster.journal.postgres.connection.sqlstates import meaning
 from squid_dagster.journal.tiers import DRIVER, display_url
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.spark.credentials import Location
+from squid_dagster.spark.source.credentials import Location
 
 # The driver waits in C: what the kernel ends is what ends.
 _SETTINGS = (

@@ -23,12 +23,12 @@ from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.journal.postgres.views.rebuild import Progress, Rebuilt, rebuild_views
 from squid_dagster.journal.postgres.views.table_swap import SHADOW
 from squid_dagster.protocol.errors import StorageUnavailable
-from squid_dagster.spark.credentials import Location, locate
-from squid_dagster.spark.folds import COLUMNS, Groups, map_runs
-from squid_dagster.spark.ranges import all_entries, usual_fold_partitions
-from squid_dagster.spark.rows import Row, fold_run
-from squid_dagster.spark.source import read_journal
-from squid_dagster.spark.workers import explained, journal_of
+from squid_dagster.spark.fold.folds import COLUMNS, Groups, map_runs
+from squid_dagster.spark.fold.run_rows import Row, fold_run
+from squid_dagster.spark.fold.worker_journal import explained, journal_of
+from squid_dagster.spark.source.credentials import Location, locate
+from squid_dagster.spark.source.data_source import read_journal
+from squid_dagster.spark.source.ranges import all_entries, usual_fold_partitions
 
 _COUNTS = StructType([StructField("runs", LongType()), StructField("entries", LongType())])
 _RUNS_AT_ONCE, _ENTRIES_AT_ONCE = 500, 5_000  # in one transaction; whichever comes first

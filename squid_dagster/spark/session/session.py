@@ -11,11 +11,11 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from squid_dagster.protocol.argument_checks import checked
-from squid_dagster.spark.any_session import AnySession
 from squid_dagster.spark.errors import SparkUnavailable
-from squid_dagster.spark.java import use_java
-from squid_dagster.spark.masters import Kind, Master, check_connect, check_reachable, check_version, parse_master
-from squid_dagster.spark.source import JournalSource
+from squid_dagster.spark.session.any_session import AnySession
+from squid_dagster.spark.session.java import use_java
+from squid_dagster.spark.session.master import Kind, Master, check_connect, check_reachable, check_version, parse_master
+from squid_dagster.spark.source.data_source import JournalSource
 
 DEFAULT_MASTER = "local[*]"
 _LOOPBACK = "127.0.0.1"

@@ -1,0 +1,1 @@
+"""Checks of a whole journal by Spark: views, listings, sequences and anomalies."""

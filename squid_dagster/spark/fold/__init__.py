@@ -1,0 +1,1 @@
+"""The protocol's folds, applied to all runs in Spark's workers."""

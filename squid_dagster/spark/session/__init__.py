@@ -1,0 +1,1 @@
+"""Spark sessions: where Spark runs, its settings, and Java."""

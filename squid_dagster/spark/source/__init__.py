@@ -1,0 +1,1 @@
+"""The data source `squid_journal`: partitions, filters, columns and connections."""

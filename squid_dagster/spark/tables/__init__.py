@@ -1,0 +1,1 @@
+"""The warehouse: tables projected from folded runs, their files and their refresh."""
