@@ -22,7 +22,7 @@ from bench.report import Measure, progress
 from squid_dagster import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import RUN_KIND
+from squid_dagster.plugin.dispatch.job import RUN_KIND
 from squid_dagster.plugin.engines import close_all
 from squid_dagster.plugin.names import DISPATCH_JOB
 

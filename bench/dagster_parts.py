@@ -17,7 +17,7 @@ from examples.stack import LOCATION, REPOSITORY, Stack
 from squid_dagster import Squid
 from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.plugin.dispatch import RUN_KIND
+from squid_dagster.plugin.dispatch.job import RUN_KIND
 from squid_dagster.protocol import AttemptClaimed, AttemptCompleted, AttemptScheduled
 
 T = TypeVar("T")

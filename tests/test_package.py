@@ -31,7 +31,13 @@ def test_importing_the_package_loads_no_database_no_dagster_and_no_spark() -> No
 
 def test_every_logger_of_ours_redacts() -> None:
     # The one place, and those that look at handlers and levels.
-    own = {"logs.py", "plugin/events.py", "cli/worker.py", "cli/stderr_log.py", "testing/simulation/campaign.py"}
+    own = {
+        "logs.py",
+        "plugin/dispatch/step_events.py",
+        "cli/worker.py",
+        "cli/stderr_log.py",
+        "testing/simulation/campaign.py",
+    }
     root = Path(squid_dagster.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if "getLogger(" in path.read_text("utf-8")}
     assert found <= own, "take redacting_logger of squid_dagster.logs: no secret may get into a log"

@@ -6,15 +6,15 @@ Everything that a code location needs is exported here. Needs the extra `squid-d
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from squid_dagster import __version__
-from squid_dagster.plugin.attention import build_attention_sensor
-from squid_dagster.plugin.attention_items import AttentionItem
-from squid_dagster.plugin.commands import build_command_jobs
+from squid_dagster.plugin.attention.items import AttentionItem
+from squid_dagster.plugin.attention.sensor import build_attention_sensor
+from squid_dagster.plugin.commands.jobs import build_command_jobs
 from squid_dagster.plugin.component import SquidComponent
 from squid_dagster.plugin.crons import build_cron_schedules
 from squid_dagster.plugin.definitions import squid_definitions
-from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job
-from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
-from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.dispatch.job import DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch.sensor import build_dispatch_sensor
+from squid_dagster.plugin.external.sensor import build_external_sensor
 from squid_dagster.plugin.projections import (
     SparkResource,
     WarehouseResource,

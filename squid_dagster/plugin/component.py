@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.definitions import LAUNCH_GRACE_SECONDS, MAX_IN_FLIGHT, squid_definitions
-from squid_dagster.plugin.dispatch import DrainConfig
-from squid_dagster.plugin.events import Policy
+from squid_dagster.plugin.dispatch.job import DrainConfig
+from squid_dagster.plugin.dispatch.step_events import Policy
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE

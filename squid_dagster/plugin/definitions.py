@@ -11,14 +11,14 @@ from typing import Any, cast, get_args
 
 import dagster as dg
 
-from squid_dagster.plugin.attention import OnMessage, build_attention_sensor
+from squid_dagster.plugin.attention.sensor import OnMessage, build_attention_sensor
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.commands import ActorHook, build_command_jobs
+from squid_dagster.plugin.commands.jobs import ActorHook, build_command_jobs
 from squid_dagster.plugin.crons import build_cron_schedules
-from squid_dagster.plugin.dispatch import DrainConfig, build_dispatch_job
-from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
-from squid_dagster.plugin.events import Policy
-from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.dispatch.job import DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch.sensor import build_dispatch_sensor
+from squid_dagster.plugin.dispatch.step_events import Policy
+from squid_dagster.plugin.external.sensor import build_external_sensor
 from squid_dagster.plugin.names import RESOURCE, START_JOB
 from squid_dagster.plugin.projections import SparkResource, WarehouseResource, projection_definitions
 from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule

@@ -18,7 +18,8 @@ from squid_dagster.cli.doctor_findings import CODES
 from squid_dagster.journal import PostgresPresence, PostgresStorage
 from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, WorkerRow
 from squid_dagster.journal.postgres.schema.drift import differences
-from squid_dagster.plugin import names, versions
+from squid_dagster.plugin import names
+from squid_dagster.plugin.dispatch import code_version
 from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import FLOWS, Typed
 from tests.facts import planned, queued, started
@@ -243,7 +244,7 @@ def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
     # a location that was here long ago, and ticks now, has gone elsewhere
     PostgresPresence(typed.storage).announce(
         WorkerRow(
-            worker_id="d", kind=versions.LOCATION_KIND, queues=(), host="h", pid=1, details={"location": LOCATION}
+            worker_id="d", kind=code_version.LOCATION_KIND, queues=(), host="h", pid=1, details={"location": LOCATION}
         )
     )
     assert codes(examined(typed, *FLOWS, "--dagster", stack.address)) == []
@@ -253,7 +254,7 @@ def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
 
 
 def test_the_names_are_those_of_the_plugin() -> None:
-    assert doctor_dagster.LOCATION_KIND == versions.LOCATION_KIND
+    assert doctor_dagster.LOCATION_KIND == code_version.LOCATION_KIND
     assert (doctor_dagster.DISPATCH_SENSOR, doctor_dagster.DISPATCH_JOB) == (names.DISPATCH_SENSOR, names.DISPATCH_JOB)
 
 

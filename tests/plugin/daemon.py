@@ -18,8 +18,8 @@ from examples.stack import Stack
 from squid_dagster.api import ALIVE_WITHIN, Squid
 from squid_dagster.journal.contract.queries import QueueRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.plugin.dispatch import RUN_KIND
-from squid_dagster.plugin.external_runs import storage_id
+from squid_dagster.plugin.dispatch.job import RUN_KIND
+from squid_dagster.plugin.external.dagster_runs import storage_id
 from tests.plugin import tides
 
 T = TypeVar("T")

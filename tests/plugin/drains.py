@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch.job import DRAIN_OP, DrainConfig, build_dispatch_job
 from tests.plugin import flows
 from tests.plugin.conftest import URL_VARIABLE
 from tests.runtime import killers

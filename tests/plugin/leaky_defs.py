@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from squid_dagster.plugin import SquidResource, squid_definitions
-from squid_dagster.plugin.dispatch import DRAIN_OP
+from squid_dagster.plugin.dispatch.job import DRAIN_OP
 from tests.leaky import workflows
 
 HIDDEN = "told-nobody-about-it"  # the value of SQUID_PAYLOAD_ENDPOINT: no shape and no name gives it away

@@ -11,10 +11,12 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.plugin import attention, attention_items, attention_memory
-from squid_dagster.plugin.attention import build_attention_sensor
-from squid_dagster.plugin.attention_items import AttentionItem
-from squid_dagster.plugin.attention_memory import Memory
+from squid_dagster.plugin.attention import cursor as attention_memory
+from squid_dagster.plugin.attention import items
+from squid_dagster.plugin.attention import sensor as attention
+from squid_dagster.plugin.attention.cursor import Memory
+from squid_dagster.plugin.attention.items import AttentionItem
+from squid_dagster.plugin.attention.sensor import build_attention_sensor
 from squid_dagster.plugin.resource import SquidResource
 from tests import facts
 from tests.plugin.workflows import claims, every, finish, give_up
@@ -103,7 +105,7 @@ def test_a_cursor_of_another_journal_hides_no_anomaly(squid: Squid) -> None:
     squid.start("halted", run_id="a")
     anomaly(squid, "a")
     watch = Watch(squid)
-    memory = Memory(anchor=attention_items.Anchor(10_000, "squid:dispatch:default", 7), history=20_000)
+    memory = Memory(anchor=items.Anchor(10_000, "squid:dispatch:default", 7), history=20_000)
     watch.cursor = memory.write()
     assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
     assert watch.news() == []
@@ -209,7 +211,7 @@ def test_several_anomalies_of_one_run_are_one_message(squid: Squid) -> None:
 
 def test_many_are_told_over_several_ticks_and_each_once(squid: Squid, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MAX_ITEMS", 3)
-    monkeypatch.setattr(attention_items, "PAGE", 2)
+    monkeypatch.setattr(items, "PAGE", 2)
     runs = {squid.start("halted").run_id for _ in range(7)}
     watch = Watch(squid)
     ticks = 0
@@ -241,7 +243,7 @@ def test_the_memory_is_no_larger_than_what_is_open_and_has_a_limit(
     squid: Squid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_memory, "MAX_OPEN", 4)
-    monkeypatch.setattr(attention_items, "PAGE", 2)
+    monkeypatch.setattr(items, "PAGE", 2)
     runs = [squid.start("halted").run_id for _ in range(6)]
     watch = Watch(squid)
     for _ in range(8):

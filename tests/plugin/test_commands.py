@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.plugin.commands import build_command_jobs
+from squid_dagster.plugin.commands.jobs import build_command_jobs
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.threads import run_thread
 from tests.plugin.workflows import count_facts, every, failure, finish, give_up, launch, metadata

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.plugin.commands import build_command_jobs
+from squid_dagster.plugin.commands.jobs import build_command_jobs
 from squid_dagster.plugin.crons import build_cron_schedules, moment, said, schedule_name
 from squid_dagster.plugin.recovery import build_recovery_job
 from squid_dagster.plugin.resource import SquidResource

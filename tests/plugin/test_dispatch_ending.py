@@ -19,8 +19,8 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import DRAIN_OP
-from squid_dagster.plugin.versions import NO_LOCATION, code_version, tell_version
+from squid_dagster.plugin.dispatch.code_version import NO_LOCATION, code_version, tell_version
+from squid_dagster.plugin.dispatch.job import DRAIN_OP
 from tests.plugin import drains
 from tests.plugin.drains import WORKFLOWS, drain, messages, metadata
 from tests.plugin.flows import wait_until

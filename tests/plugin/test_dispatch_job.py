@@ -11,7 +11,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job
+from squid_dagster.plugin.dispatch.job import DRAIN_OP, DrainConfig, build_dispatch_job
 from squid_dagster.plugin.engines import close_all
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import Workflow

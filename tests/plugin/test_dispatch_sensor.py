@@ -18,11 +18,11 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.queries import BacklogRow
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch import DRAIN_OP, DrainConfig, build_dispatch_job, worker_id_of
-from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
+from squid_dagster.plugin.dispatch.code_version import NO_LOCATION, code_version, location_of_run
+from squid_dagster.plugin.dispatch.job import DRAIN_OP, DrainConfig, build_dispatch_job, worker_id_of
+from squid_dagster.plugin.dispatch.scale import Scale, launches
+from squid_dagster.plugin.dispatch.sensor import build_dispatch_sensor
 from squid_dagster.plugin.engines import storage_of
-from squid_dagster.plugin.scaling import Scale, launches
-from squid_dagster.plugin.versions import NO_LOCATION, code_version, location_of_run
 from squid_dagster.protocol.errors import InvalidArgument
 from tests.plugin import flows
 from tests.plugin.drains import WORKFLOWS

@@ -8,8 +8,8 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
-from squid_dagster.plugin.drain import Drain, Limits
-from squid_dagster.plugin.events import Outbox
+from squid_dagster.plugin.dispatch.drain import Drain, Limits
+from squid_dagster.plugin.dispatch.step_events import Outbox
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import Workflow

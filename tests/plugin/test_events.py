@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Outcome, Retry
-from squid_dagster.plugin.events import LINES_BETWEEN_SUMMARIES, TABLE_ROWS, Outbox, Outcomes, Policy, step_logs
+from squid_dagster.plugin.dispatch.step_events import (
+    LINES_BETWEEN_SUMMARIES,
+    TABLE_ROWS,
+    Outbox,
+    Outcomes,
+    Policy,
+    step_logs,
+)
 from squid_dagster.protocol.errors import SquidError, StaleClaim
 from squid_dagster.runtime.worker.report import SettledAttempt
 from tests.facts import scheduled

@@ -14,7 +14,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.external.sensor import build_external_sensor
 from squid_dagster.plugin.names import ABANDONED_TAG
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidFact, SchemaOutdated, SquidError, StorageRefused
 from squid_dagster.workflow import InvalidWorkflow, Retry, Workflow
@@ -460,7 +460,7 @@ def test_a_paused_queue_launches_nothing_and_still_hears_of_outcomes(deploy: Dep
 def test_more_than_one_page_is_launched_page_by_page_and_a_lost_cursor_does_no_harm(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("squid_dagster.plugin.external._MOST", 2)
+    monkeypatch.setattr("squid_dagster.plugin.external.sensor._MOST", 2)
     deployment = deploy(one_job())
     runs = [deployment.start(account=f"a-{number}") for number in range(5)]
     assert [len(deployment.tick()) for _ in range(3)] == [2, 2, 1]

@@ -15,7 +15,7 @@ from squid_dagster.plugin.names import REBUILD_VIEWS_JOB
 from squid_dagster.plugin.projections.checks import build_projection_checks, check_result
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import key_of
-from squid_dagster.plugin.projections.views import build_rebuild_views_job
+from squid_dagster.plugin.projections.views_job import build_rebuild_views_job
 from squid_dagster.spark.checks.results import REMEDIES, Check, Finding, Named
 from tests.journal.contract import plain_url
 from tests.spark.damages import OPEN, healthy

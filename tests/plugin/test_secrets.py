@@ -10,7 +10,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.plugin.payloads import with_values
+from squid_dagster.plugin.commands.payloads import with_values
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
 from tests.leaky import CANARY, fill, workflows
 from tests.plugin.leaky_defs import HIDDEN

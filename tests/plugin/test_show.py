@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.plugin import show
+from squid_dagster.plugin import run_metadata as show
+from squid_dagster.plugin.commands.payloads import example_payload, example_text
 from squid_dagster.plugin.markdown import code, json_block, picture, table, text
-from squid_dagster.plugin.payloads import example_payload, example_text
-from squid_dagster.plugin.show import graph_markdown, run_metadata, snapshot_markdown, timeline_markdown
+from squid_dagster.plugin.run_metadata import graph_markdown, run_metadata, snapshot_markdown, timeline_markdown
 from squid_dagster.protocol.errors import NotFound
 from tests.facts import T0
 from tests.plugin.workflows import every, finish

@@ -10,11 +10,11 @@ from dagster._utils.error import serializable_error_info_from_exc_info
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.attention import build_attention_sensor
+from squid_dagster.plugin.attention.sensor import build_attention_sensor
 from squid_dagster.plugin.crons import build_cron_schedules
-from squid_dagster.plugin.dispatch import build_dispatch_job
-from squid_dagster.plugin.dispatch_sensor import build_dispatch_sensor
-from squid_dagster.plugin.external import build_external_sensor
+from squid_dagster.plugin.dispatch.job import build_dispatch_job
+from squid_dagster.plugin.dispatch.sensor import build_dispatch_sensor
+from squid_dagster.plugin.external.sensor import build_external_sensor
 from squid_dagster.protocol.errors import (
     IncompatibleDefinition,
     SchemaOutdated,

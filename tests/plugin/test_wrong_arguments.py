@@ -28,13 +28,13 @@ from squid_dagster.plugin import (
     build_projection_assets,
     build_recovery_job,
     build_recovery_schedule,
-    launchpad,
     projection_definitions,
     projections,
     squid_definitions,
 )
+from squid_dagster.plugin.commands import launchpad
 from squid_dagster.plugin.component import ProjectionsModel
-from squid_dagster.plugin.projections.views import RebuildViewsConfig
+from squid_dagster.plugin.projections.views_job import RebuildViewsConfig
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.testing import make_squid
 from tests.api.calls import workflows

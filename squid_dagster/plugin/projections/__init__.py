@@ -3,7 +3,7 @@
 from squid_dagster.plugin.projections.assets import ProjectionConfig, build_projection_assets
 from squid_dagster.plugin.projections.checks import build_projection_checks
 from squid_dagster.plugin.projections.definitions import projection_definitions
-from squid_dagster.plugin.projections.journal import build_journal_asset
+from squid_dagster.plugin.projections.journal_asset import build_journal_asset
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.schedule import (
     build_checks_job,
@@ -11,7 +11,7 @@ from squid_dagster.plugin.projections.schedule import (
     build_projections_job,
     build_projections_schedule,
 )
-from squid_dagster.plugin.projections.views import build_rebuild_views_job
+from squid_dagster.plugin.projections.views_job import build_rebuild_views_job
 
 __all__ = [
     "ProjectionConfig",

@@ -80,7 +80,7 @@ def _stage_asset() -> dg.AssetsDefinition:
         spark: SparkResource,
         squid_warehouse: WarehouseResource,
     ) -> dg.MaterializeResult[None]:
-        from squid_dagster.plugin.projections.work import projecting
+        from squid_dagster.plugin.projections.spark_work import projecting
 
         with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
             done = op.stage(full=config.full)
@@ -104,7 +104,7 @@ def _table_asset(table: Table) -> dg.AssetsDefinition:
         spark: SparkResource,
         squid_warehouse: WarehouseResource,
     ) -> dg.MaterializeResult[None]:
-        from squid_dagster.plugin.projections.work import projecting
+        from squid_dagster.plugin.projections.spark_work import projecting
 
         with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
             done = op.table(table.name, full=config.full)
@@ -140,7 +140,7 @@ def _history_assets(days: dg.DailyPartitionsDefinition) -> dg.AssetsDefinition:
         spark: SparkResource,
         squid_warehouse: WarehouseResource,
     ) -> Iterator[dg.MaterializeResult[None]]:
-        from squid_dagster.plugin.projections.work import projecting
+        from squid_dagster.plugin.projections.spark_work import projecting
 
         chosen = [table.name for table in HISTORY_TABLES if key_of(table.name) in context.selected_asset_keys]
         asked = _days(context)

@@ -67,7 +67,7 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
         spark: SparkResource,
         squid_warehouse: WarehouseResource,
     ) -> Iterator[dg.AssetCheckResult]:
-        from squid_dagster.plugin.projections.journaling import journal_for_spark
+        from squid_dagster.plugin.projections.spark_journal import journal_for_spark
         from squid_dagster.spark.checks.journal_checks import checked
         from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from squid_dagster.plugin.attention_items import KINDS, Anchor, Place
+from squid_dagster.plugin.attention.items import KINDS, Anchor, Place
 
 VERSION = 1
 MAX_OPEN = 2000  # of each kind: beyond that a pass ends, and what it did not reach is not told one by one

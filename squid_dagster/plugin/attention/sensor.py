@@ -10,7 +10,8 @@ from collections.abc import Callable
 import dagster as dg
 
 from squid_dagster.api import Squid
-from squid_dagster.plugin.attention_items import (
+from squid_dagster.plugin.attention.cursor import Memory
+from squid_dagster.plugin.attention.items import (
     KINDS,
     AttentionItem,
     anomalies_after,
@@ -18,7 +19,6 @@ from squid_dagster.plugin.attention_items import (
     described,
     look,
 )
-from squid_dagster.plugin.attention_memory import Memory
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import ATTENTION_SENSOR

@@ -12,8 +12,7 @@ import dagster as dg
 from squid_dagster.api import ALIVE_WITHIN, Squid
 from squid_dagster.plugin import names
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import explained
-from squid_dagster.plugin.launchpad import (
+from squid_dagster.plugin.commands.launchpad import (
     CancelConfig,
     CommandConfig,
     DecisionConfig,
@@ -21,9 +20,10 @@ from squid_dagster.plugin.launchpad import (
     RetryConfig,
     start_config,
 )
-from squid_dagster.plugin.payloads import with_values
+from squid_dagster.plugin.commands.payloads import with_values
+from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.plugin.show import run_metadata
+from squid_dagster.plugin.run_metadata import run_metadata
 from squid_dagster.protocol.errors import InvalidArgument, NotFound, SquidError
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 from squid_dagster.redaction import redacted_text

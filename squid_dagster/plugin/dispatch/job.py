@@ -18,13 +18,13 @@ from squid_dagster.journal.availability import when_available
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.logs import redacting_logger
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.drain import Drain, Limits
-from squid_dagster.plugin.events import Outbox, Outcomes, Policy, Row, Write, step_logs
+from squid_dagster.plugin.dispatch.code_version import code_version as code_version_of
+from squid_dagster.plugin.dispatch.code_version import is_superseded, location_of_run
+from squid_dagster.plugin.dispatch.drain import Drain, Limits
+from squid_dagster.plugin.dispatch.step_events import Outbox, Outcomes, Policy, Row, Write, step_logs
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.names import AGENT_DISPATCH, DISPATCH_JOB, RESOURCE, job_tags
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.plugin.versions import code_version as code_version_of
-from squid_dagster.plugin.versions import is_superseded, location_of_run
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.redaction import redacted_text

@@ -15,7 +15,10 @@ from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.dispatch import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
+from squid_dagster.plugin.dispatch.code_version import code_version as code_version_of
+from squid_dagster.plugin.dispatch.code_version import location_of_tick, tell_version
+from squid_dagster.plugin.dispatch.job import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
+from squid_dagster.plugin.dispatch.scale import Scale, launches
 from squid_dagster.plugin.failures import ticked
 from squid_dagster.plugin.names import (
     DISPATCH_SENSOR,
@@ -25,9 +28,6 @@ from squid_dagster.plugin.names import (
     RESOURCE,
 )
 from squid_dagster.plugin.resource import SquidResource, Workflows
-from squid_dagster.plugin.scaling import Scale, launches
-from squid_dagster.plugin.versions import code_version as code_version_of
-from squid_dagster.plugin.versions import location_of_tick, tell_version
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.adapters import definitions
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE

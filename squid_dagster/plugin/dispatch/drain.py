@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from squid_dagster.logs import redacting_logger
-from squid_dagster.plugin.events import Outbox, Write
+from squid_dagster.plugin.dispatch.step_events import Outbox, Write
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.worker.worker import Worker
 

@@ -32,7 +32,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
     def restore(
         context: dg.OpExecutionContext, config: RebuildViewsConfig, squid: SquidResource, spark: SparkResource
     ) -> None:
-        from squid_dagster.plugin.projections.journaling import journal_for_spark
+        from squid_dagster.plugin.projections.spark_journal import journal_for_spark
         from squid_dagster.spark.fold.live_views import restore_views
 
         with explained(), journal_for_spark(squid, spark) as (session, storage, location):

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from squid_dagster.plugin.payloads import example_text
+from squid_dagster.plugin.commands.payloads import example_text
 from squid_dagster.workflow.definition import Definition
 
 _STORED = (

@@ -13,7 +13,7 @@ import dagster as dg
 from squid_dagster.api import Squid
 from squid_dagster.journal.settlement.rounds import concerns_all
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.external_runs import (
+from squid_dagster.plugin.external.dagster_runs import (
     Found,
     Verdict,
     about,

@@ -1,0 +1,1 @@
+"""The attention sensor: what needs a person, told once."""

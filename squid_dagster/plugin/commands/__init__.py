@@ -1,0 +1,1 @@
+"""Jobs that start, approve, cancel and retry runs from Dagster's launchpad."""

@@ -1,0 +1,1 @@
+"""External steps: Dagster jobs and assets as steps of a workflow."""
