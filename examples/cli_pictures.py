@@ -25,8 +25,8 @@ from rich.text import Text
 from examples.stack import REPOSITORY
 from squid_dagster import Squid
 from squid_dagster.cli.place import Place
-from squid_dagster.cli.quickstart_files import FLOW, MODULE, SLOW_STEP
-from squid_dagster.cli.run_shown import explanation_shown, timeline_shown
+from squid_dagster.cli.quickstart.files import FLOW, MODULE, SLOW_STEP
+from squid_dagster.cli.run.display import explanation_shown, timeline_shown
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
 

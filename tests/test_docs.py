@@ -13,8 +13,8 @@ import click
 import psycopg
 import pytest
 
-from squid_dagster.cli.doctor_findings import CODES
-from squid_dagster.cli.quickstart_files import FLOW
+from squid_dagster.cli.doctor.findings import CODES
+from squid_dagster.cli.quickstart.files import FLOW
 from squid_dagster.cli.reference import reference
 from squid_dagster.inspection.explain.reasons import RunReason
 from squid_dagster.journal.embedded import EmbeddedPostgres

@@ -35,7 +35,7 @@ def test_every_logger_of_ours_redacts() -> None:
         "logs.py",
         "plugin/dispatch/step_events.py",
         "cli/worker.py",
-        "cli/stderr_log.py",
+        "cli/terminal/stderr_log.py",
         "testing/simulation/campaign.py",
     }
     root = Path(squid_dagster.__file__).parent

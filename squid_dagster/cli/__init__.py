@@ -2,24 +2,27 @@
 
 import click
 
-from squid_dagster.cli.frame import Root
+from squid_dagster.cli.app import Root
 
 _COMMANDS = {
     "quickstart": (
-        "squid_dagster.cli.quickstart:quickstart",
+        "squid_dagster.cli.quickstart.command:quickstart",
         "A small workflow, a UI and a worker: see it survive.",
     ),
     "status": ("squid_dagster.cli.status:status", "One screen: database, queues, workers, what needs attention."),
-    "run": ("squid_dagster.cli.run:run", "Start, list, look at and control runs."),
-    "queue": ("squid_dagster.cli.queue:queue", "Look at queues, pause and resume them, and put dead letters back."),
+    "run": ("squid_dagster.cli.run.group:run", "Start, list, look at and control runs."),
+    "queue": (
+        "squid_dagster.cli.queue.command:queue",
+        "Look at queues, pause and resume them, and put dead letters back.",
+    ),
     "cron": ("squid_dagster.cli.cron:cron", "Cron triggers, and what they start next."),
     "worker": ("squid_dagster.cli.worker:worker", "Run steps until stopped."),
     "recover": ("squid_dagster.cli.worker:recover", "Close what crashes have left open."),
-    "backlog": ("squid_dagster.cli.backlog:backlog", "Cards that people and programs claim."),
-    "journal": ("squid_dagster.cli.journal:journal", "Follow, verify, export and import the facts."),
+    "backlog": ("squid_dagster.cli.backlog.command:backlog", "Cards that people and programs claim."),
+    "journal": ("squid_dagster.cli.journal.command:journal", "Follow, verify, export and import the facts."),
     "views": ("squid_dagster.cli.views:views", "Check the live views, or make them anew from the facts."),
     "db": ("squid_dagster.cli.db:db", "The database that holds the journal."),
-    "doctor": ("squid_dagster.cli.doctor:doctor", "Look for what is wrong, and name it."),
+    "doctor": ("squid_dagster.cli.doctor.command:doctor", "Look for what is wrong, and name it."),
 }
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.run_opening import Looking, looking, need_modules
-from squid_dagster.cli.run_options import time_option
+from squid_dagster.cli.run.options import time_option
+from squid_dagster.cli.run.session import Looking, looking, need_modules
+from squid_dagster.cli.terminal.output import emit, table
 
 if TYPE_CHECKING:
     from squid_dagster.workflow.cron.triggers import Cron

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from squid_dagster.cli.frame import NO_DATABASE, Refused, json_option
-from squid_dagster.cli.output import emit
+from squid_dagster.cli.app import NO_DATABASE, Refused, json_option
 from squid_dagster.cli.place import data_dir_option, schema_option
+from squid_dagster.cli.terminal.output import emit
 
 if TYPE_CHECKING:
     from squid_dagster.journal.embedded import EmbeddedPostgres

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from squid_dagster.cli.frame import json_option
-from squid_dagster.cli.values import Directory, name_option
+from squid_dagster.cli.app import json_option
+from squid_dagster.cli.option_types import Directory, name_option
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from squid_dagster.cli.db import tier_of
-from squid_dagster.cli.output import emit, table
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.queue_shown import queue_facts, queues_shown, worker_facts
-from squid_dagster.cli.suggested import pasted
+from squid_dagster.cli.queue.display import queue_facts, queues_shown, worker_facts
+from squid_dagster.cli.terminal.output import emit, table
+from squid_dagster.cli.terminal.pasted_command import pasted
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -2,10 +2,10 @@
 
 import click
 
-from squid_dagster.cli.frame import REFUSED
-from squid_dagster.cli.output import emit, progress, table
+from squid_dagster.cli.app import REFUSED
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.suggested import pasted
+from squid_dagster.cli.terminal.output import emit, progress, table
+from squid_dagster.cli.terminal.pasted_command import pasted
 
 
 @click.group()

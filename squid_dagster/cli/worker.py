@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.frame import REFUSED
-from squid_dagster.cli.output import emit, table
+from squid_dagster.cli.app import REFUSED
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.printable import printable
-from squid_dagster.cli.run_opening import commanding, need_modules
-from squid_dagster.cli.run_options import Seconds
-from squid_dagster.cli.stderr_log import logging_to_stderr
+from squid_dagster.cli.run.options import Seconds
+from squid_dagster.cli.run.session import commanding, need_modules
+from squid_dagster.cli.terminal.output import emit, table
+from squid_dagster.cli.terminal.printable_text import printable
+from squid_dagster.cli.terminal.stderr_log import logging_to_stderr
 from squid_dagster.limits import MAX_CLAIMS, MAX_LEASE
 
 if TYPE_CHECKING:

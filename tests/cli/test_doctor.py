@@ -13,8 +13,8 @@ from psycopg import sql
 from examples import ledger
 from examples.stack import LOCATION, Stack
 from squid_dagster.api import Squid
-from squid_dagster.cli import doctor_dagster
-from squid_dagster.cli.doctor_findings import CODES
+from squid_dagster.cli.doctor import dagster_locations
+from squid_dagster.cli.doctor.findings import CODES
 from squid_dagster.journal import PostgresPresence, PostgresStorage
 from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, WorkerRow
 from squid_dagster.journal.postgres.schema.drift import differences
@@ -222,8 +222,8 @@ def served(postgres_url: str, schema_names: Iterator[str]) -> Iterator[tuple[Typ
 
 
 def _ticks(stack: Stack) -> list[Any]:
-    workspace = doctor_dagster._ask(stack.address)
-    return [tick for _, state in doctor_dagster._sensors(workspace, []) for tick in state["ticks"]]
+    workspace = dagster_locations._ask(stack.address)
+    return [tick for _, state in dagster_locations._sensors(workspace, []) for tick in state["ticks"]]
 
 
 def test_nothing_is_wrong_with_a_healthy_system(served: tuple[Typed, Stack]) -> None:
@@ -254,8 +254,11 @@ def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
 
 
 def test_the_names_are_those_of_the_plugin() -> None:
-    assert doctor_dagster.LOCATION_KIND == code_version.LOCATION_KIND
-    assert (doctor_dagster.DISPATCH_SENSOR, doctor_dagster.DISPATCH_JOB) == (names.DISPATCH_SENSOR, names.DISPATCH_JOB)
+    assert dagster_locations.LOCATION_KIND == code_version.LOCATION_KIND
+    assert (dagster_locations.DISPATCH_SENSOR, dagster_locations.DISPATCH_JOB) == (
+        names.DISPATCH_SENSOR,
+        names.DISPATCH_JOB,
+    )
 
 
 # --- what cannot be told --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import psycopg
 import pytest
 
-from squid_dagster.cli.quickstart_files import FLOW, SLOW_STEP, WORKFLOW
+from squid_dagster.cli.quickstart.files import FLOW, SLOW_STEP, WORKFLOW
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from tests.journal.contract import plain_url
 

@@ -11,7 +11,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.cli.place import Place
-from squid_dagster.cli.run_shown import explanation_facts
+from squid_dagster.cli.run.display import explanation_facts
 from squid_dagster.inspection import Action, Explanation, RunSummary
 from squid_dagster.inspection.run_list import LISTED_STATUSES
 from squid_dagster.limits import CARD_NUMBER, MAX_CLAIMS, MAX_LEASE, MAX_PRIORITY, MIN_PRIORITY

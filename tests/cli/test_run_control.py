@@ -7,7 +7,7 @@ import pty
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.cli.bulk import Bulk, Target, run_bulk
+from squid_dagster.cli.run.bulk import Bulk, Target, run_bulk
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.runtime.commands.signals import Receipt
 from tests.cli.flows import charge, hello, orders

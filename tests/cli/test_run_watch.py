@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.cli.run_opening import Looking
-from squid_dagster.cli.watch import follow
+from squid_dagster.cli.run.session import Looking
+from squid_dagster.cli.run.watch import follow
 from squid_dagster.inspection import Explanation
 from tests.cli.flows import gated, hello, nap, orders
 from tests.cli.typed import Typed

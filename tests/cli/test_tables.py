@@ -9,7 +9,7 @@ from rich.console import Console
 
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog
-from squid_dagster.cli.output import show, table
+from squid_dagster.cli.terminal.output import show, table
 from tests.cli.flows import hello, orders
 from tests.cli.typed import FLOWS, Typed
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from squid_dagster.cli.output import emit, show, table
+from squid_dagster.cli.terminal.output import emit, show, table
 
 if TYPE_CHECKING:
     from squid_dagster.backlog import Card, Stats
-    from squid_dagster.cli.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import FittingTable
     from squid_dagster.protocol.entries import Entry
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from squid_dagster.cli.output import table
+from squid_dagster.cli.terminal.output import table
 
 if TYPE_CHECKING:
-    from squid_dagster.cli.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import FittingTable
     from squid_dagster.inspection import QueueState
     from squid_dagster.journal.contract.queries import QueueRow
     from squid_dagster.journal.contract.worker_liveness import WorkerRow

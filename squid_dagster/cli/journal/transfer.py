@@ -9,10 +9,10 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from squid_dagster.cli.frame import Refused
-from squid_dagster.cli.output import emit, progress
+from squid_dagster.cli.app import Refused
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.streams import stdout
+from squid_dagster.cli.terminal.output import emit, progress
+from squid_dagster.cli.terminal.streams import stdout
 
 if TYPE_CHECKING:
     from squid_dagster.journal.transfer.line_format import Header

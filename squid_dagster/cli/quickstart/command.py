@@ -11,12 +11,12 @@ from types import FrameType
 
 import click
 
-from squid_dagster.cli.frame import Refused
+from squid_dagster.cli.app import Refused
+from squid_dagster.cli.option_types import Directory
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.quickstart_files import Files
-from squid_dagster.cli.quickstart_session import Session
-from squid_dagster.cli.run_options import Seconds
-from squid_dagster.cli.values import Directory
+from squid_dagster.cli.quickstart.files import Files
+from squid_dagster.cli.quickstart.session import Session
+from squid_dagster.cli.run.options import Seconds
 
 USUAL_PORT = 3000
 INSTALL = "pip install 'squid-dagster[dagster]' dagster-webserver"

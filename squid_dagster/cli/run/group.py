@@ -2,11 +2,11 @@
 
 import click
 
-from squid_dagster.cli.frame import LazyGroup
+from squid_dagster.cli.app import LazyGroup
 
-_LOOK, _CONTROL = "squid_dagster.cli.run_look", "squid_dagster.cli.run_control"
+_LOOK, _CONTROL = "squid_dagster.cli.run.look", "squid_dagster.cli.run.control"
 _COMMANDS = {
-    "start": ("squid_dagster.cli.run_start:start", "Start a run."),
+    "start": ("squid_dagster.cli.run.start:start", "Start a run."),
     "list": (f"{_LOOK}:list_", "List runs, newest first."),
     "inspect": (f"{_LOOK}:inspect", "Show a run, now or as it was."),
     "explain": (f"{_LOOK}:explain", "Say why a run is where it is, and what can be done."),
@@ -17,7 +17,7 @@ _COMMANDS = {
     "resume": (f"{_CONTROL}:resume", "Let a paused run go on, or many."),
     "cancel": (f"{_CONTROL}:cancel", "End a run as cancelled, or many."),
     "replay": (f"{_CONTROL}:replay", "Start a run again with the same payload, or many."),
-    "watch": ("squid_dagster.cli.watch:watch", "Follow a run until it has ended."),
+    "watch": ("squid_dagster.cli.run.watch:watch", "Follow a run until it has ended."),
 }
 
 

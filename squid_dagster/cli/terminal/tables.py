@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from squid_dagster.cli.printable import printable_line
+from squid_dagster.cli.terminal.printable_text import printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from squid_dagster.cli.doctor_findings import STUCK_RUNS, Finding, Patient, some
+from squid_dagster.cli.doctor.findings import STUCK_RUNS, Finding, Patient, some
 
 if TYPE_CHECKING:
     from squid_dagster.protocol.folds.run_unit import RunUnit

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import click
 
-from squid_dagster.cli.frame import REFUSED, Refused
-from squid_dagster.cli.output import emit, progress, table
-from squid_dagster.cli.values import name_option
+from squid_dagster.cli.app import REFUSED, Refused
+from squid_dagster.cli.option_types import name_option
+from squid_dagster.cli.terminal.output import emit, progress, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from squid_dagster.cli.backlog_shown import fact_values, facts_shown, line, show_card, show_cards, stats_shown, why_not
-from squid_dagster.cli.output import emit
+from squid_dagster.cli.backlog.display import (
+    fact_values,
+    facts_shown,
+    line,
+    show_card,
+    show_cards,
+    stats_shown,
+    why_not,
+)
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.run_options import LONGEST_SECONDS, json_value, time_option
+from squid_dagster.cli.run.options import LONGEST_SECONDS, json_value, time_option
+from squid_dagster.cli.terminal.output import emit
 from squid_dagster.limits import CARD_NUMBER, MAX_LEASE
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import click
 
-from squid_dagster.cli.printable import printable
-from squid_dagster.cli.streams import OutputClosed, end_stdout, flush, is_unwritable, kept_stdout, open_streams
+from squid_dagster.cli.terminal.printable_text import printable
+from squid_dagster.cli.terminal.streams import OutputClosed, end_stdout, flush, is_unwritable, kept_stdout, open_streams
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from squid_dagster.cli.doctor_dagster import dagster_elsewhere
-from squid_dagster.cli.doctor_findings import (
+from squid_dagster.cli.doctor.dagster_locations import dagster_elsewhere
+from squid_dagster.cli.doctor.findings import (
     CLOCK_SKEW,
     DAGSTER_ELSEWHERE,
     QUEUE_WITHOUT_WORKER,
@@ -18,7 +18,7 @@ from squid_dagster.cli.doctor_findings import (
     Patient,
     some,
 )
-from squid_dagster.cli.doctor_stuck import stuck_runs
+from squid_dagster.cli.doctor.stuck_runs import stuck_runs
 
 if TYPE_CHECKING:
     from squid_dagster.journal.postgres.views.counts import DueLane

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, LiteralString
 
-from squid_dagster.cli.frame import Refused
-from squid_dagster.cli.output import emit
+from squid_dagster.cli.app import Refused
 from squid_dagster.cli.place import Place
-from squid_dagster.cli.quickstart_files import MODULE, SLOW_STEP, WORKFLOW, Files
-from squid_dagster.cli.quickstart_processes import Processes
+from squid_dagster.cli.quickstart.files import MODULE, SLOW_STEP, WORKFLOW, Files
+from squid_dagster.cli.quickstart.processes import Processes
+from squid_dagster.cli.terminal.output import emit
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid

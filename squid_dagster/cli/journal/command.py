@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.frame import REFUSED
-from squid_dagster.cli.outages import when_back
-from squid_dagster.cli.output import emit, progress, say, table
+from squid_dagster.cli.app import REFUSED
+from squid_dagster.cli.journal.outages import when_back
+from squid_dagster.cli.journal.transfer import export, import_
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.run_options import Seconds
-from squid_dagster.cli.stderr_log import logging_to_stderr
-from squid_dagster.cli.transfer import export, import_
+from squid_dagster.cli.run.options import Seconds
+from squid_dagster.cli.terminal.output import emit, progress, say, table
+from squid_dagster.cli.terminal.stderr_log import logging_to_stderr
 
 if TYPE_CHECKING:
     from squid_dagster.journal import PostgresStorage

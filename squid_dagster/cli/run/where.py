@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.run_options import a_time, statuses
+from squid_dagster.cli.run.options import a_time, statuses
 
 if TYPE_CHECKING:
-    from squid_dagster.cli.run_opening import Looking
+    from squid_dagster.cli.run.session import Looking
     from squid_dagster.inspection import RunSummary
 
 _PAGE = 500  # runs that are asked for at a time

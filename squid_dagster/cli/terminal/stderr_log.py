@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from squid_dagster.cli.printable import LineFormatter
+from squid_dagster.cli.terminal.printable_text import LineFormatter
 
 
 @contextmanager

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.printable import printable
-from squid_dagster.cli.streams import on_terminal, stdout
+from squid_dagster.cli.terminal.printable_text import printable
+from squid_dagster.cli.terminal.streams import on_terminal, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console, RenderableType
 
-    from squid_dagster.cli.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import FittingTable
 
 _C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON may hold as they are
 _ENDLESS = 10**9  # columns, where neither a terminal nor COLUMNS says how many there are
@@ -92,7 +92,7 @@ def table(
 
     Where there is no room for all columns, those named `first_to_go` are left out, in this order.
     """
-    from squid_dagster.cli.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import FittingTable
 
     return FittingTable(headings, list(rows), show, styles or STATUS_STYLES, first_to_go)
 

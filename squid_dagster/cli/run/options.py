@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from squid_dagster.cli.frame import is_text
-from squid_dagster.cli.values import name_option
+from squid_dagster.cli.app import is_text
+from squid_dagster.cli.option_types import name_option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from squid_dagster.cli.bulk import Bulk, Target, bulk_key, new_bulk_id, run_bulk, with_bulk
-from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.run_opening import commanding, looking_around, naming_modules
-from squid_dagster.cli.run_options import Said, with_said
-from squid_dagster.cli.run_shown import receipt_facts
-from squid_dagster.cli.run_where import find_runs, where_option
+from squid_dagster.cli.run.bulk import Bulk, Target, bulk_key, new_bulk_id, run_bulk, with_bulk
+from squid_dagster.cli.run.display import receipt_facts
+from squid_dagster.cli.run.options import Said, with_said
+from squid_dagster.cli.run.session import commanding, looking_around, naming_modules
+from squid_dagster.cli.run.where import find_runs, where_option
+from squid_dagster.cli.terminal.output import emit
 
 if TYPE_CHECKING:
     from squid_dagster.api import Squid

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from squid_dagster.cli.doctor_findings import DAGSTER_ELSEWHERE, CannotTell, Finding, Patient
+from squid_dagster.cli.doctor.findings import DAGSTER_ELSEWHERE, CannotTell, Finding, Patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

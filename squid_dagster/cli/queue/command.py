@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from squid_dagster.cli.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
-from squid_dagster.cli.output import emit, show
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.queue_shown import (
+from squid_dagster.cli.queue.display import (
     dead_facts,
     dead_shown,
     no_work,
@@ -19,9 +17,11 @@ from squid_dagster.cli.queue_shown import (
     worker_facts,
     workers_shown,
 )
-from squid_dagster.cli.run_opening import Looking, commanding, looking, looking_around
-from squid_dagster.cli.run_options import Said, with_said
-from squid_dagster.cli.run_shown import receipt_facts
+from squid_dagster.cli.run.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
+from squid_dagster.cli.run.display import receipt_facts
+from squid_dagster.cli.run.options import Said, with_said
+from squid_dagster.cli.run.session import Looking, commanding, looking, looking_around
+from squid_dagster.cli.terminal.output import emit, show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,11 +6,8 @@ from typing import Any
 
 import click
 
-from squid_dagster.cli.output import emit, say
 from squid_dagster.cli.place import Place, on_journal, with_workflows
-from squid_dagster.cli.run_opening import looking
-from squid_dagster.cli.run_options import status_option, time_option
-from squid_dagster.cli.run_shown import (
+from squid_dagster.cli.run.display import (
     explanation_facts,
     explanation_shown,
     graph_shown,
@@ -18,7 +15,10 @@ from squid_dagster.cli.run_shown import (
     snapshot_shown,
     timeline_shown,
 )
-from squid_dagster.cli.streams import kept_stdout, stdout
+from squid_dagster.cli.run.options import status_option, time_option
+from squid_dagster.cli.run.session import looking
+from squid_dagster.cli.terminal.output import emit, say
+from squid_dagster.cli.terminal.streams import kept_stdout, stdout
 
 _STATUS = (
     "One status, or several with commas: new, started, running, idle, paused, quarantined, completed, failed, "

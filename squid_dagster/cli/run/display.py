@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from squid_dagster.cli.output import show, table
-from squid_dagster.cli.streams import on_terminal
-from squid_dagster.cli.suggested import pasted
+from squid_dagster.cli.terminal.output import show, table
+from squid_dagster.cli.terminal.pasted_command import pasted
+from squid_dagster.cli.terminal.streams import on_terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -220,7 +220,7 @@ def _roots(graph: "RunGraph") -> "Iterator[GraphNode]":
 def _node_text(node: "GraphNode", by: "GraphEdge | None", known: bool) -> Any:
     from rich.text import Text
 
-    from squid_dagster.cli.output import STATUS_STYLES
+    from squid_dagster.cli.terminal.output import STATUS_STYLES
     from squid_dagster.inspection.graph.palette import edge_label, node_lines
 
     label = "" if by is None else edge_label(by)
@@ -241,7 +241,7 @@ def _pairs(pairs: Sequence[tuple[str, object]]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    from squid_dagster.cli.output import STATUS_STYLES
+    from squid_dagster.cli.terminal.output import STATUS_STYLES
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)

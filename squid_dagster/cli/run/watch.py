@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 import click
 
-from squid_dagster.cli.frame import REFUSED, Refused
-from squid_dagster.cli.outages import when_back
-from squid_dagster.cli.output import STATUS_STYLES, console, emit, show
+from squid_dagster.cli.app import REFUSED, Refused
+from squid_dagster.cli.journal.outages import when_back
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.run_opening import Looking, looking
-from squid_dagster.cli.run_options import Seconds
-from squid_dagster.cli.run_shown import attempts_shown
-from squid_dagster.cli.stderr_log import logging_to_stderr
-from squid_dagster.cli.streams import on_terminal
+from squid_dagster.cli.run.display import attempts_shown
+from squid_dagster.cli.run.options import Seconds
+from squid_dagster.cli.run.session import Looking, looking
+from squid_dagster.cli.terminal.output import STATUS_STYLES, console, emit, show
+from squid_dagster.cli.terminal.stderr_log import logging_to_stderr
+from squid_dagster.cli.terminal.streams import on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

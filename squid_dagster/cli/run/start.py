@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.output import emit
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.run_opening import commanding, pass_module
-from squid_dagster.cli.run_options import Said, Unfit, json_object, read_json, with_said
-from squid_dagster.cli.run_shown import receipt_facts
+from squid_dagster.cli.run.display import receipt_facts
+from squid_dagster.cli.run.options import Said, Unfit, json_object, read_json, with_said
+from squid_dagster.cli.run.session import commanding, pass_module
+from squid_dagster.cli.terminal.output import emit
 from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from squid_dagster.cli.doctor_findings import CODES, SCHEMA_DRIFT, VIEWS_DIFFER, CannotTell, Finding, Patient
-from squid_dagster.cli.frame import REFUSED
-from squid_dagster.cli.output import emit, progress
+from squid_dagster.cli.app import REFUSED
+from squid_dagster.cli.doctor.findings import CODES, SCHEMA_DRIFT, VIEWS_DIFFER, CannotTell, Finding, Patient
 from squid_dagster.cli.place import Place, with_workflows
-from squid_dagster.cli.run_options import Seconds
+from squid_dagster.cli.run.options import Seconds
+from squid_dagster.cli.terminal.output import emit, progress
 
 if TYPE_CHECKING:
     from squid_dagster.workflow.registry import Registry
@@ -20,7 +20,7 @@ Diagnosis = dict[str, Any]
 
 
 def _address(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    from squid_dagster.cli.doctor_dagster import check_address
+    from squid_dagster.cli.doctor.dagster_locations import check_address
 
     try:
         return check_address(text) if text is not None else None
@@ -91,7 +91,7 @@ def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
     Raises:
         StorageUnavailable: the database does not answer: there is nothing to say of how it is.
     """
-    from squid_dagster.cli.doctor_checks import CHECKS
+    from squid_dagster.cli.doctor.checks import CHECKS
     from squid_dagster.protocol.errors import SchemaOutdated, SchemaTooNew, ViewsMissing
 
     findings: list[Finding] = []

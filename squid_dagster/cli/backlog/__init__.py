@@ -1,0 +1,1 @@
+"""`squid backlog`: cards that people and programs claim."""

@@ -1,0 +1,1 @@
+"""`squid doctor`: find what is wrong, name it, and say what to do."""

@@ -1,0 +1,1 @@
+"""`squid journal`: follow, verify, export and import the facts."""

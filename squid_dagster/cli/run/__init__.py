@@ -1,0 +1,1 @@
+"""`squid run`: start, list, look at and control runs."""

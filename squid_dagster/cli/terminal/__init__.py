@@ -1,0 +1,1 @@
+"""Output to a terminal or a pipe: tables, streams, escapes, logs."""
