@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from squid_dagster.journal.contract.clock import VirtualClock
-    from squid_dagster.testing.driving import LimitReached, advance, drain, execute_until_blocked
-    from squid_dagster.testing.golden_histories import GoldenMismatch, assert_golden, golden
-    from squid_dagster.testing.injection import (
+    from squid_dagster.testing.driver import LimitReached, advance, drain, execute_until_blocked
+    from squid_dagster.testing.fault_injection import (
         CRASH_EXIT_CODE,
         Boundary,
         Crashed,
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
         Plan,
         exit_process,
     )
+    from squid_dagster.testing.golden_histories import GoldenMismatch, assert_golden, golden
     from squid_dagster.testing.invariants import (
         InvariantViolated,
         Rule,
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
         check_invariants,
         violations,
     )
-    from squid_dagster.testing.making import SquidFactory, VirtualSquid, make_squid
     from squid_dagster.testing.simulation import Scenario, SimulationFailed, SimulationReport, simulate
+    from squid_dagster.testing.virtual_squid import SquidFactory, VirtualSquid, make_squid
 
 # Exported lazily, so that the pytest plugin costs nothing where it is not used.
 _HOMES = {
     "squid_dagster.journal.contract.clock": ("VirtualClock",),
-    "squid_dagster.testing.driving": ("LimitReached", "advance", "drain", "execute_until_blocked"),
+    "squid_dagster.testing.driver": ("LimitReached", "advance", "drain", "execute_until_blocked"),
     "squid_dagster.testing.golden_histories": ("GoldenMismatch", "assert_golden", "golden"),
-    "squid_dagster.testing.injection": (
+    "squid_dagster.testing.fault_injection": (
         "CRASH_EXIT_CODE",
         "Boundary",
         "Crashed",
@@ -47,7 +47,7 @@ _HOMES = {
         "check_invariants",
         "violations",
     ),
-    "squid_dagster.testing.making": ("SquidFactory", "VirtualSquid", "make_squid"),
+    "squid_dagster.testing.virtual_squid": ("SquidFactory", "VirtualSquid", "make_squid"),
     "squid_dagster.testing.simulation": ("Scenario", "SimulationFailed", "SimulationReport", "simulate"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

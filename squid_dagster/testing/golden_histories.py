@@ -15,7 +15,7 @@ from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import NotFound
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.testing.aliases import Aliases
-from squid_dagster.testing.sources import storage_of
+from squid_dagster.testing.journal_source import storage_of
 
 UPDATE_VARIABLE = "SQUID_UPDATE_GOLDEN"
 _TRUE = frozenset({"1", "true", "yes", "on"})

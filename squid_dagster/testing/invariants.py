@@ -12,9 +12,9 @@ from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, by_run
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.testing.breaches import Rule, Violation, violation
+from squid_dagster.testing.journal_source import read_all, storage_of
 from squid_dagster.testing.run_rules import RunRules
-from squid_dagster.testing.sources import read_all, storage_of
+from squid_dagster.testing.violations import Rule, Violation, violation
 
 __all__ = ["InvariantViolated", "Rule", "Violation", "assert_invariants", "check_invariants", "violations"]
 

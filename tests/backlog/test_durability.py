@@ -17,7 +17,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
-from squid_dagster.testing.injection import Crashed, InjectedStorage, Plan
+from squid_dagster.testing.fault_injection import Crashed, InjectedStorage, Plan
 from tests.backlog.contract import MINUTE, Board
 from tests.facts import T0, token_hash
 from tests.journal.contract import Wire, all_entries, at_once, plant, raw, wait_for_a_lock

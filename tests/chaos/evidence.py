@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.entries import Entry, StoredFact, by_run
 from squid_dagster.protocol.facts import RunStarted
-from squid_dagster.testing.sources import read_all
+from squid_dagster.testing.journal_source import read_all
 from tests.chaos import effects
 from tests.chaos.workflows import TABLE
 

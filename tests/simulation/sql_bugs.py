@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres.connection.pool import connect
 from squid_dagster.journal.postgres.schema.functions import sources
 from squid_dagster.journal.postgres.schema.names import fill_in
 from squid_dagster.testing.simulation.campaign import quiet
-from squid_dagster.testing.simulation.postgres import PostgresGround
+from squid_dagster.testing.simulation.environment.postgres import PostgresGround
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import Played, expectation, play
 

@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.journal.postgres.schema.functions import sources
 from squid_dagster.testing.simulation.campaign import quiet
-from squid_dagster.testing.simulation.postgres import PostgresGround
+from squid_dagster.testing.simulation.environment.postgres import PostgresGround
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
 from tests.simulation.sql_bugs import SQL_BUGS, hunt

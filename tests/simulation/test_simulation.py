@@ -15,12 +15,13 @@ from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.testing import simulate
-from squid_dagster.testing.simulation import SimulationFailed, primitives
+from squid_dagster.testing.simulation import SimulationFailed
 from squid_dagster.testing.simulation.__main__ import main
 from squid_dagster.testing.simulation.campaign import quiet, repeat
+from squid_dagster.testing.simulation.environment import primitives
+from squid_dagster.testing.simulation.environment.machine import Machine, SimulatedThread
+from squid_dagster.testing.simulation.environment.primitives import VirtualTime
 from squid_dagster.testing.simulation.faults import Kind
-from squid_dagster.testing.simulation.machine import Machine, SimulatedThread
-from squid_dagster.testing.simulation.primitives import VirtualTime
 from squid_dagster.testing.simulation.scenario import random_scenario
 from squid_dagster.testing.simulation.schedule import expectation, play
 from squid_dagster.workflow import Resource, Retry, StepContext, Workflow

@@ -15,11 +15,11 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.protocol.errors import InvalidTransition, StorageRefused, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.worker.worker import Worker
-from squid_dagster.testing.simulation.ends import open_family
-from squid_dagster.testing.simulation.machine import Process
+from squid_dagster.testing.simulation.environment.machine import Process
+from squid_dagster.testing.simulation.environment.storage import ProcessStorage, SharedJournal, World
+from squid_dagster.testing.simulation.environment.wakeups import Wakeups
 from squid_dagster.testing.simulation.scenario import Scenario, Start
-from squid_dagster.testing.simulation.storage import ProcessStorage, SharedJournal, World
-from squid_dagster.testing.simulation.wakeups import Wakeups
+from squid_dagster.testing.simulation.verdict.run_ends import open_family
 
 LEASE = timedelta(seconds=6)
 TRANSIENT = (StorageUnavailable, StorageRefused, ViewsMissing)

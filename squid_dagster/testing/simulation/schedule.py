@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from squid_dagster.testing.simulation.ends import End, ends_of, next_due, play_without_faults
+from squid_dagster.testing.simulation.environment.environment import MakeGround, in_memory
+from squid_dagster.testing.simulation.environment.machine import Machine, MachineClock, in_charge
+from squid_dagster.testing.simulation.environment.primitives import virtual_time
+from squid_dagster.testing.simulation.environment.storage import SharedJournal, World
 from squid_dagster.testing.simulation.faults import Chances, Fault, FaultPlan
-from squid_dagster.testing.simulation.ground import MakeGround, in_memory
-from squid_dagster.testing.simulation.machine import Machine, MachineClock, in_charge
-from squid_dagster.testing.simulation.primitives import virtual_time
 from squid_dagster.testing.simulation.roles import Stage
 from squid_dagster.testing.simulation.scenario import Scenario
-from squid_dagster.testing.simulation.storage import SharedJournal, World
-from squid_dagster.testing.simulation.verdict import problems_of
+from squid_dagster.testing.simulation.verdict.run_ends import End, ends_of, next_due, play_without_faults
+from squid_dagster.testing.simulation.verdict.verdict import problems_of
 
 _FAULTS_UNTIL = 60.0  # seconds; then it stays calm, and every run has to come to its end
 _LOOK = 30.0

@@ -15,7 +15,7 @@ from selectors import SelectSelector
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from squid_dagster.testing.simulation.machine import BEGIN, Killed, SimulatedThread, Waiters, machine
+from squid_dagster.testing.simulation.environment.machine import BEGIN, Killed, SimulatedThread, Waiters, machine
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from squid_dagster.journal.contract.notifier import check_queues, known_queues
+from squid_dagster.testing.simulation.environment.machine import Waiters
+from squid_dagster.testing.simulation.environment.storage import World
 from squid_dagster.testing.simulation.faults import Kind, Place
-from squid_dagster.testing.simulation.machine import Waiters
-from squid_dagster.testing.simulation.storage import World
 
 _LATER = 0.05  # seconds after which a doubled wakeup comes again
 

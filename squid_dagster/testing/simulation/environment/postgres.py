@@ -16,9 +16,9 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.queries import PostgresQueries
 from squid_dagster.journal.postgres.views.verification import verify
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.testing.simulation.ground import Ground
-from squid_dagster.testing.simulation.machine import MachineClock
-from squid_dagster.testing.simulation.storage import ProcessStorage
+from squid_dagster.testing.simulation.environment.environment import Ground
+from squid_dagster.testing.simulation.environment.machine import MachineClock
+from squid_dagster.testing.simulation.environment.storage import ProcessStorage
 
 if TYPE_CHECKING:
     from squid_dagster.testing.simulation.roles import Stage

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from squid_dagster.journal.contract.storage import Storage
-from squid_dagster.testing.simulation.machine import MachineClock
-from squid_dagster.testing.simulation.storage import Census, ProcessStorage, SharedJournal
+from squid_dagster.testing.simulation.environment.machine import MachineClock
+from squid_dagster.testing.simulation.environment.storage import Census, ProcessStorage, SharedJournal
 
 if TYPE_CHECKING:
     from squid_dagster.testing.simulation.roles import Stage

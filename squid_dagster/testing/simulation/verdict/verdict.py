@@ -8,10 +8,10 @@ from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.testing.invariants import Rule, Violation, check_invariants
-from squid_dagster.testing.simulation.ends import End, end_of, undoing_problems
-from squid_dagster.testing.simulation.journal_rules import rule_breaks
+from squid_dagster.testing.simulation.environment.storage import SharedJournal, World
 from squid_dagster.testing.simulation.roles import Stage
-from squid_dagster.testing.simulation.storage import SharedJournal, World
+from squid_dagster.testing.simulation.verdict.journal_rules import rule_breaks
+from squid_dagster.testing.simulation.verdict.run_ends import End, end_of, undoing_problems
 
 _DECODED_AGAIN = 5  # of so many schedules, one looks for facts that were changed in memory
 _FENCED_BY_REVISION = frozenset(

@@ -12,8 +12,8 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
+from squid_dagster.testing.simulation.environment.machine import Killed, Machine, MachineClock, Process
 from squid_dagster.testing.simulation.faults import ERRORS, Fault, FaultPlan, Kind, Place
-from squid_dagster.testing.simulation.machine import Killed, Machine, MachineClock, Process
 
 T = TypeVar("T")
 

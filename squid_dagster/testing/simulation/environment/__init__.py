@@ -1,0 +1,1 @@
+"""The simulated environment: processes, threads, time, storage and wakeups."""
