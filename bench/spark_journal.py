@@ -9,7 +9,7 @@ import psycopg
 
 from bench.report import progress
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.generate import Generated, Plan, generate
+from tests.spark.journal_generator import Generated, Plan, generate
 
 SCHEMA = "bench"
 _WRITERS = 2

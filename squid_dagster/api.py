@@ -238,7 +238,10 @@ class Squid:
         comment: str | None = None,
         metadata: Mapping[str, JsonValue] | None = None,
     ) -> Receipt:
-        """Start the run of one window, or of one signal of another scheduler, once. Raises as `cron_starts.start_cron`."""
+        """Start the run of one window, or of one signal of another scheduler, once.
+
+        Raises as `cron_starts.start_cron`.
+        """
         options = signal_options(actor=actor, comment=comment, metadata=metadata)
         return self._receipt(
             cron_starts.start_cron(

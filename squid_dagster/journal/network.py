@@ -1,4 +1,7 @@
-"""Bounds of waits for the network, and what of them the kernel keeps. How the rest is kept is in `postgres/silence`."""
+"""Bounds of waits for the network, and what of them the kernel keeps.
+
+How the rest is kept is in `postgres/connection/silence_probe.py`.
+"""
 
 import os
 from collections.abc import Mapping

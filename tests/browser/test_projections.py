@@ -6,8 +6,8 @@ from playwright.sync_api import expect
 from examples.ui import Ui
 from squid_dagster import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.spark.generate import Plan, generate
 from tests.browser.conftest import ARTIFACTS
+from tests.spark.journal_generator import Plan, generate
 
 PLOTS = {
     "run_history": ("squid/throughput", "squid/latency"),

@@ -42,7 +42,7 @@ _ORDER_BY = re.compile(
 def test_every_order_by_text_is_by_bytes() -> None:
     package = Path(squid_dagster.__file__).parent
     texts = dict(functions.sources())
-    for path in (*package.glob("journal/postgres/*.py"), *package.glob("backlog/*.py")):
+    for path in (*package.glob("journal/postgres/**/*.py"), *package.glob("backlog/**/*.py")):
         texts[str(path.relative_to(package))] = path.read_text()
     found, wrong = 0, []
     for name, text in texts.items():

@@ -28,13 +28,13 @@ from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
 from squid_dagster.plugin.projections.resources import default_warehouse
 from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.lives import Mix
 from squid_dagster.spark.tables.warehouse import TABLES, Warehouse
 from tests.journal.contract import plain_url
 from tests.plugin import flows
 from tests.plugin.test_definitions import schedules_of
 from tests.processes import REPOSITORY
+from tests.spark.journal_generator import Plan, generate
+from tests.spark.synthetic_runs import Mix
 
 ASSETS = ("journal", "folded_runs", *TABLES)
 HISTORIES = ("run_history", "attempt_history")

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 
 # Calls that no scenario can interrupt between two appends, and why.
 WITHOUT_A_WINDOW = {
-    "journal/fold_store/dispatch_store.py _write: self._storage.commit": "where commits span threads, there is one append",
-    "journal/fold_store/dispatch_store.py commit_in_order: storage.commit": "where commits span threads, there is one append",
-    "runtime/execution/transactional_steps.py run_transactional: store.settle_within": "only on Postgres: one transaction with the step",
+    "journal/fold_store/dispatch_store.py _write: self._storage.commit": "one append, where commits span threads",
+    "journal/fold_store/dispatch_store.py commit_in_order: storage.commit": "one append, where commits span threads",
+    "runtime/execution/transactional_steps.py run_transactional: store.settle_within": "one transaction with the step",
     "runtime/worker/committer.py give_back: self._runtime.dispatch.release": "one append",
     "runtime/leases/lease_backend.py claim: runtime.dispatch.claim": "one append",
     "runtime/leases/lease_backend.py extended: runtime.dispatch.heartbeat": "one append",

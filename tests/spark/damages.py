@@ -6,9 +6,9 @@ from typing import LiteralString, NamedTuple
 from squid_dagster.journal import Append, PostgresStorage
 from squid_dagster.protocol import Fact
 from squid_dagster.spark.checks.journal_checks import Check
-from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.lives import Mix
 from tests.facts import cataloged, indexed, planned, queue_paused, queued, started
+from tests.spark.journal_generator import Plan, generate
+from tests.spark.synthetic_runs import Mix
 
 OPEN, ENDED = "run-3-000000001", "run-3-000000002"
 SHARED = "squid:dispatch:default"

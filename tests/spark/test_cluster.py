@@ -7,7 +7,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.generate import Plan, generate
 from tests.spark.clusters import (
     SECRET,
     assert_as_in_this_process,
@@ -21,6 +20,7 @@ from tests.spark.clusters import (
     standalone,
     web_pages,
 )
+from tests.spark.journal_generator import Plan, generate
 
 FACTS = 40_000
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"

@@ -7,7 +7,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.spark.generate import Plan, generate
 from tests.spark.clusters import (
     assert_as_in_this_process,
     assert_hidden,
@@ -16,6 +15,7 @@ from tests.spark.clusters import (
     driver,
     web_pages,
 )
+from tests.spark.journal_generator import Plan, generate
 
 
 def test_a_connect_server_folds_and_refreshes_as_one_process_does_and_shows_no_password(

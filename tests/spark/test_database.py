@@ -15,7 +15,6 @@ from pyspark.sql.types import StructType
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
-from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.source.columns import SCHEMA
 from squid_dagster.spark.source.credentials import Location, handed_over
 from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
@@ -23,6 +22,7 @@ from squid_dagster.spark.source.database import batches, connected
 from tests.facts import queue_paused
 from tests.journal.contract import LONG, plain_url
 from tests.proxy import Proxy
+from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
 from tests.strict_pooler import StrictPooler
 

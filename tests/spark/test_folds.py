@@ -15,13 +15,13 @@ from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.fold import run_rows
 from squid_dagster.spark.fold.folds import COLUMNS, fold_runs, fold_runs_with_views
-from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.lives import Mix
 from squid_dagster.spark.source.columns import SCHEMA
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.tables.run_tables import cut_frame
 from tests.facts import queue_paused, queue_resumed
+from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
+from tests.spark.synthetic_runs import Mix
 
 RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
 

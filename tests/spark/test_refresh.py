@@ -27,7 +27,6 @@ from squid_dagster.spark.errors import (
     WarehouseUnavailable,
 )
 from squid_dagster.spark.fold.run_rows import fold_run, loose_row, unit_row
-from squid_dagster.spark.lives import Life, Mix, make_life
 from squid_dagster.spark.tables import stage as warehouse_stage
 from squid_dagster.spark.tables.columns import STAGE_SCHEMA
 from squid_dagster.spark.tables.files import Files
@@ -51,6 +50,7 @@ from tests.facts import (
 from tests.journal.contract import put, terminate_backends
 from tests.leaky import CANARY, TOLD, URL, fill, workflows
 from tests.spark.reading import location
+from tests.spark.synthetic_runs import Life, Mix, make_life
 from tests.spark.test_folds import damage
 
 RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.2, unfinished=0.2)

@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
-from squid_dagster.spark.generate import Plan, generate
 from squid_dagster.spark.source.credentials import Location
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.source.database import connected
 from tests.facts import queue_paused, signal, started
 from tests.processes import REPOSITORY
+from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location, read_by_hand
 
 GUIDE = REPOSITORY / "docs" / "spark.md"

@@ -23,13 +23,13 @@ from squid_dagster.spark.fold import live_views
 from squid_dagster.spark.fold.folds import Groups
 from squid_dagster.spark.fold.live_views import Shadows, restore_views
 from squid_dagster.spark.fold.worker_journal import WorkFailed
-from squid_dagster.spark.generate import Plan, generate
-from squid_dagster.spark.lives import Mix
 from squid_dagster.spark.source.credentials import locate
 from tests.facts import queue_paused, queue_resumed, terminal
 from tests.journal.writers import start
 from tests.processes import Child, children
+from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
+from tests.spark.synthetic_runs import Mix
 
 RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
 _DUMP: dict[str, LiteralString] = {

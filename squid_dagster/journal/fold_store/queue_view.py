@@ -1,7 +1,7 @@
 """One queue as its thread tells it so far: the parts of its runs, and its open attempts in the order of claims.
 
-Folded in place by the rules of `protocol/folds/dispatch.py`, entry by entry. What a claim or a settlement asks for is found
-by key: it costs the same beside ten attempts and ten thousand, be they siblings, earlier visits or other runs.
+Folded in place by the rules of `protocol/folds/dispatch.py`, entry by entry. What a claim or a settlement asks for
+is found by key: it costs the same beside ten attempts and ten thousand, be they siblings, earlier visits or other runs.
 """
 
 import sys

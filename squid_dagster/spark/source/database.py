@@ -1,6 +1,7 @@
 """Connections of the data source: ADBC, which gives Arrow batches and speaks Unix sockets; errors without secrets.
 
-Nothing is taken from the defaults of the role: the settings of `postgres/session` go with the connection, and open its
+Nothing is taken from the defaults of the role: the settings of
+`postgres/connection/session_settings.py` go with the connection, and open its
 transaction, so that they hold behind a pooler too, whether it refuses such options or drops them without a word.
 """
 

@@ -1,6 +1,6 @@
 """Silent connections: bounds on every wait for the network, and a probe that tells a slow answer from a lost one.
 
-The kernel ends a connection whose packets are not acknowledged (`journal/network`). It cannot know of an answer that is
+The kernel ends a connection whose packets are not acknowledged (`network.py`). It cannot know of an answer that is
 lost behind a proxy, a pooler or a firewall that acknowledges for the server. So a wait that hears nothing for a while
 asks the server, by another connection, whether it works on the statement. If it does, the wait goes on, however long
 that takes. If it does not, twice in a row, the connection is closed: its statement fails as with any lost connection.

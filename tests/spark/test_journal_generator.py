@@ -10,8 +10,8 @@ from squid_dagster.journal.postgres.views.verification import verify
 from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.generate import Generated, Plan, generate
-from squid_dagster.spark.lives import Mix
+from tests.spark.journal_generator import Generated, Plan, generate
+from tests.spark.synthetic_runs import Mix
 
 NOTHING = Mix(0, 0, 0, 0, 0, 0)
 EVERYTHING = Mix(1, 1, 1, 1, 1, 0)

@@ -1,6 +1,6 @@
 """Synthetic journals of any size, written through the real storage path in bulk: for tests and measurements.
 
-`python -m squid_dagster.spark.generate --facts 1000000` writes into the journal that the configuration names.
+`python -m tests.spark.journal_generator --facts 1000000` writes into the journal that the configuration names.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
-from squid_dagster.spark.lives import Life, Mix, Moment, make_life
+from tests.spark.synthetic_runs import Life, Mix, Moment, make_life
 
 _NAMESPACE = UUID("6b6f1c1e-6a3e-4f5f-9a53-3a3c6c6d1f55")
 _COUNTED = ("retries", "expiries", "approvals", "children", "anomalies", "unfinished")
@@ -83,7 +83,7 @@ def generate(storage: Storage, plan: Plan, progress: Progress | None = None) -> 
 
 def _lives(plan: Plan, number: int) -> Iterator[Life]:
     # Its own randomness for each run: what one does never changes what the next one does.
-    random = Random(f"{plan.seed}:{number}")  # noqa: S311  not for secrets
+    random = Random(f"{plan.seed}:{number}")
     return make_life(
         f"run-{plan.seed}-{number:09d}",
         random=random,
