@@ -1,0 +1,1 @@
+"""The words of names, docstrings and comments, and the checks that hold them to `docs/glossary.md`."""

@@ -1,0 +1,133 @@
+"""Checks of one module's words. `python -m tests.words PATH ...` prints what they find.
+
+- The docstring of a function begins with a verb of programming (`verbs.txt`); that of a property may be a noun phrase.
+- Docstrings and comments name a caller, a process or a thread; they do not say "whoever", "nobody" or "somebody".
+- Variables, parameters and fields are named after what they hold, not `told`, `kept`, `found`, `each` or `more`.
+- Names of modules and public classes are made of words of the glossary (`docs/glossary.md`) and of `plain.txt`.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = Path(__file__).resolve().parent
+EMPTY_NAMES = frozenset({"told", "kept", "found", "each", "more"})
+VAGUE = re.compile(r"\b(whoever|whomever|nobody|somebody|anybody|everybody|no one|someone|anyone|everyone)\b", re.I)
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+GLOSSARY_TERMS = re.compile(r"^\| (\*\*[^|]+) \|", re.MULTILINE)
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Remark(NamedTuple):
+    """One word that does not fit, and where."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        """Return the remark as compilers write theirs."""
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+@cache
+def word_list(name: str) -> frozenset[str]:
+    """Return the words of a list beside this module."""
+    lines = (LISTS / name).read_text("utf-8").splitlines()
+    return frozenset(word for line in lines if not line.startswith("#") for word in line.split())
+
+
+@cache
+def glossary() -> frozenset[str]:
+    """Return the words in the first column of the glossary, in small letters, with their plurals."""
+    terms = GLOSSARY_TERMS.findall((ROOT / "docs" / "glossary.md").read_text("utf-8"))
+    words = {word for term in terms for word in re.findall(r"[a-z]+", term.lower())}
+    return frozenset(words | {plural(word) for word in words})
+
+
+def plural(word: str) -> str:
+    """Return a noun's plural."""
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
+
+
+def known(word: str) -> bool:
+    """Return whether a word may stand in the name of a module or of a public class."""
+    return word.isdigit() or word in glossary() or word in word_list("plain.txt")
+
+
+def unknown_words(name: str) -> list[str]:
+    """Return the words of a name that stand in no list."""
+    return [word for word in (part.lower() for part in WORD.findall(name)) if not known(word)]
+
+
+def remarks(path: Path) -> Iterator[Remark]:
+    """Yield what is wrong with the words of a module."""
+    where, text = str(path.relative_to(ROOT)), path.read_text("utf-8")
+    tree = ast.parse(text)
+    for line, said in sorted(set(_docstrings(tree)) | set(_comments(text))):
+        for match in VAGUE.finditer(said):
+            yield Remark(where, line, f"{match.group()!r}: name the caller, the process, the thread or the person")
+    for node in ast.walk(tree):
+        if isinstance(node, Definition):
+            yield from (Remark(where, node.lineno, said) for said in _first_word(node))
+        yield from (
+            Remark(where, node.lineno, f"{name!r}: name what it holds")  # type: ignore[attr-defined]
+            for name in _bound(node)
+            if name in EMPTY_NAMES
+        )
+    for word in unknown_words("" if path.stem == "__init__" else path.stem.removeprefix("test_")):
+        if not where.startswith("tests/"):
+            yield Remark(where, 1, f"module name: {word!r} stands in no list")
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not where.startswith("tests/"):
+            for word in unknown_words(node.name):
+                yield Remark(where, node.lineno, f"class {node.name}: {word!r} stands in no list")
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _first_word(node: Definition) -> Iterator[str]:
+    said = ast.get_docstring(node)
+    properties = {"property", "cached_property", "setter", "fixture"}
+    if not said or any(_name(decorator) in properties for decorator in node.decorator_list):
+        return
+    word = said.split()[0].rstrip(".,:;")
+    if word not in word_list("verbs.txt"):
+        yield f"docstring of {node.name} begins with {word!r}: begin with a verb of verbs.txt"
+
+
+def _name(decorator: ast.expr) -> str:
+    while isinstance(decorator, ast.Call):
+        decorator = decorator.func
+    return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            yield name
+        case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            yield name
+        case _:
+            return
