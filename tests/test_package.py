@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,12 @@ def test_every_logger_of_ours_redacts() -> None:
     root = Path(squid_dagster.__file__).parent
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if "getLogger(" in path.read_text("utf-8")}
     assert found <= own, "take redacting_logger of squid_dagster.logs: no secret may get into a log"
+
+
+def test_no_package_exports_a_name_that_one_of_its_modules_has() -> None:
+    # The import of the module would replace what is exported, but only where the module is imported first.
+    root = Path(squid_dagster.__file__).parent
+    for init in root.rglob("__init__.py"):
+        package = import_module(".".join(["squid_dagster", *init.parent.relative_to(root).parts]))
+        modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        assert not modules & {*getattr(package, "__all__", ())}, package.__name__

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.views.rebuild import rebuild_views
     from squid_dagster.journal.postgres.views.verification import Finding, FindingKind, verify
     from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
-    from squid_dagster.journal.quarantine import quarantine
+    from squid_dagster.journal.run_quarantine import quarantine
 
 # Exported lazily, so that a command which only looks at the configuration loads no database driver.
 _HOMES = {
@@ -62,7 +62,7 @@ _HOMES = {
     "postgres.storage": ("PostgresStorage",),
     "postgres.views.verification": ("Finding", "FindingKind", "verify"),
     "contract.worker_liveness": ("MemoryPresence", "Presence", "WorkerRow"),
-    "quarantine": ("quarantine",),
+    "run_quarantine": ("quarantine",),
     "contract.queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
     "contract.storage": ("Append", "Checkpoint", "Storage"),
 }

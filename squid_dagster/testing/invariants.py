@@ -14,7 +14,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.testing.journal_source import read_all, storage_of
 from squid_dagster.testing.run_rules import RunRules
-from squid_dagster.testing.violations import Rule, Violation, violation
+from squid_dagster.testing.violation import Rule, Violation, violation
 
 __all__ = ["InvariantViolated", "Rule", "Violation", "assert_invariants", "check_invariants", "violations"]
 

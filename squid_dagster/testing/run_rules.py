@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from squid_dagster.protocol.anomalies import unreadable
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.facts import Runnable
-from squid_dagster.testing.violations import Rule, Violation, violation
+from squid_dagster.testing.violation import Rule, Violation, violation
 
 # What may be written about a run that has ended: that its queue's work is fenced, and where it is to be found.
 _AFTER_THE_END = frozenset({"run_fenced", "run_indexed", "run_cataloged"})

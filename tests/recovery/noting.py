@@ -15,7 +15,13 @@ from squid_dagster.testing import InjectedStorage
 PACKAGE = Path(squid_dagster.__file__).parent
 
 # Where commands and execution write from: everything above the storages, and the store that works on any of them.
-ROOMS = ("runtime/**/*.py", "agents/*.py", "api.py", "journal/fold_store/dispatch_store.py", "journal/quarantine.py")
+ROOMS = (
+    "runtime/**/*.py",
+    "agents/*.py",
+    "api.py",
+    "journal/fold_store/dispatch_store.py",
+    "journal/run_quarantine.py",
+)
 
 
 class Line(NamedTuple):
