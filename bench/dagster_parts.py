@@ -119,7 +119,7 @@ class Desk:
         wait_for(lambda: not self._workers(kind))
 
     def _workers(self, kind: str) -> list[str]:
-        rows = self.squid.runtime.presence.workers(ALIVE_WITHIN)
+        rows = self.squid.runtime.liveness.workers(ALIVE_WITHIN)
         return [row.worker_id for row in rows if row.kind == kind]
 
     # --- runs -------------------------------------------------------------------------------------------------------

@@ -501,7 +501,7 @@ class Squid:
         )
 
     def _workers(self) -> list[WorkerRow]:
-        return self.runtime.presence.workers(ALIVE_WITHIN)
+        return self.runtime.liveness.workers(ALIVE_WITHIN)
 
     def _receipt(self, receipt: Receipt) -> Receipt:
         return replace(receipt, inspect=self.inspect_run)

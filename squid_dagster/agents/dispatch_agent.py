@@ -13,8 +13,8 @@ from squid_dagster.journal.contract.dispatch_store import (
     Completed,
     DispatchStore,
     Failed,
+    NextAttempt,
     Planner,
-    Retry,
     Settlement,
 )
 from squid_dagster.journal.contract.notifier import GuardedNotifier, Notifier
@@ -135,7 +135,7 @@ class DispatchAgent:
             head, _, number = ref.runnable_key.rpartition(":")
             if not number.isdigit():
                 raise InvalidArgument(f"runnable key {ref.runnable_key!r} has no attempt number to count on from")
-            retry = Retry(f"{head}:{int(number) + 1}", retry_after)
+            retry = NextAttempt(f"{head}:{int(number) + 1}", retry_after)
         return self._settle(Settlement(ref, Failed(error, retry)))
 
     def release(self, claim: ClaimRef | ClaimResult, reason: str | None = None) -> AttemptResult:

@@ -33,7 +33,7 @@ def status(place: Place, as_json: bool) -> None:
 
     with place.storage() as storage:
         sides, now = adapters(storage), storage.now()
-        queues, workers = sides.queries.queues(), sides.presence.workers(ALIVE_WITHIN)
+        queues, workers = sides.queries.queues(), sides.liveness.workers(ALIVE_WITHIN)
         needed = attention(storage, sides.queries, queues, workers, now)
         serving = [row for row in workers if row.queues]
         facts = {

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
         Completed,
         DispatchStore,
         Failed,
+        NextAttempt,
         PlanRequest,
-        Retry,
         Settlement,
     )
     from squid_dagster.journal.contract.notifier import Listener, LocalNotifier, Notifier
     from squid_dagster.journal.contract.queries import JournalQueries, QueueRow, RunFilter, RunRow
     from squid_dagster.journal.contract.storage import Append, Checkpoint, Storage
-    from squid_dagster.journal.contract.worker_liveness import MemoryPresence, Presence, WorkerRow
+    from squid_dagster.journal.contract.worker_liveness import MemoryLiveness, WorkerLiveness, WorkerRow
     from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
     from squid_dagster.journal.fold_store.queries import FoldQueries
     from squid_dagster.journal.journal_factory import open_journal
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.postgres.views.rebuild import rebuild_views
     from squid_dagster.journal.postgres.views.verification import Finding, FindingKind, verify
-    from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
+    from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
     from squid_dagster.journal.run_quarantine import quarantine
 
 # Exported lazily, so that a command which only looks at the configuration loads no database driver.
@@ -45,7 +45,7 @@ _HOMES = {
         "DispatchStore",
         "Failed",
         "PlanRequest",
-        "Retry",
+        "NextAttempt",
         "Settlement",
     ),
     "fold_store.dispatch_store": ("FoldDispatchStore",),
@@ -56,12 +56,12 @@ _HOMES = {
     "journal_factory": ("open_journal",),
     "postgres.dispatch.dispatch_store": ("PostgresDispatchStore",),
     "postgres.notification.notifier": ("PostgresNotifier",),
-    "postgres.worker_liveness": ("PostgresPresence",),
+    "postgres.worker_liveness": ("PostgresLiveness",),
     "postgres.queries": ("PostgresQueries",),
     "postgres.views.rebuild": ("rebuild_views",),
     "postgres.storage": ("PostgresStorage",),
     "postgres.views.verification": ("Finding", "FindingKind", "verify"),
-    "contract.worker_liveness": ("MemoryPresence", "Presence", "WorkerRow"),
+    "contract.worker_liveness": ("MemoryLiveness", "WorkerLiveness", "WorkerRow"),
     "run_quarantine": ("quarantine",),
     "contract.queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
     "contract.storage": ("Append", "Checkpoint", "Storage"),
@@ -85,25 +85,25 @@ __all__ = [
     "JournalQueries",
     "Listener",
     "LocalNotifier",
-    "MemoryPresence",
+    "MemoryLiveness",
     "MemoryStorage",
     "NetworkBounds",
+    "NextAttempt",
     "Notifier",
     "PlanRequest",
     "PostgresDispatchStore",
+    "PostgresLiveness",
     "PostgresNotifier",
-    "PostgresPresence",
     "PostgresQueries",
     "PostgresStorage",
-    "Presence",
     "QueueRow",
-    "Retry",
     "RunFilter",
     "RunRow",
     "Settlement",
     "Storage",
     "SystemClock",
     "VirtualClock",
+    "WorkerLiveness",
     "WorkerRow",
     "open_journal",
     "quarantine",

@@ -7,13 +7,13 @@ from squid_dagster.journal import PostgresStorage, Storage
 from squid_dagster.journal.contract.dispatch_store import DispatchStore
 from squid_dagster.journal.contract.notifier import GuardedNotifier, LocalNotifier, Notifier
 from squid_dagster.journal.contract.queries import JournalQueries
-from squid_dagster.journal.contract.worker_liveness import MemoryPresence, Presence
+from squid_dagster.journal.contract.worker_liveness import MemoryLiveness, WorkerLiveness
 from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
 from squid_dagster.journal.postgres.queries import PostgresQueries
-from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
+from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow import load_workflows
 from squid_dagster.workflow.definition import Definition
@@ -24,7 +24,7 @@ class Adapters(NamedTuple):
 
     dispatch: DispatchStore
     queries: JournalQueries
-    presence: Presence
+    liveness: WorkerLiveness
     notifier: Notifier
 
 
@@ -41,11 +41,11 @@ def adapters(storage: Storage, listen_url: str | None = None, notifier: Notifier
         return Adapters(
             PostgresDispatchStore(storage),
             PostgresQueries(storage),
-            PostgresPresence(storage),
+            PostgresLiveness(storage),
             given or PostgresNotifier(storage, listen_url),
         )
     local = given or LocalNotifier(storage)
-    return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryPresence(storage), local)
+    return Adapters(FoldDispatchStore(storage), FoldQueries(storage), MemoryLiveness(storage), local)
 
 
 def publish_cut(storage: Storage) -> None:

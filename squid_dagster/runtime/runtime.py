@@ -23,7 +23,7 @@ from squid_dagster.journal.contract.dispatch_store import (
 )
 from squid_dagster.journal.contract.notifier import CommitNotifier, Notifier
 from squid_dagster.journal.contract.queries import JournalQueries
-from squid_dagster.journal.contract.worker_liveness import Presence
+from squid_dagster.journal.contract.worker_liveness import WorkerLiveness
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, UnknownState
@@ -85,7 +85,7 @@ class Runtime:
     storage: Storage
     dispatch: DispatchStore
     queries: JournalQueries
-    presence: Presence
+    liveness: WorkerLiveness
     notifier: Notifier
     registry: Registry
     resources: Mapping[str, object] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from squid_dagster.agents import DispatchAgent, WorkflowAgent
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog, BacklogLeases
 from squid_dagster.backlog.lease_backend import BacklogQueue
-from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryPresence, MemoryStorage
+from squid_dagster.journal import Append, FoldDispatchStore, FoldQueries, LocalNotifier, MemoryLiveness, MemoryStorage
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.command_target import CommandTarget
 from squid_dagster.protocol.entries import Entry
@@ -519,17 +519,17 @@ def other_calls() -> dict[str, Make]:
         "MemoryStorage": lambda w: Call(MemoryStorage),
         "FoldDispatchStore": lambda w: Call(FoldDispatchStore, {"storage": w.storage}),
         "FoldQueries": lambda w: Call(FoldQueries, {"storage": w.storage}),
-        "MemoryPresence": lambda w: Call(MemoryPresence, {"storage": w.storage}),
-        "MemoryPresence.announce": lambda w: Call(
-            w.runtime.presence.announce,
+        "MemoryLiveness": lambda w: Call(MemoryLiveness, {"storage": w.storage}),
+        "MemoryLiveness.report": lambda w: Call(
+            w.runtime.liveness.report,
             {
                 "worker": journal.WorkerRow(
                     worker_id="w", kind="worker", queues=(w.queue,), definitions=(), host="h", pid=1, capacity=1
                 )
             },
         ),
-        "MemoryPresence.withdraw": lambda w: Call(w.runtime.presence.withdraw, {"worker_id": "w"}),
-        "MemoryPresence.workers": lambda w: Call(w.runtime.presence.workers, {"alive_within": timedelta(seconds=5)}),
+        "MemoryLiveness.withdraw": lambda w: Call(w.runtime.liveness.withdraw, {"worker_id": "w"}),
+        "MemoryLiveness.workers": lambda w: Call(w.runtime.liveness.workers, {"alive_within": timedelta(seconds=5)}),
         "LocalNotifier": lambda w: Call(LocalNotifier, {"storage": w.storage}),
         "LocalNotifier.notify": lambda w: Call(w.runtime.notifier.notify, {"queues": [w.queue]}),
         "LocalNotifier.listen": lambda w: Call(w.runtime.notifier.listen, {"queues": [w.queue]}, close=True),

@@ -29,7 +29,7 @@ _VALUES = """
     ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
     GraphNode HeartbeatResult ManualView NetworkBounds Plan PlanRequest Problem QueueRow QueueState Rebuilt Route
     RunGraph RunPage RunRow RunSnapshot RunSummary RunnableView Settlement Stats StepContext StepDefinition
-    TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier Presence SquidFactory
+    TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier SquidFactory WorkerLiveness
     Storage""".split()  # noqa: SIM905
 _ELSEWHERE = {
     "InjectedStorage": "hands everything on to the storage that it wraps",
@@ -115,12 +115,12 @@ def postgres_table() -> dict[str, Make]:
     others = {
         name.replace("Memory", "Postgres").replace("Local", "Postgres"): make
         for name, make in other_calls().items()
-        if name.startswith(("MemoryPresence.", "LocalNotifier."))
+        if name.startswith(("MemoryLiveness.", "LocalNotifier."))
     }
     made: dict[str, Make] = {
         "PostgresDispatchStore": lambda w: Call(journal.PostgresDispatchStore, {"storage": w.storage}),
         "PostgresQueries": lambda w: Call(journal.PostgresQueries, {"storage": w.storage}),
-        "PostgresPresence": lambda w: Call(journal.PostgresPresence, {"storage": w.storage}),
+        "PostgresLiveness": lambda w: Call(journal.PostgresLiveness, {"storage": w.storage}),
         "PostgresNotifier": lambda w: Call(journal.PostgresNotifier, {"storage": w.storage}, close=True),
     }
     return {

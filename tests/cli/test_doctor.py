@@ -15,7 +15,7 @@ from examples.stack import LOCATION, Stack
 from squid_dagster.api import Squid
 from squid_dagster.cli.doctor import dagster_locations
 from squid_dagster.cli.doctor.findings import CODES
-from squid_dagster.journal import PostgresPresence, PostgresStorage
+from squid_dagster.journal import PostgresLiveness, PostgresStorage
 from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, WorkerRow
 from squid_dagster.journal.postgres.schema.drift import differences
 from squid_dagster.plugin import names
@@ -31,7 +31,7 @@ from tests.plugin.daemon import wait_for
 def announce(storage: PostgresStorage, *queues: str, definitions: tuple[str, ...] | None = None) -> None:
     """Say that a worker is alive, as workers do."""
     row = WorkerRow(worker_id="w-1", queues=queues, definitions=definitions, host="here", pid=7)
-    PostgresPresence(storage).announce(row)
+    PostgresLiveness(storage).report(row)
 
 
 def examined(typed: Typed, *args: object) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def served(postgres_url: str, schema_names: Iterator[str]) -> Iterator[tuple[Typ
             ledger.LEDGER: str(folder / "ledger.db"),
         }
         with Stack(folder / "dagster", "tests.plugin.tides", environment) as stack:
-            wait_for(lambda: PostgresPresence(storage).workers(FORGOTTEN_AFTER)[1:], stack)
+            wait_for(lambda: PostgresLiveness(storage).workers(FORGOTTEN_AFTER)[1:], stack)
             wait_for(lambda: _ticks(stack), stack)
             yield Typed(storage), stack
     storage.close()
@@ -242,7 +242,7 @@ def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
     assert f"location {LOCATION!r}" in told["findings"][0]["detail"]
     assert "SQUID_DATABASE_URL" in told["findings"][0]["remedy"]
     # a location that was here long ago, and ticks now, has gone elsewhere
-    PostgresPresence(typed.storage).announce(
+    PostgresLiveness(typed.storage).report(
         WorkerRow(
             worker_id="d", kind=code_version.LOCATION_KIND, queues=(), host="h", pid=1, details={"location": LOCATION}
         )

@@ -59,7 +59,7 @@ def test_queues_are_listed_with_their_work_and_workers(typed: Typed) -> None:
     assert typed("queue", "list").out == "no queues\n"
     squid = Squid(typed.storage, [hello])
     squid.start_many("hello", [{}, {}], queue="mail")
-    squid.runtime.presence.announce(WorkerRow(worker_id="w", queues=("mail", "post"), host="here", pid=1))
+    squid.runtime.liveness.report(WorkerRow(worker_id="w", queues=("mail", "post"), host="here", pid=1))
     mail, post = typed("queue", "list", "--json").json["queues"]
     assert (list(mail), mail["queue"], mail["visible"], mail["worker_count"]) == (QUEUE_KEYS, "mail", 2, 1)
     assert (post["queue"], post["visible"], post["oldest_due_at"]) == ("post", 0, None)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import PostgresDispatchStore, PostgresPresence, PostgresStorage, WorkerRow
+from squid_dagster.journal import PostgresDispatchStore, PostgresLiveness, PostgresStorage, WorkerRow
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from tests.cli.flows import gated, hello, nap, orders
 from tests.cli.typed import Typed
@@ -20,7 +20,7 @@ NEEDED = ["kind", "count", "more", "queue", "summary", "commands", "run_ids"]
 def announce(storage: PostgresStorage, *queues: str, worker_id: str = "w-1", **more: Any) -> None:
     """Say that a worker is alive, as workers do."""
     row = WorkerRow(worker_id=worker_id, queues=queues, host="here", pid=7, capacity=4, running=1, **more)
-    PostgresPresence(storage).announce(row)
+    PostgresLiveness(storage).report(row)
 
 
 def kinds(told: dict[str, Any]) -> list[tuple[str, str | None, int]]:

@@ -192,7 +192,7 @@ def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exi
     assert "10 cancelled steps do not end (deaf.step" in report["gave_up"]
     assert err.splitlines()[-1] == f"it stopped by itself: {report['gave_up']}"
     assert {squid.inspect_run(run_id).status for run_id in runs} == {"cancelled"}
-    assert squid.runtime.presence.workers(timedelta(minutes=1)) == []
+    assert squid.runtime.liveness.workers(timedelta(minutes=1)) == []
 
 
 # --- recovery -------------------------------------------------------------------------------------------------------

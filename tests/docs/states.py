@@ -51,9 +51,9 @@ def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
     if reason is RunReason.QUARANTINED:
         quarantine(storage, storage.read_run(told.run_id))
     definitions = (changed_order().freeze().key,) if reason is RunReason.HELD else None
-    presence = adapters(storage).presence
+    liveness = adapters(storage).liveness
     for worker in known.get("workers") or [_Anybody()]:
-        presence.announce(
+        liveness.report(
             WorkerRow(
                 worker_id=worker.worker_id,
                 queues=worker.queues,

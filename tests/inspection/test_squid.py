@@ -200,12 +200,12 @@ def test_a_worker_that_announces_itself_is_named(squid: Squid) -> None:
     from squid_dagster.journal.contract.worker_liveness import WorkerRow
 
     run_id = squid.start("shop").run_id
-    presence = squid.runtime.presence
-    presence.announce(WorkerRow(worker_id="w-1", queues=("default",), definitions=("shop/other",), host="h", pid=1))
+    liveness = squid.runtime.liveness
+    liveness.report(WorkerRow(worker_id="w-1", queues=("default",), definitions=("shop/other",), host="h", pid=1))
     assert _reason(squid, run_id) == "no_worker_for_definition"
 
     keys = tuple(squid.runtime.registry.keys)
-    presence.announce(WorkerRow(worker_id="w-2", queues=("default",), definitions=keys, host="h", pid=2))
+    liveness.report(WorkerRow(worker_id="w-2", queues=("default",), definitions=keys, host="h", pid=2))
 
     assert _reason(squid, run_id) == "attempt_visible"
     assert squid.explain_run(run_id).details["workers"] == ["w-2"]

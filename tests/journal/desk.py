@@ -15,8 +15,8 @@ from squid_dagster.journal.contract.dispatch_store import (
     Completed,
     DispatchStore,
     Failed,
+    NextAttempt,
     PlanRequest,
-    Retry,
     Settlement,
 )
 from squid_dagster.journal.contract.storage import Storage
@@ -92,7 +92,7 @@ def done(c: Claim, result: Any = None) -> Settlement:
     return Settlement(c.ref, Completed({"ok": True} if result is None else result))
 
 
-def broke(c: Claim, retry: Retry | None = None) -> Settlement:
+def broke(c: Claim, retry: NextAttempt | None = None) -> Settlement:
     """The step of this claim failed."""
     return Settlement(c.ref, Failed({"message": "declined"}, retry))
 

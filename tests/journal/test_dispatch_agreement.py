@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.contract.dispatch_store import Claim, DispatchStore, PlanRequest, Retry, Suspects
+from squid_dagster.journal.contract.dispatch_store import Claim, DispatchStore, NextAttempt, PlanRequest, Suspects
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
@@ -183,9 +183,9 @@ class World:
             self.visits[run] = max(self.visits[run], PlanState.of(state).visits("charge"))
             self.ended |= {run} if state.terminal else set()
 
-    def _retry(self, c: Claim, b: int) -> Retry:
+    def _retry(self, c: Claim, b: int) -> NextAttempt:
         run, step, visit, number = c.ref.runnable_key.split(":")
-        return Retry(key(run, step, int(number) + 1, int(visit)), seconds((0, 15)[b % 2]))
+        return NextAttempt(key(run, step, int(number) + 1, int(visit)), seconds((0, 15)[b % 2]))
 
     def _plan(self, request: PlanRequest) -> Sequence[Fact]:
         run, state = request.run_id, request.run

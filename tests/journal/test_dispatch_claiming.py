@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.contract.dispatch_store import DispatchStore, Retry
+from squid_dagster.journal.contract.dispatch_store import DispatchStore, NextAttempt
 from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
@@ -330,7 +330,7 @@ def test_a_run_that_has_ended_gives_no_claims_and_takes_no_outcomes(desk: Desk, 
     before = desk.entries()
     for c in (lost, held):
         refused(desk.store.settle([done(c)])[0], TerminalRun)
-        refused(desk.store.settle([broke(c, Retry(c.ref.runnable_key + "x", seconds(1)))])[0], TerminalRun)
+        refused(desk.store.settle([broke(c, NextAttempt(c.ref.runnable_key + "x", seconds(1)))])[0], TerminalRun)
         refused(desk.store.heartbeat([c.ref])[0], TerminalRun)
         refused(desk.store.release([c.ref])[0], TerminalRun)
     desk.wait(9999)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Failed, Retry, Settlement
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Failed, NextAttempt, Settlement
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import to_json
@@ -67,7 +67,7 @@ def test_the_fencing_token_counts_claims_over_all_attempts_of_a_visit_and_never_
     # taken over and failed
     third = one(desk)
     tokens.append(third.attempt.fencing_token)
-    (answer,) = desk.store.settle([broke(third, Retry(key(attempt=2), seconds(0)))])
+    (answer,) = desk.store.settle([broke(third, NextAttempt(key(attempt=2), seconds(0)))])
     assert answer.unwrap().status == "failed"
     # tried again
     fourth = one(desk)

@@ -5,7 +5,14 @@ from datetime import datetime
 
 import pytest
 
-from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Interrupted, Retry, Settlement
+from squid_dagster.journal.contract.dispatch_store import (
+    Completed,
+    Deferred,
+    Failed,
+    Interrupted,
+    NextAttempt,
+    Settlement,
+)
 from squid_dagster.protocol import to_json
 from squid_dagster.protocol.errors import ConflictingCompletion, InvalidArgument, InvalidFact, StaleClaim, TerminalRun
 from tests.facts import QUEUE, T0, fenced, key, scheduled, t, terminal
@@ -45,7 +52,7 @@ def test_a_failure_with_a_retry_makes_the_next_attempt(desk: Desk) -> None:
     held = one(desk)
     desk.wait(5)
     # when its worker asks for a retry ten seconds later
-    retry = Retry(key(attempt=2), seconds(10))
+    retry = NextAttempt(key(attempt=2), seconds(10))
     assert desk.store.settle([broke(held, retry)])[0].unwrap().status == "failed"
     assert statuses(desk) == {key(): "failed", key(attempt=2): "retry_scheduled"}
     # then the next attempt is due by then, as the first was but for its number
@@ -65,7 +72,7 @@ def test_a_failure_with_a_retry_makes_the_next_attempt(desk: Desk) -> None:
 def test_repeating_an_outcome_is_no_error_and_writes_nothing(desk: Desk) -> None:
     desk.put(work("run-1"), work("run-2"))
     first, second = claim(desk, limit=2)
-    group = [done(first), broke(second, Retry(key("run-2", attempt=2), seconds(5)))]
+    group = [done(first), broke(second, NextAttempt(key("run-2", attempt=2), seconds(5)))]
     desk.store.settle(group)
     before = desk.entries()
     desk.wait(500)
@@ -193,8 +200,8 @@ _UNRECORDABLE: dict[str, Completed | Failed] = {
     "too large": Completed("x" * 17_000_000),
     "error too large": Failed({"message": "x" * 17_000_000}),
     "error no JSON": Failed({"when": datetime(2026, 1, 1)}),  # noqa: DTZ001
-    "retry without a key": Failed({"message": "no"}, Retry("", seconds(1))),
-    "retry with the key of the attempt": Failed({"message": "no"}, Retry(key("bad"), seconds(1))),
+    "retry without a key": Failed({"message": "no"}, NextAttempt("", seconds(1))),
+    "retry with the key of the attempt": Failed({"message": "no"}, NextAttempt(key("bad"), seconds(1))),
 }
 
 

@@ -14,7 +14,7 @@ from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Compl
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, Disposition, meaning
-from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
+from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.execution.settlement import settle
@@ -112,7 +112,7 @@ OPERATIONS: dict[str, tuple[Callable[[Scene], Prepared], int]] = {
     "pause a queue": (lambda s: lambda: s.squid.pause_queue(f"queue{next(_numbers)}"), 1),
     "commit": (lambda s: _started(s, lambda run_id: _commit(s, run_id)), 1),
     "put a checkpoint": (lambda s: lambda: s.storage.put_checkpoint(run_thread("nothing"), 0, "{}"), 0),
-    "announce a worker": (lambda s: lambda: PostgresPresence(s.storage).announce(_worker()), 0),
+    "announce a worker": (lambda s: lambda: PostgresLiveness(s.storage).report(_worker()), 0),
     "create a card": (lambda s: lambda: _card(s), 1),
     "claim a card": (lambda s: _with_card(s, lambda b, card: b.claim("worker", card_id=card)), 1),
     "renew a card": (lambda s: _claimed_card(s, lambda b, card: b.renew(card)), 1),

@@ -22,9 +22,9 @@ from squid_dagster.journal.contract.dispatch_store import (
     Deferred,
     Failed,
     Interrupted,
+    NextAttempt,
     Outcome,
     PlanRequest,
-    Retry,
     Settlement,
 )
 from squid_dagster.journal.contract.storage import Append
@@ -109,7 +109,7 @@ class Stage:
             own = self.claims[name]
             outcome = OUTCOMES[kind]
             if kind == "retried":
-                outcome = Failed({"message": "declined"}, Retry(key(name, attempt=2), seconds(1)))
+                outcome = Failed({"message": "declined"}, NextAttempt(key(name, attempt=2), seconds(1)))
             ref = BAD_REFS[kind](own.ref) if kind in BAD_REFS else own.ref
             found.append(Settlement(ref, outcome))
             if kind == "doubled":
@@ -153,7 +153,7 @@ OUTCOMES: dict[str, Outcome] = {
     "deep": Completed(_nested(5_000)),
     "large": Completed("x" * SMALL),
     "badmessage": Failed({"message": object()}),
-    "badretry": Failed({"message": "declined"}, Retry("again", timedelta.max)),
+    "badretry": Failed({"message": "declined"}, NextAttempt("again", timedelta.max)),
     "badreason": Deferred("\0", seconds(1)),
     "forever": Deferred("never", timedelta.max),
     "defect": Completed("the planner raises"),

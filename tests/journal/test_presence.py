@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal import (
-    MemoryPresence,
+    MemoryLiveness,
     MemoryStorage,
-    PostgresPresence,
+    PostgresLiveness,
     PostgresStorage,
-    Presence,
+    WorkerLiveness,
     WorkerRow,
     rebuild_views,
     verify,
@@ -33,14 +33,14 @@ WORKER = WorkerRow(worker_id="w1", queues=("default", "slow"), host="box", pid=4
 class Board:
     """Presence, the clock of its storage, a way for others to look at the same, and how many rows there are at all."""
 
-    presence: Presence
+    liveness: WorkerLiveness
     clock: VirtualClock
-    another: Callable[[], Presence]
+    another: Callable[[], WorkerLiveness]
     kept: Callable[[], int]
 
     def ids(self, within: timedelta = MINUTE) -> list[str]:
         """Who is alive."""
-        return [worker.worker_id for worker in self.presence.workers(within)]
+        return [worker.worker_id for worker in self.liveness.workers(within)]
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -52,13 +52,13 @@ def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Board:
     """Nobody is there yet."""
     if request.param == "memory":
         memory = MemoryStorage(clock)
-        presence = MemoryPresence(memory)
-        return Board(presence, clock, lambda: MemoryPresence(memory), lambda: len(presence._board.rows))
+        liveness = MemoryLiveness(memory)
+        return Board(liveness, clock, lambda: MemoryLiveness(memory), lambda: len(liveness._board.rows))
     postgres: PostgresStorage = request.getfixturevalue("postgres_virtual")
     return Board(
-        PostgresPresence(postgres),
+        PostgresLiveness(postgres),
         clock,
-        lambda: PostgresPresence(postgres),
+        lambda: PostgresLiveness(postgres),
         lambda: len(postgres.rows("SELECT worker_id FROM {schema}.presence")),
     )
 
@@ -72,8 +72,8 @@ def test_whoever_is_announced_is_seen_by_all(board: Board) -> None:
         running=3,
         details={"version": "1", "n": [1]},
     )
-    board.presence.announce(full)
-    board.presence.announce(replace(WORKER, worker_id="w0"))
+    board.liveness.report(full)
+    board.liveness.report(replace(WORKER, worker_id="w0"))
     seen = board.another().workers(MINUTE)
     assert seen == [
         replace(WORKER, worker_id="w0", started_at=T0, seen_at=T0),
@@ -82,67 +82,67 @@ def test_whoever_is_announced_is_seen_by_all(board: Board) -> None:
 
 
 def test_nobody_is_there_at_first(board: Board) -> None:
-    assert board.presence.workers(DAY) == []
+    assert board.liveness.workers(DAY) == []
 
 
 def test_an_announcement_replaces_the_one_before_and_the_start_stays(board: Board) -> None:
-    board.presence.announce(WORKER)
+    board.liveness.report(WORKER)
     board.wait(30)
-    board.presence.announce(replace(WORKER, queues=("slow",), definitions=(), running=1, details={"now": "other"}))
-    (seen,) = board.presence.workers(MINUTE)
+    board.liveness.report(replace(WORKER, queues=("slow",), definitions=(), running=1, details={"now": "other"}))
+    (seen,) = board.liveness.workers(MINUTE)
     assert (seen.queues, seen.definitions, seen.running, seen.details) == (("slow",), (), 1, {"now": "other"})
     assert (seen.started_at, seen.seen_at) == (T0, t(30))
 
 
 def test_the_worker_s_own_idea_of_the_time_does_not_matter(board: Board) -> None:
-    board.presence.announce(replace(WORKER, started_at=t(-9999), seen_at=t(9999)))
-    (seen,) = board.presence.workers(MINUTE)
+    board.liveness.report(replace(WORKER, started_at=t(-9999), seen_at=t(9999)))
+    (seen,) = board.liveness.workers(MINUTE)
     assert (seen.started_at, seen.seen_at) == (T0, T0)
     board.wait(61)
     assert board.ids() == []
 
 
 def test_whoever_says_nothing_for_a_while_is_not_alive_but_not_forgotten_yet(board: Board) -> None:
-    board.presence.announce(WORKER)
+    board.liveness.report(WORKER)
     board.wait(30)
-    board.presence.announce(replace(WORKER, worker_id="w2"))
+    board.liveness.report(replace(WORKER, worker_id="w2"))
     board.wait(30)
     # at the very instant counts as too long ago
     assert board.ids() == ["w2"]
     assert board.ids(timedelta(seconds=61)) == ["w1", "w2"]
-    board.presence.announce(WORKER)
+    board.liveness.report(WORKER)
     assert board.ids() == ["w1", "w2"]
-    assert board.presence.workers(MINUTE)[0].started_at == T0
+    assert board.liveness.workers(MINUTE)[0].started_at == T0
 
 
 def test_whoever_withdraws_is_gone_and_starts_anew(board: Board) -> None:
-    board.presence.announce(WORKER)
-    board.presence.announce(replace(WORKER, worker_id="w2"))
-    board.presence.withdraw("w1")
-    board.presence.withdraw("w1")
-    board.presence.withdraw("never there")
+    board.liveness.report(WORKER)
+    board.liveness.report(replace(WORKER, worker_id="w2"))
+    board.liveness.withdraw("w1")
+    board.liveness.withdraw("w1")
+    board.liveness.withdraw("never there")
     assert board.ids() == ["w2"]
     board.wait(10)
-    board.presence.announce(WORKER)
-    assert board.presence.workers(MINUTE)[0].started_at == t(10)
+    board.liveness.report(WORKER)
+    assert board.liveness.workers(MINUTE)[0].started_at == t(10)
 
 
 def test_rows_older_than_a_day_are_swept_by_the_next_announcement(board: Board) -> None:
     for n in range(3):
-        board.presence.announce(replace(WORKER, worker_id=f"old{n}"))
+        board.liveness.report(replace(WORKER, worker_id=f"old{n}"))
     board.wait(3600)
-    board.presence.announce(replace(WORKER, worker_id="younger"))
+    board.liveness.report(replace(WORKER, worker_id="younger"))
     board.wait(DAY.total_seconds() - 3600)
     assert board.kept() == 4
-    board.presence.announce(replace(WORKER, worker_id="new"))
+    board.liveness.report(replace(WORKER, worker_id="new"))
     assert board.ids(DAY) == ["new", "younger"]
     assert board.kept() == 2
 
 
 def test_secrets_are_not_kept(board: Board) -> None:
     details: dict[str, Any] = {"api_key": "s3cret", "nested": [{"password": "s3cret"}], "kept": "yes"}
-    board.presence.announce(replace(WORKER, details=details))
-    (seen,) = board.presence.workers(MINUTE)
+    board.liveness.report(replace(WORKER, details=details))
+    (seen,) = board.liveness.workers(MINUTE)
     assert "s3cret" not in repr(seen)
     assert seen.details["kept"] == "yes"
     assert details["api_key"] == "s3cret"
@@ -150,9 +150,9 @@ def test_secrets_are_not_kept(board: Board) -> None:
 
 def test_what_the_caller_changes_later_changes_nothing(board: Board) -> None:
     details: dict[str, Any] = {"steps": ["a"]}
-    board.presence.announce(replace(WORKER, details=details))
+    board.liveness.report(replace(WORKER, details=details))
     details["steps"].append("b")
-    assert board.presence.workers(MINUTE)[0].details == {"steps": ["a"]}
+    assert board.liveness.workers(MINUTE)[0].details == {"steps": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -184,29 +184,29 @@ def test_what_the_caller_changes_later_changes_nothing(board: Board) -> None:
 )
 def test_a_row_that_makes_no_sense_is_refused_and_nothing_is_changed(board: Board, fields: dict[str, Any]) -> None:
     with pytest.raises((InvalidArgument, InvalidThread)):
-        board.presence.announce(replace(WORKER, **fields))
-    assert board.presence.workers(DAY) == []
+        board.liveness.report(replace(WORKER, **fields))
+    assert board.liveness.workers(DAY) == []
 
 
 @pytest.mark.parametrize("within", [timedelta(0), timedelta(seconds=-1), timedelta(days=2), 60, None])
 def test_a_time_that_makes_no_sense_is_refused(board: Board, within: Any) -> None:
     with pytest.raises(InvalidArgument, match="alive_within"):
-        board.presence.workers(within)
+        board.liveness.workers(within)
 
 
 def test_other_bad_arguments_are_refused(board: Board) -> None:
     with pytest.raises(InvalidArgument):
-        board.presence.withdraw("")
+        board.liveness.withdraw("")
     with pytest.raises(InvalidArgument):
-        board.presence.announce({"worker_id": "w1"})  # type: ignore[arg-type]
+        board.liveness.report({"worker_id": "w1"})  # type: ignore[arg-type]
 
 
 def test_many_may_announce_and_sweep_at_once(board: Board) -> None:
     for n in range(20):
-        board.presence.announce(replace(WORKER, worker_id=f"old{n}"))
+        board.liveness.report(replace(WORKER, worker_id=f"old{n}"))
     board.wait(DAY.total_seconds())
-    at_once([partial(board.another().announce, replace(WORKER, worker_id=f"w{n % 4}")) for n in range(8)])
-    board.presence.announce(WORKER)
+    at_once([partial(board.another().report, replace(WORKER, worker_id=f"w{n % 4}")) for n in range(8)])
+    board.liveness.report(WORKER)
     assert board.ids(DAY) == ["w0", "w1", "w2", "w3"]
     assert board.kept() == 4
 
@@ -216,8 +216,8 @@ def test_many_may_announce_and_sweep_at_once(board: Board) -> None:
 
 def test_two_storages_in_memory_know_nothing_of_each_other_and_leave_nothing_behind() -> None:
     first, second = MemoryStorage(), MemoryStorage()
-    MemoryPresence(first).announce(WORKER)
-    assert MemoryPresence(second).workers(MINUTE) == []
+    MemoryLiveness(first).report(WORKER)
+    assert MemoryLiveness(second).workers(MINUTE) == []
     kept = len(shared_module._kept)
     del first, second
     gc.collect()
@@ -228,27 +228,27 @@ def test_two_storages_in_memory_know_nothing_of_each_other_and_leave_nothing_beh
 
 
 def test_presence_goes_by_the_clock_of_the_database(postgres: PostgresStorage) -> None:
-    presence = PostgresPresence(postgres)
+    liveness = PostgresLiveness(postgres)
     before = postgres.now()
-    presence.announce(WORKER)
-    (seen,) = presence.workers(MINUTE)
+    liveness.report(WORKER)
+    (seen,) = liveness.workers(MINUTE)
     assert seen.started_at == seen.seen_at
     assert seen.seen_at is not None
     assert before <= seen.seen_at <= postgres.now()
     with raw(postgres) as connection:
         connection.execute("UPDATE presence SET seen_at = seen_at - interval '2 minutes'")
-    assert presence.workers(MINUTE) == []
+    assert liveness.workers(MINUTE) == []
 
 
 def test_presence_is_no_view_of_facts_and_survives_a_rebuild(postgres: PostgresStorage) -> None:
-    presence = PostgresPresence(postgres)
+    liveness = PostgresLiveness(postgres)
     put(postgres, started())
-    presence.announce(WORKER)
-    before = presence.workers(MINUTE)
+    liveness.report(WORKER)
+    before = liveness.workers(MINUTE)
     rebuild_views(postgres)
-    assert presence.workers(MINUTE) == before
+    assert liveness.workers(MINUTE) == before
     # and nobody misses a row
     with raw(postgres) as connection:
         connection.execute("TRUNCATE presence")
-    assert presence.workers(MINUTE) == []
+    assert liveness.workers(MINUTE) == []
     assert verify(postgres) == []

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from squid_dagster.api import Squid
 from squid_dagster.journal import FoldDispatchStore, MemoryStorage
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.fold_store.queue_view import QueueView
+from squid_dagster.journal.fold_store.queue_index import QueueIndex
 from squid_dagster.protocol import DispatchProjection, Entry, RunProjection, dispatch_thread, run_thread
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.workflow import StepContext, Workflow, path
@@ -23,7 +23,7 @@ TIMES = st.lists(st.integers(0, 120), min_size=1, max_size=4)
 @given(journal=journals(), times=TIMES)
 def test_a_view_shows_what_the_fold_of_the_whole_thread_shows(journal: list[Entry], times: list[int]) -> None:
     for queue in QUEUES:
-        view, read = QueueView(), list[Entry]()
+        view, read = QueueIndex(), list[Entry]()
         for entry in (entry for entry in journal if entry.thread == dispatch_thread(queue)):
             # when an entry is folded in place, and the view looked at again and again, also by a clock that goes back
             view.add(entry)
@@ -54,7 +54,7 @@ def test_a_part_holds_the_attempts_of_the_visits_that_are_named_and_no_others() 
     Desk(storage, FoldDispatchStore(storage), VirtualClock(t(0))).put(
         work("run-1"), work("run-1", step="other"), work("run-2")
     )
-    view = QueueView()
+    view = QueueIndex()
     for entry in storage.read(dispatch_thread(QUEUE)):
         view.add(entry)
     (first, *_) = view.visible(t(60), None)

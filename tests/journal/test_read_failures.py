@@ -52,7 +52,7 @@ def desk(postgres: PostgresStorage) -> Iterator[Desk]:
     owner.backlog.create("card", "a card")
     owner.journal.append(run_thread(run_id), [started(run_id)])  # once more, which is an anomaly
     owner.journal.put_checkpoint(run_thread(run_id), 1, "{}")
-    owner.runtime.presence.announce(WORKER)
+    owner.runtime.liveness.report(WORKER)
     faults = Faults(postgres)
     storage = faults.reader(postgres)
     yield Desk(postgres, Squid(storage, workflow), run_id, faults)
@@ -66,7 +66,7 @@ def desk(postgres: PostgresStorage) -> Iterator[Desk]:
 def _status(desk: Desk) -> object:
     """Read what `squid status` shows."""
     runtime, storage = desk.squid.runtime, desk.storage
-    queues, workers = runtime.queries.queues(), runtime.presence.workers(MINUTE)
+    queues, workers = runtime.queries.queues(), runtime.liveness.workers(MINUTE)
     needed = attention(storage, runtime.queries, queues, workers, storage.now())
     return queues, needed, count_runs(storage, 10)
 
@@ -87,7 +87,7 @@ READS: dict[str, Callable[[Desk], object]] = {
     "backlog of queues": lambda d: d.squid.runtime.queries.backlog(["default"], None, 5),
     "anomalies": lambda d: d.squid.runtime.queries.anomalies(None, 5),
     "schedule_cursor": lambda d: d.squid.runtime.queries.schedule_cursor("one", "night"),
-    "workers": lambda d: d.squid.runtime.presence.workers(MINUTE),
+    "workers": lambda d: d.squid.runtime.liveness.workers(MINUTE),
     "visible": lambda d: [each.runnable_key for each in d.squid.runtime.dispatch.visible("default")],
     "expired": lambda d: d.squid.runtime.dispatch.expired("default"),
     "read": lambda d: d.storage.read(run_thread(d.run_id)),

@@ -20,8 +20,8 @@ from squid_dagster.journal.contract.dispatch_store import (
     Completed,
     Deferred,
     Failed,
+    NextAttempt,
     Outcome,
-    Retry,
     Settlement,
 )
 from squid_dagster.journal.contract.storage import Storage
@@ -190,7 +190,7 @@ def _note(world: World, run: str, chance: random.Random) -> object:
 def _outcome(claim: Claim, chance: random.Random) -> Outcome:
     failed = Failed({"code": "no", "message": "no"})
     number = claim.attempt.attempt_number + 1
-    again = Retry(f"{claim.attempt.idempotency_key}:{number}", timedelta(seconds=chance.choice([0, 5])))
+    again = NextAttempt(f"{claim.attempt.idempotency_key}:{number}", timedelta(seconds=chance.choice([0, 5])))
     results: list[Any] = [None, {"ok": [1, 1e300, "ü"]}, "", 0, []]
     outcomes: list[Outcome] = [Completed(result) for result in results * 3]
     outcomes += [failed._replace(retry=again), failed, Deferred("later", timedelta(seconds=1))]

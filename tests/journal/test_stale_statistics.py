@@ -17,8 +17,8 @@ from squid_dagster.journal.contract.dispatch_store import (
     Completed,
     Deferred,
     Failed,
+    NextAttempt,
     Outcome,
-    Retry,
     Settlement,
 )
 from squid_dagster.runtime.leases.claim_by_key import claim_item
@@ -140,7 +140,7 @@ def _settle(squid: Squid, claim: Claim, outcome: Outcome) -> None:
 def _failed(squid: Squid, claims: list[Claim]) -> None:
     for claim in claims:
         key = f"{claim.attempt.idempotency_key}:2"
-        _settle(squid, claim, Failed({"message": "no"}, Retry(key, timedelta(hours=1))))
+        _settle(squid, claim, Failed({"message": "no"}, NextAttempt(key, timedelta(hours=1))))
 
 
 def _claimed(squid: Squid, _: list[Claim]) -> None:

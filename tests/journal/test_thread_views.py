@@ -2,7 +2,7 @@
 
 import pytest
 
-from squid_dagster.journal.fold_store.thread_views import ThreadViews
+from squid_dagster.journal.fold_store.thread_folds import ThreadFolds
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import Entry
 from tests.facts import signal
@@ -28,7 +28,7 @@ class Counted:
 
 def test_a_view_that_was_interrupted_halfway_is_read_anew() -> None:
     storage = MemoryStorage()
-    views = ThreadViews(storage, Counted, most=10)
+    views = ThreadFolds(storage, Counted, most=10)
     storage.append(THREAD, [signal(), signal(), signal()])
     assert views.read(THREAD)[0] == 3
     storage.append(THREAD, [signal(), signal(), signal()])

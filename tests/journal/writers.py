@@ -16,10 +16,10 @@ from squid_dagster.journal import (
     Claim,
     Completed,
     Failed,
+    NextAttempt,
     PlanRequest,
     PostgresDispatchStore,
     PostgresStorage,
-    Retry,
     Settlement,
 )
 from squid_dagster.protocol import (
@@ -115,9 +115,9 @@ def _one_step(
             store.release([claims.pop().ref])
 
 
-def _retry(claim: Claim) -> Retry:
+def _retry(claim: Claim) -> NextAttempt:
     key = claim.attempt.idempotency_key
-    return Retry(f"{key}:{claim.attempt.attempt_number + 1}", timedelta(milliseconds=10))
+    return NextAttempt(f"{key}:{claim.attempt.attempt_number + 1}", timedelta(milliseconds=10))
 
 
 def start(storage: PostgresStorage, run_ids: list[str], commit_id: UUID | None = None) -> None:

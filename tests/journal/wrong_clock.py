@@ -17,9 +17,9 @@ from squid_dagster.journal import (  # noqa: E402
     ClaimRef,
     Completed,
     Failed,
+    NextAttempt,
     PostgresDispatchStore,
     PostgresStorage,
-    Retry,
     Settlement,
 )
 
@@ -39,7 +39,7 @@ def main(url: str, schema: str, command: str, *arguments: str) -> object:
         case "complete":
             answers = store.settle([Settlement(ClaimRef("default", *arguments[:4]), Completed({"done": True}))])
         case "fail":
-            retry = Retry(arguments[4], timedelta(seconds=30))
+            retry = NextAttempt(arguments[4], timedelta(seconds=30))
             answers = store.settle([Settlement(ClaimRef("default", *arguments[:4]), Failed({"message": "no"}, retry))])
         case _:
             answers = store.heartbeat([ClaimRef("default", *arguments[:4])], timedelta(seconds=60))

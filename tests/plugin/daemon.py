@@ -62,7 +62,7 @@ class Shore:
 
     def drains(self) -> dict[str, int]:
         """Give the processes of drain runs that count as alive, by the id of their Dagster run."""
-        rows = self.squid.runtime.presence.workers(ALIVE_WITHIN)
+        rows = self.squid.runtime.liveness.workers(ALIVE_WITHIN)
         return {row.details["dagster_run_id"]: row.pid for row in rows if row.kind == RUN_KIND}
 
     def holder(self, run_id: str, after: str | None = None) -> str | None:

@@ -47,7 +47,7 @@ def test_it_lingers_and_starts_work_that_comes_meanwhile(
     done: list[str] = []
 
     def later() -> None:
-        wait_until(lambda: squid.runtime.presence.workers(timedelta(minutes=1)))
+        wait_until(lambda: squid.runtime.liveness.workers(timedelta(minutes=1)))
         for number in range(3):  # each comes when the one before is done
             run_id = squid.start("quick", {"number": number}).run_id
             wait_until(lambda run_id=run_id: squid.inspect_run(run_id).terminal)
@@ -58,7 +58,7 @@ def test_it_lingers_and_starts_work_that_comes_meanwhile(
     helper.join()
     assert len(done) == 3
     assert metadata(result)["squid/completed"] == 3
-    assert squid.runtime.presence.workers(timedelta(minutes=1)) == []
+    assert squid.runtime.liveness.workers(timedelta(minutes=1)) == []
 
 
 def test_its_presence_tells_the_dagster_run_and_the_code(
@@ -68,8 +68,8 @@ def test_its_presence_tells_the_dagster_run_and_the_code(
     seen: list[Any] = []
 
     def look() -> None:
-        wait_until(lambda: squid.runtime.presence.workers(timedelta(minutes=1)))
-        seen.extend(squid.runtime.presence.workers(timedelta(minutes=1)))
+        wait_until(lambda: squid.runtime.liveness.workers(timedelta(minutes=1)))
+        seen.extend(squid.runtime.liveness.workers(timedelta(minutes=1)))
 
     helper = in_background(look)
     result = drain(resource, instance, concurrency=7)
@@ -90,7 +90,7 @@ def test_it_ends_at_its_maximum_age_and_lets_steps_finish(
 
     def open_when_too_old() -> None:
         # a worker that claims nothing more says that it has no room
-        wait_until(lambda: [r.capacity for r in squid.runtime.presence.workers(timedelta(minutes=1))] == [0])
+        wait_until(lambda: [r.capacity for r in squid.runtime.liveness.workers(timedelta(minutes=1))] == [0])
         gate.touch()
 
     helper = in_background(open_when_too_old)
@@ -109,7 +109,7 @@ def test_it_stops_for_newer_code_of_its_location(
     tell_version(squid, NO_LOCATION, "before")
 
     def deploy() -> None:
-        wait_until(lambda: [r for r in squid.runtime.presence.workers(timedelta(minutes=1)) if r.queues])
+        wait_until(lambda: [r for r in squid.runtime.liveness.workers(timedelta(minutes=1)) if r.queues])
         tell_version(squid, "another location", "newer")
         tell_version(squid, NO_LOCATION, "newer")
 
@@ -127,7 +127,7 @@ def test_it_works_on_when_dagster_s_storage_is_deleted(
     seen: list[str] = []
 
     def delete() -> None:
-        wait_until(lambda: squid.runtime.presence.workers(timedelta(minutes=1)))
+        wait_until(lambda: squid.runtime.liveness.workers(timedelta(minutes=1)))
         shutil.rmtree(home, ignore_errors=True)
         runs = [squid.start(name).run_id for name in ("talking", "failing", "talking")]
         wait_until(lambda: all(squid.inspect_run(run).terminal for run in runs))
@@ -138,7 +138,7 @@ def test_it_works_on_when_dagster_s_storage_is_deleted(
         drain(resource, instance, linger_seconds=2)  # how Dagster ends a run that it has forgotten is its own business
     helper.join()
     assert seen == ["completed", "failed", "completed"]
-    assert squid.runtime.presence.workers(timedelta(minutes=1)) == []
+    assert squid.runtime.liveness.workers(timedelta(minutes=1)) == []
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_terminated_run_gives_its_claims_back_and_ends_canceled(
     (claim,) = facts(squid, held.run_id, "attempt_claimed")
     assert released.claim_id == claim.claim_id
     assert claim.owner_id == f"dagster:{held.dagster_run_id}"
-    assert squid.runtime.presence.workers(timedelta(minutes=1)) == []
+    assert squid.runtime.liveness.workers(timedelta(minutes=1)) == []
     held.gate.touch()
     assert drain(resource, instance).success
     assert squid.inspect_run(held.run_id).status == "completed"

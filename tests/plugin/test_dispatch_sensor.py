@@ -88,7 +88,7 @@ def alive(squid: Squid, **fields: Any) -> WorkerRow:
             **fields,
         }
     )
-    squid.runtime.presence.announce(row)
+    squid.runtime.liveness.report(row)
     return row
 
 
@@ -210,7 +210,7 @@ def test_a_live_drain_or_plain_worker_is_enough(
         row = alive(squid, **fields)
         requests, reason = tick(resource, instance)
         assert (requests, (reason or "").endswith("enough")) == ([], True)
-        squid.runtime.presence.withdraw(row.worker_id)
+        squid.runtime.liveness.withdraw(row.worker_id)
     assert len(tick(resource, instance)[0]) == 1
 
 

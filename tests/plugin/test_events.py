@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, Outcome, Retry
+from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, NextAttempt, Outcome
 from squid_dagster.plugin.dispatch.step_events import (
     LINES_BETWEEN_SUMMARIES,
     TABLE_ROWS,
@@ -22,7 +22,7 @@ from tests.protocol.folding import fold, the_attempt
 
 Line = tuple[int, str]
 BROKEN = Failed({"type": "ValueError", "message": "broken", "password": "hidden", "traceback": "long"})
-AGAIN = Failed(BROKEN.error, Retry("run-1:charge:1:2", timedelta(seconds=3)))
+AGAIN = Failed(BROKEN.error, NextAttempt("run-1:charge:1:2", timedelta(seconds=3)))
 
 
 def settled(outcome: Outcome, seconds: float = 0.1, refused: SquidError | None = None) -> SettledAttempt:

@@ -9,7 +9,7 @@ from typing import Any, LiteralString, NamedTuple
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.contract.dispatch_store import Completed, Failed, Outcome, Retry, Settlement
+from squid_dagster.journal.contract.dispatch_store import Completed, Failed, NextAttempt, Outcome, Settlement
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -67,7 +67,9 @@ def failed_but_unprogressed(squid: Squid, clock: VirtualClock, run_id: str) -> N
 def failed_with_an_unplanned_retry(squid: Squid, clock: VirtualClock, run_id: str) -> None:
     """Fail a step with a retry that the run knows nothing of."""
     start(squid, "retried", run_id)
-    settle_half(squid, "retried", Failed({"message": "planted"}, Retry(f"{run_id}:flaky:1:2", timedelta(seconds=10))))
+    settle_half(
+        squid, "retried", Failed({"message": "planted"}, NextAttempt(f"{run_id}:flaky:1:2", timedelta(seconds=10)))
+    )
 
 
 def expired_over_the_cap(squid: Squid, clock: VirtualClock, run_id: str) -> None:

@@ -87,8 +87,8 @@ def test_presence_and_status_tell_of_them(postgres: PostgresStorage, crowd: Crow
     runtime = squid.runtime
 
     def told() -> list[Any]:
-        runtime.presence.announce(working.worker._describe())  # as it does by itself every few seconds
-        workers = runtime.presence.workers(timedelta(minutes=1))
+        runtime.liveness.report(working.worker._describe())  # as it does by itself every few seconds
+        workers = runtime.liveness.workers(timedelta(minutes=1))
         return [
             each
             for each in attention(postgres, runtime.queries, runtime.queries.queues(), workers, postgres.now())

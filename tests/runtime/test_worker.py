@@ -265,7 +265,7 @@ def test_a_worker_is_seen_while_it_is_there_and_gone_afterwards(postgres: Postgr
     squid = Squid(postgres, metered(meter))
 
     def seen() -> list[WorkerRow]:
-        return squid.runtime.presence.workers(timedelta(minutes=1))
+        return squid.runtime.liveness.workers(timedelta(minutes=1))
 
     with at_work(squid, ["default", "other"], concurrency=7, poll=NEVER, worker_id="w-1") as working:
         (row,) = until(seen, "the worker's row")

@@ -12,7 +12,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import Completed, PostgresQueries, PostgresStorage, Settlement
 from squid_dagster.journal.contract.queries import ScheduleCursor
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
-from squid_dagster.journal.postgres.worker_liveness import PostgresPresence
+from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.worker.maintenance import Housekeeping
 from squid_dagster.workflow import Cron, StepContext, Workflow
@@ -69,10 +69,10 @@ def test_a_worker_starts_what_the_clock_asks_for_once_among_many(postgres: Postg
     assert len(windows) == len(set(windows))
 
 
-class _NoPresence(PostgresPresence):
+class _NoLiveness(PostgresLiveness):
     """A presence table that nobody may write to."""
 
-    def announce(self, worker: WorkerRow) -> None:
+    def report(self, worker: WorkerRow) -> None:
         raise RuntimeError("permission denied for table presence")
 
 
@@ -85,7 +85,7 @@ class _NoSchedules(PostgresQueries):
 
 def test_what_fails_in_housekeeping_keeps_nothing_else_from_being_done(postgres: PostgresStorage) -> None:
     squid = Squid(postgres, [line(), nightly()])
-    squid.runtime = replace(squid.runtime, presence=_NoPresence(postgres), queries=_NoSchedules(postgres))
+    squid.runtime = replace(squid.runtime, liveness=_NoLiveness(postgres), queries=_NoSchedules(postgres))
     run_id = crash(squid, "default")
     with at_work(squid, housekeeping=OFTEN):
         until(all_done(postgres, [run_id]), "the run that was repaired all the same")
@@ -103,7 +103,7 @@ def test_a_row_tells_how_busy_the_worker_is(postgres: PostgresStorage) -> None:
     squid.start_many("slow", [None] * 3)
 
     def running() -> list[int]:
-        return [row.running for row in squid.runtime.presence.workers(timedelta(minutes=1))]
+        return [row.running for row in squid.runtime.liveness.workers(timedelta(minutes=1))]
 
     with at_work(squid, housekeeping=OFTEN, poll=NEVER):
         until(lambda: running() == [3], "three steps on its row")

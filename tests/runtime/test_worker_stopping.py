@@ -98,11 +98,11 @@ def test_an_idle_worker_ends_at_once_however_seldom_it_polls(postgres: PostgresS
     with children() as started:
         started.append(worker_process(postgres, poll=3600))
         hear(started[0], "ready")
-        until(lambda: Squid(postgres).runtime.presence.workers(timedelta(minutes=1)), "the worker at work")
+        until(lambda: Squid(postgres).runtime.liveness.workers(timedelta(minutes=1)), "the worker at work")
         started[0].process.terminate()
         assert started[0].end(PATIENCE) == 0
         assert counts_of(started[0])["claimed"] == 0
-    assert Squid(postgres).runtime.presence.workers(timedelta(minutes=1)) == []
+    assert Squid(postgres).runtime.liveness.workers(timedelta(minutes=1)) == []
 
 
 def test_a_busy_worker_begins_its_grace_at_once_however_seldom_it_polls(

@@ -33,20 +33,20 @@ BUGS = (
     ),
     Bug(
         "claims are not fenced by a revision",
-        "journal.fold_dispatch:FoldDispatchStore.claim",
+        "journal.fold_store.dispatch_store:FoldDispatchStore.claim",
         "expected_rev=revision",
         "",
     ),
     Bug(
         "an end on the run's own thread is no fence",
-        "journal.fold_dispatch:FoldDispatchStore._run",
+        "journal.fold_store.dispatch_store:FoldDispatchStore._run",
         "ended=state.terminal",
         "ended=False",
     ),
-    Bug("an ended run takes results", "journal.settling:find", "if run.fenced:", "if False:"),
+    Bug("an ended run takes results", "journal.settlement.member_facts:find", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
-        "journal.fold_dispatch:FoldDispatchStore._claim_facts",
+        "journal.fold_store.dispatch_store:FoldDispatchStore._claim_facts",
         "run.next_token(attempt.idempotency_key)",
         "1",
     ),
@@ -59,7 +59,7 @@ BUGS = (
     Bug("heartbeats extend nothing", "runtime.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"),
     Bug(
         "a lease is counted from its claim on",
-        "journal.settling:heartbeat_fact",
+        "journal.settlement.member_facts:heartbeat_fact",
         "lease_until=at + lease",
         "lease_until=attempt.lease_until",
     ),
@@ -76,7 +76,7 @@ BUGS = (
     # --- groups and planning
     Bug(
         "plans are not fenced by a revision",
-        "journal.fold_dispatch:FoldDispatchStore._group_once",
+        "journal.fold_store.dispatch_store:FoldDispatchStore._group_once",
         "revisions.get(one.thread)",
         "None",
     ),
@@ -126,13 +126,13 @@ BUGS = (
     # --- commands
     Bug(
         "commands are not fenced by a revision",
-        "journal.fold_dispatch:FoldDispatchStore.command",
+        "journal.fold_store.dispatch_store:FoldDispatchStore.command",
         "self._compared(revisions, facts)",
         "{}",
     ),
     Bug(
         "repairs and children are not fenced by a revision",
-        "journal.fold_dispatch:FoldDispatchStore.decide",
+        "journal.fold_store.dispatch_store:FoldDispatchStore.decide",
         "commit_in_order(self._storage, facts, revisions)",
         "commit_in_order(self._storage, facts, {})",
     ),
@@ -154,7 +154,12 @@ BUGS = (
         "windows_due(cron, cursor, at, _MOST)]",
         "windows_due(cron, cursor, at, _MOST)[-1:]]",
     ),
-    Bug("a paused queue gives claims", "journal.queue_view:QueueView.claimable", "iter(()) if self.paused else ", ""),
+    Bug(
+        "a paused queue gives claims",
+        "journal.fold_store.queue_index:QueueIndex.claimable",
+        "iter(()) if self.paused else ",
+        "",
+    ),
     # --- recovery
     Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
     Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),

@@ -66,7 +66,7 @@ def doctor(
             patient = Patient(
                 storage=storage,
                 sides=sides,
-                workers=[row for row in sides.presence.workers(ALIVE_WITHIN) if row.queues],
+                workers=[row for row in sides.liveness.workers(ALIVE_WITHIN) if row.queues],
                 registry=registry,
                 not_loaded=not_loaded,
                 now=storage.now(),

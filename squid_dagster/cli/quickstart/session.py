@@ -249,7 +249,7 @@ class Session:
         from squid_dagster.api import ALIVE_WITHIN
 
         assert self._squid is not None  # noqa: S101  opened before
-        return {row.worker_id: row.pid for row in self._squid.runtime.presence.workers(ALIVE_WITHIN)}
+        return {row.worker_id: row.pid for row in self._squid.runtime.liveness.workers(ALIVE_WITHIN)}
 
 
 def _answers(address: str) -> bool:

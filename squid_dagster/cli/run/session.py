@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from squid_dagster.inspection import Explanation, RunGraph, RunPage, RunSnapshot, TimelineEvent
     from squid_dagster.journal import Storage
     from squid_dagster.journal.contract.queries import JournalQueries
-    from squid_dagster.journal.contract.worker_liveness import Presence, WorkerRow
+    from squid_dagster.journal.contract.worker_liveness import WorkerLiveness, WorkerRow
     from squid_dagster.workflow.registry import Registry
 
 
@@ -29,7 +29,7 @@ class Sides(Protocol):
         """Questions about the whole journal."""
 
     @property
-    def presence(self) -> "Presence":
+    def liveness(self) -> "WorkerLiveness":
         """Who is alive."""
 
 
@@ -45,7 +45,7 @@ class Looking:
         """Give the workers that are alive."""
         from squid_dagster.api import ALIVE_WITHIN
 
-        return self.sides.presence.workers(ALIVE_WITHIN)
+        return self.sides.liveness.workers(ALIVE_WITHIN)
 
     def list_runs(self, **wanted: Any) -> "RunPage":
         """List runs. Raises as `inspection.list_runs`."""

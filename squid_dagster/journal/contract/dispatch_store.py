@@ -93,7 +93,7 @@ class Completed(NamedTuple):
     result: Any
 
 
-class Retry(NamedTuple):
+class NextAttempt(NamedTuple):
     """The next attempt, that much later than the failure."""
 
     runnable_key: str
@@ -104,7 +104,7 @@ class Failed(NamedTuple):
     """The step failed; without a retry, for good."""
 
     error: dict[str, Any]
-    retry: Retry | None = None
+    retry: NextAttempt | None = None
 
 
 class Deferred(NamedTuple):

@@ -122,7 +122,7 @@ class GuardedListener:
     def __init__(self, notifier: Notifier, queues: Collection[str]) -> None:
         """Begin to listen. Never raises what the notifier raises."""
         self._notifier, self._queues = notifier, queues
-        self._bell = Bell()  # what wakes the one who waits while there is no listener, or one that cannot be woken
+        self._wakeup = WakeupEvent()  # ends a wait while there is no listener, or one whose `wake` fails
         self._changing = threading.Lock()
         self._closed = False
         self._failing: set[str] = set()
@@ -133,7 +133,7 @@ class GuardedListener:
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
         ends = time.monotonic() + timeout
-        if self._bell.wait(0):
+        if self._wakeup.wait(0):
             return True
         listener = self._listen()
         if listener is not None and not self._closed:
@@ -147,7 +147,7 @@ class GuardedListener:
                 if news:
                     return not self._closed
         # One that answers before its time without any news would keep its caller turning.
-        return self._bell.wait(ends - time.monotonic())
+        return self._wakeup.wait(ends - time.monotonic())
 
     def wake(self) -> None:
         """End the wait of the thread that waits here."""
@@ -161,14 +161,14 @@ class GuardedListener:
                 self._failing.discard("wake")
                 if self._listener is listener:
                     return
-        self._bell.ring()
+        self._wakeup.set()
 
     def close(self) -> None:
         """Stop listening."""
         with self._changing:
             self._closed = True
             listener, self._listener = self._listener, None
-        self._bell.close()
+        self._wakeup.close()
         if listener is not None:
             self._close(listener)
 
@@ -208,27 +208,27 @@ class GuardedListener:
             logger.warning("the host's notifier fails, and workers find work by polling: %s: %r", what, error)
 
 
-class Bell:
+class WakeupEvent:
     """What all listeners share: a flag that many may raise, and that one wait takes down."""
 
     def __init__(self) -> None:
-        """Begin silent."""
+        """Start cleared."""
         self._changed = threading.Condition()
-        self._rung = False
+        self._is_set = False
         self._closed = False
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the one who waits, or the next."""
         with self._changed:
-            self._rung = True
+            self._is_set = True
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Wait to be rung, at most so many seconds."""
+        """Wait until the event is set, at most `timeout` seconds; clear it, and return whether it was set."""
         with self._changed:
-            self._changed.wait_for(lambda: self._rung or self._closed, max(0.0, timeout))
-            rung, self._rung = self._rung and not self._closed, False
-            return rung
+            self._changed.wait_for(lambda: self._is_set or self._closed, max(0.0, timeout))
+            was_set, self._is_set = self._is_set and not self._closed, False
+            return was_set
 
     def close(self) -> None:
         """Answer False from now on."""
@@ -282,20 +282,20 @@ class LocalListener:
         """Use `LocalNotifier.listen`."""
         self.queues = queues
         self._room = room
-        self._bell = Bell()
+        self._wakeup = WakeupEvent()
 
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
-        return self._bell.wait(timeout)
+        return self._wakeup.wait(timeout)
 
     def wake(self) -> None:
         """End the wait of the thread that waits here."""
-        self._bell.ring()
+        self._wakeup.set()
 
     def close(self) -> None:
         """Stop listening."""
         self._room.leave(self)
-        self._bell.close()
+        self._wakeup.close()
 
 
 class _Room:

@@ -38,10 +38,10 @@ class WorkerRow:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Presence(Protocol):
+class WorkerLiveness(Protocol):
     """The workers of a journal. Times are the storage's own, so that wrong clocks of workers do not matter."""
 
-    def announce(self, worker: WorkerRow) -> None:
+    def report(self, worker: WorkerRow) -> None:
         """Say that a worker is alive, and how busy; forget those that said nothing for a day.
 
         Keys of `details` that look like secrets are redacted.
@@ -58,7 +58,7 @@ class Presence(Protocol):
 
 
 @checks_arguments
-class MemoryPresence:
+class MemoryLiveness:
     """Presence beside any storage, in this process: all who use the same storage object see the same workers."""
 
     def __init__(self, storage: Storage) -> None:
@@ -66,7 +66,7 @@ class MemoryPresence:
         self._storage = storage
         self._board = shared(storage, _Board)
 
-    def announce(self, worker: WorkerRow) -> None:
+    def report(self, worker: WorkerRow) -> None:
         """Say that a worker is alive, as the contract says."""
         row = checked(worker)
         now = self._storage.now()

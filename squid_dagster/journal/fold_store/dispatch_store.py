@@ -1,6 +1,6 @@
 """Dispatch on any storage: read what is new of a queue, decide, append if nobody else did meanwhile, else begin again.
 
-A queue, the planner's states of its runs and where their keys are is kept as it was read last (`QueueView`,
+A queue, the planner's states of its runs and where their keys are is kept as it was read last (`QueueIndex`,
 `PlanStates`, `RunKeys`), so that a claim, a settled step and a command cost the same early and late in a run, and
 beside few attempts and many. What is kept is never believed: each commit names the revisions that it was decided by.
 """
@@ -33,9 +33,9 @@ from squid_dagster.journal.contract.dispatch_store import (
     new_claims,
 )
 from squid_dagster.journal.contract.storage import Append, Storage, check_revision
-from squid_dagster.journal.fold_store.queue_view import QueueView
+from squid_dagster.journal.fold_store.queue_index import QueueIndex
 from squid_dagster.journal.fold_store.run_keys import RunKeys
-from squid_dagster.journal.fold_store.thread_views import ThreadViews
+from squid_dagster.journal.fold_store.thread_folds import ThreadFolds
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates
 from squid_dagster.journal.settlement.first_answers import with_first_answers
 from squid_dagster.journal.settlement.group import Group, ask, judge
@@ -74,9 +74,9 @@ class FoldDispatchStore:
         """Bind to a storage."""
         self._storage = storage
         self._lock = RLock()  # held while what is kept is read on and looked at, never during a commit
-        self._queues = ThreadViews(storage, QueueView, sys.maxsize)
+        self._queues = ThreadFolds(storage, QueueIndex, sys.maxsize)
         self._states = PlanStates()
-        self._keys = ThreadViews(storage, RunKeys, _MOST_RUNS)
+        self._keys = ThreadFolds(storage, RunKeys, _MOST_RUNS)
 
     def claim(
         self,
@@ -107,7 +107,7 @@ class FoldDispatchStore:
 
     def _claim_facts(
         self,
-        view: QueueView,
+        view: QueueIndex,
         owner_id: str,
         lease: timedelta,
         definitions: Collection[str] | None,
@@ -336,7 +336,7 @@ class FoldDispatchStore:
             found = list(self._of_open_runs(view, view.expired(self._storage.now(), definitions)))
         return sorted(found, key=lambda a: (a.lease_until or a.visible_at, a.position))
 
-    def _of_open_runs(self, view: QueueView, found: Iterable[Attempt]) -> Iterator[Attempt]:
+    def _of_open_runs(self, view: QueueIndex, found: Iterable[Attempt]) -> Iterator[Attempt]:
         return (attempt for attempt in found if not self._run(view, attempt.run_id).stopped)
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
@@ -347,7 +347,7 @@ class FoldDispatchStore:
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
 
-    def _run(self, view: QueueView, run_id: str) -> RunDispatch:
+    def _run(self, view: QueueIndex, run_id: str) -> RunDispatch:
         """Return a run's part of the queue, to look at, fenced also by what its own thread says."""
         part = view.run(run_id)
         if not part.fenced:
@@ -449,7 +449,7 @@ class FoldDispatchStore:
         group.plan(members, plan_of)
         return {run_thread(run_id): known.revision for run_id, known in states.items()}
 
-    def _note_ends(self, view: QueueView, group: Group) -> None:
+    def _note_ends(self, view: QueueIndex, group: Group) -> None:
         """Let go of the runs that the group has ended."""
         with self._lock:
             for fact in (fact for facts in group.planned.values() for fact in facts):
@@ -532,7 +532,7 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
         storage.commit([Append(thread, by_thread[thread], revisions.get(thread))])
 
 
-def _claimed(view: QueueView, facts: Iterable[Fact]) -> list[Attempt]:
+def _claimed(view: QueueIndex, facts: Iterable[Fact]) -> list[Attempt]:
     """Return what these facts claim, as it is once they are written."""
     claims = [fact for fact in facts if isinstance(fact, AttemptClaimed)]
     by_run: dict[str, list[AttemptClaimed]] = {}
@@ -545,7 +545,7 @@ def _claimed(view: QueueView, facts: Iterable[Fact]) -> list[Attempt]:
     return [after[fact.run_id].attempts[fact.runnable_key] for fact in claims]
 
 
-def _parts(view: QueueView, refs: Sequence[ClaimRef], group: Group) -> dict[str, RunDispatch]:
+def _parts(view: QueueIndex, refs: Sequence[ClaimRef], group: Group) -> dict[str, RunDispatch]:
     """Return of each run that the group is about the attempts that it names or would create, and their visits."""
     keys: dict[str, list[str]] = {}
     for ref in refs:

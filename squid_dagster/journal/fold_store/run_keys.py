@@ -8,7 +8,7 @@ from squid_dagster.protocol.facts import ChildRunStarted, RunSignalReceived
 class RunKeys:
     """Child keys, and where the first command of each idempotency key stands; of no use where entries are unreadable.
 
-    A view of one thread, see `ThreadViews`. It holds no contents of commands, however many there are.
+    A view of one thread, see `ThreadFolds`. It holds no contents of commands, however many there are.
     """
 
     def __init__(self) -> None:

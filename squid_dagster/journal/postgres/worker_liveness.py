@@ -45,14 +45,14 @@ _COLUMNS = tuple(field.name for field in fields(WorkerRow))  # in the order in w
 
 
 @checks_arguments
-class PostgresPresence:
-    """`Presence` on a `PostgresStorage`: every process that uses the journal sees the same workers."""
+class PostgresLiveness:
+    """`WorkerLiveness` on a `PostgresStorage`: every process that uses the journal sees the same workers."""
 
     def __init__(self, storage: PostgresStorage) -> None:
         """Bind to a storage."""
         self._storage = storage
 
-    def announce(self, worker: WorkerRow) -> None:
+    def report(self, worker: WorkerRow) -> None:
         """Say that a worker is alive, as the contract says. Raises `StorageUnavailable` when nobody can be told."""
         row = checked(worker)
         values = {

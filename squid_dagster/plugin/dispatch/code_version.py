@@ -18,7 +18,7 @@ from pathlib import Path
 import dagster as dg
 
 from squid_dagster.api import Squid
-from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, Presence, WorkerRow
+from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, WorkerLiveness, WorkerRow
 from squid_dagster.journal.per_storage import shared
 from squid_dagster.workflow.definition import Definition
 
@@ -83,12 +83,12 @@ def tell_version(squid: Squid, location: str, version: str) -> None:
     told_at = told.get((location, version))
     if told_at is not None and time.monotonic() - told_at < _AGAIN_SECONDS:
         return
-    presence = squid.runtime.presence
+    liveness = squid.runtime.liveness
     mine = _worker_id(location, version)
-    for row in presence.workers(FORGOTTEN_AFTER):
+    for row in liveness.workers(FORGOTTEN_AFTER):
         if _is_of(row, location) and row.worker_id != mine:
-            presence.withdraw(row.worker_id)
-    presence.announce(
+            liveness.withdraw(row.worker_id)
+    liveness.report(
         WorkerRow(
             worker_id=mine,
             kind=LOCATION_KIND,
@@ -103,9 +103,9 @@ def tell_version(squid: Squid, location: str, version: str) -> None:
     told[location, version] = time.monotonic()
 
 
-def is_superseded(presence: Presence, worker_id: str, location: str, version: str) -> bool:
+def is_superseded(liveness: WorkerLiveness, worker_id: str, location: str, version: str) -> bool:
     """Tell whether the location was given other code after this worker began. Raises `StorageUnavailable`."""
-    rows = presence.workers(FORGOTTEN_AFTER)
+    rows = liveness.workers(FORGOTTEN_AFTER)
     began = next((row.started_at for row in rows if row.worker_id == worker_id), None)
     return began is not None and any(
         row.details.get("code_version") != version and row.started_at is not None and row.started_at > began

@@ -205,7 +205,7 @@ def _drain(
         ),
         outbox=outbox,
         write=write,
-        superseded=lambda: is_superseded(squid.runtime.presence, worker.worker_id, location, version),
+        superseded=lambda: is_superseded(squid.runtime.liveness, worker.worker_id, location, version),
         summarize=summarize,
     )
     write(logging.INFO, f"drains {', '.join(queues)} as {worker.worker_id}, {config.concurrency} steps at a time")

@@ -97,7 +97,7 @@ def build_dispatch_sensor(
         backlog = squid.runtime.queries.backlog(served, keys, min(_MOST, max_in_flight * attempts_per_run))
         if not backlog:
             return dg.SkipReason(f"nothing is due on {', '.join(served)}")
-        workers = _without_ended(context.instance, squid.runtime.presence.workers(ALIVE_WITHIN))
+        workers = _without_ended(context.instance, squid.runtime.liveness.workers(ALIVE_WITHIN))
         scale = Scale(
             queues=served,
             definitions=keys,
@@ -109,7 +109,7 @@ def build_dispatch_sensor(
         )
         now = datetime.now(UTC)
         tags = {QUEUE_TAG: ",".join(served), LOCATION_TAG: location}
-        announced = squid.runtime.presence.workers(max(grace, ALIVE_WITHIN))
+        announced = squid.runtime.liveness.workers(max(grace, ALIVE_WITHIN))
         launching = _launching(context.instance, job.name, tags, announced, now - grace)
         launch = launches(scale, backlog, workers, launching, now)
         if launch.runs == 0:

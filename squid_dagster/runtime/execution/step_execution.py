@@ -18,8 +18,8 @@ from squid_dagster.journal.contract.dispatch_store import (
     Deferred,
     Failed,
     Interrupted,
+    NextAttempt,
     Outcome,
-    Retry,
 )
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors
 from squid_dagster.logs import redacting_logger
@@ -182,7 +182,7 @@ def failure(
     pause = delay(step.retry, attempt.attempt_number, random_unit())
     if final or pause is None:
         return Failed(error)
-    return Failed(error, Retry(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}", pause))
+    return Failed(error, NextAttempt(f"{attempt.idempotency_key}:{attempt.attempt_number + 1}", pause))
 
 
 def describe_error(error: BaseException) -> JsonObject:

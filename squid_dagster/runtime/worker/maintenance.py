@@ -53,7 +53,7 @@ class Housekeeping:
         """End, and say that the worker has gone."""
         self._ended.set()
         self._thread.join()
-        self._do("withdrawing the worker", lambda: self._runtime.presence.withdraw(self._describe().worker_id))
+        self._do("withdrawing the worker", lambda: self._runtime.liveness.withdraw(self._describe().worker_id))
 
     def _loop(self) -> None:
         pause = PRESENCE_EVERY if self._every is None else min(PRESENCE_EVERY, self._every)
@@ -66,7 +66,7 @@ class Housekeeping:
                 self.keep()
 
     def _announce(self) -> None:
-        self._do("announcing the worker", lambda: self._runtime.presence.announce(self._describe()))
+        self._do("announcing the worker", lambda: self._runtime.liveness.report(self._describe()))
         self._do("publishing a cut", lambda: publish_cut(self._runtime.storage))
 
     def keep(self) -> None:

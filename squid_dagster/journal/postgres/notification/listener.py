@@ -15,7 +15,7 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 from sqlalchemy import Engine
 
-from squid_dagster.journal.contract.notifier import Bell
+from squid_dagster.journal.contract.notifier import WakeupEvent
 from squid_dagster.journal.postgres.connection.failures import unavailable
 from squid_dagster.journal.postgres.connection.inherited_sockets import close_lost, is_intact
 from squid_dagster.journal.postgres.connection.pool import PgConnection, connect
@@ -63,7 +63,7 @@ class PostgresListener:
         self._queues = queues
         self._echo = echo
         self._patience = patience or Patience()
-        self._bell = Bell()
+        self._wakeup = WakeupEvent()
         self._hears = False
         self._warned = False
         self._stopping = threading.Event()
@@ -74,15 +74,15 @@ class PostgresListener:
 
     def wait(self, timeout: float) -> bool:
         """Wait for news."""
-        return self._bell.wait(timeout)
+        return self._wakeup.wait(timeout)
 
     def wake(self) -> None:
         """Wake whoever waits here."""
-        self._bell.ring()
+        self._wakeup.set()
 
     def close(self) -> None:
         """Stop listening: thread and session are gone then. One that is just connecting may need its time-out first."""
-        self._bell.close()
+        self._wakeup.close()
         with self._closing:
             if not self._stopping.is_set():
                 self._stopping.set()
@@ -127,7 +127,7 @@ class PostgresListener:
             line.ask(listen.as_bytes(connection), self._patience.answer)
             self._hears = False
             echo = _Echo()
-            self._bell.ring()  # what was said until now was missed
+            self._wakeup.set()  # what was said until now was missed
             while not self._stopping.is_set():
                 if not self._hears:
                     self._check_hearing(line, echo)
@@ -148,7 +148,7 @@ class PostgresListener:
             self._hears, self._warned = True, False
             return
         if payload in self._queues:
-            self._bell.ring()
+            self._wakeup.set()
 
     def _warn(self, what: str) -> None:
         if not self._warned and not self._stopping.is_set():

@@ -75,7 +75,7 @@ class _Run:
     visits: dict[str, list[str]] = field(default_factory=dict)
 
 
-class QueueView:
+class QueueIndex:
     """What was read of one queue's thread. Not safe between threads."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class View(Protocol):
 V = TypeVar("V", bound=View)
 
 
-class ThreadViews(Generic[V]):
+class ThreadFolds(Generic[V]):
     """Views by thread; beyond `most` of them, the least recently used ones go first. Not safe between threads."""
 
     def __init__(self, storage: Storage, make: Callable[[], V], most: int) -> None:
