@@ -21,13 +21,13 @@ BUGS = (
     # --- fences and leases
     Bug(
         "a stale claim may act",
-        "protocol.attempts:check_fence",
+        "protocol.folds.attempt:check_fence",
         " or not attempt.held_by(claim_id, claim_token_hash)",
         "",
     ),
     Bug(
         "an expired claim may act",
-        "protocol.attempts:check_fence",
+        "protocol.folds.attempt:check_fence",
         "return Reason.EXPIRED_CLAIM if attempt.expired(at) else None",
         "return None",
     ),
@@ -52,11 +52,13 @@ BUGS = (
     ),
     Bug(
         "a claim takes what another holds",
-        "protocol.attempts:Attempt.due_at",
+        "protocol.folds.attempt:Attempt.due_at",
         "return self.lease_until",
         "return self.visible_at",
     ),
-    Bug("heartbeats extend nothing", "runtime.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"),
+    Bug(
+        "heartbeats extend nothing", "runtime.worker.heartbeats:Heartbeats.beat", "if not held:", "if held or not held:"
+    ),
     Bug(
         "a lease is counted from its claim on",
         "journal.settlement.member_facts:heartbeat_fact",
@@ -64,15 +66,20 @@ BUGS = (
         "lease_until=attempt.lease_until",
     ),
     # --- dead letters
-    Bug("a dead letter one delivery too early", "protocol.attempts:out_of_deliveries", ">= attempt", "+ 1 >= attempt"),
-    Bug("a dead letter one delivery too late", "protocol.attempts:out_of_deliveries", ">= attempt", "> attempt"),
+    Bug(
+        "a dead letter one delivery too early",
+        "protocol.folds.attempt:out_of_deliveries",
+        ">= attempt",
+        "+ 1 >= attempt",
+    ),
+    Bug("a dead letter one delivery too late", "protocol.folds.attempt:out_of_deliveries", ">= attempt", "> attempt"),
     Bug(
         "never a dead letter",
-        "protocol.attempts:out_of_deliveries",
+        "protocol.folds.attempt:out_of_deliveries",
         "attempt.deliveries >= attempt.max_deliveries",
         "False",
     ),
-    Bug("a dead letter while it is held", "protocol.attempts:Attempt.expired", "self.lease_until <= at", "True"),
+    Bug("a dead letter while it is held", "protocol.folds.attempt:Attempt.expired", "self.lease_until <= at", "True"),
     # --- groups and planning
     Bug(
         "plans are not fenced by a revision",
@@ -82,47 +89,47 @@ BUGS = (
     ),
     Bug(
         "a result is applied twice",
-        "protocol.plan_state:PlanState._close",
+        "protocol.folds.plan_state:PlanState._close",
         "last: int = self._pop(self.open, runnable.idempotency_key)",
         "last: int = 0",
     ),
     Bug(
         "a join waits for one alone",
-        "workflow.planning:_Planning._is_ready",
+        "workflow.planner.planner:_Planning._is_ready",
         "return all(each",
         "return any(each",
     ),
     Bug(
         "a run ends before its last step",
-        "workflow.planning:_Planning._join",
+        "workflow.planner.planner:_Planning._join",
         "if done == len(self.definition.steps):",
         "if done + 1 >= len(self.definition.steps):",
     ),
     Bug(
         "compensations in the wrong order",
-        "workflow.planning:_Planning._next_compensation",
+        "workflow.planner.planner:_Planning._next_compensation",
         "reversed(self.state.to_undo.items())",
         "self.state.to_undo.items()",
     ),
     Bug(
         "a compensation is left out",
-        "protocol.plan_state:PlanState._apply",
+        "protocol.folds.plan_state:PlanState._apply",
         'runnable.recovery is None or runnable.recovery.get("compensated")',
         "runnable.recovery is None",
     ),
     Bug(
         "a run ends while a sibling is to be undone",
-        "workflow.planning:_Planning._undo_or_end",
+        "workflow.planner.planner:_Planning._undo_or_end",
         "not under_way or not self._compensates",
         "True",
     ),
     Bug(
         "retries are not counted",
-        "runtime.execution:failure",
+        "runtime.execution.step_execution:failure",
         "delay(step.retry, attempt.attempt_number",
         "delay(step.retry, 1",
     ),
-    Bug("a retry is not mirrored", "workflow.planning:_Planning.settle", "self._mirror(attempt, retry)", "pass"),
+    Bug("a retry is not mirrored", "workflow.planner.planner:_Planning.settle", "self._mirror(attempt, retry)", "pass"),
     # --- commands
     Bug(
         "commands are not fenced by a revision",
@@ -138,19 +145,19 @@ BUGS = (
     ),
     Bug(
         "an idempotency key is ignored",
-        "runtime.identity:derived_run_id",
+        "runtime.commands.derived_ids:derived_run_id",
         "_framed(parts)",
         "_framed(parts) + uuid.uuid4().bytes",
     ),
     Bug(
         "a cancel leaves the runs below behind",
-        "runtime.controls:cancel",
+        "runtime.commands.run_commands:cancel",
         "if cascade and runtime.storage.atomic_across_threads else [run_id]",
         "if False else [run_id]",
     ),
     Bug(
         "a cron starts the latest window alone",
-        "runtime.crons:_start_due",
+        "runtime.commands.cron_starts:_start_due",
         "windows_due(cron, cursor, at, _MOST)]",
         "windows_due(cron, cursor, at, _MOST)[-1:]]",
     ),
@@ -161,32 +168,37 @@ BUGS = (
         "",
     ),
     # --- recovery
-    Bug("recovery schedules nothing", "runtime.repair:_missing", "for runnable in unscheduled:", "for runnable in ():"),
-    Bug("recovery applies nothing", "runtime.repair:_missing", "    if stuck:", "    if False:"),
-    Bug("recovery fences nothing", "runtime.repair:_missing", "if not dispatch.unfenced:", "if True:"),
+    Bug(
+        "recovery schedules nothing",
+        "runtime.recovery.run_repair:_missing",
+        "for runnable in unscheduled:",
+        "for runnable in ():",
+    ),
+    Bug("recovery applies nothing", "runtime.recovery.run_repair:_missing", "    if stuck:", "    if False:"),
+    Bug("recovery fences nothing", "runtime.recovery.run_repair:_missing", "if not dispatch.unfenced:", "if True:"),
     Bug(
         "recovery starts no child",
-        "runtime.repair:repair_run",
+        "runtime.recovery.run_repair:repair_run",
         "if child.fact is not None and not _started(runtime, child.fact):",
         "if False:",
     ),
-    Bug("recovery cascades nothing", "runtime.repair:repair_run", "if ancestor is not None:", "if False:"),
+    Bug("recovery cascades nothing", "runtime.recovery.run_repair:repair_run", "if ancestor is not None:", "if False:"),
     # --- workers
     Bug(
         "a worker does not poll",
-        "runtime.worker:Worker._is_done",
+        "runtime.worker.worker:Worker._is_done",
         "_SECOND_LOOK) if soon else self._poll",
         "_SECOND_LOOK) if soon else 10**9",
     ),
     Bug(
         "a worker forgets one of its claims",
-        "runtime.worker:Worker._begin",
+        "runtime.worker.worker:Worker._begin",
         "self._pool.submit(jobs)",
         "self._pool.submit(jobs[:1])",
     ),
     Bug(
         "a worker ends at the first error",
-        "runtime.worker:Worker._claim_loop",
+        "runtime.worker.worker:Worker._claim_loop",
         "except Exception as error:",
         "except KeyError as error:",
     ),
