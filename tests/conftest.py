@@ -18,7 +18,11 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
 
 pytest.register_assert_rewrite(
-    "tests.journal.contract", "tests.journal.desk", "tests.plan_states", "tests.protocol.folding", "tests.rules"
+    "tests.journal.access",
+    "tests.journal.dispatch_fixture",
+    "tests.plan_states",
+    "tests.protocol.folding",
+    "tests.rules",
 )
 
 SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of our own

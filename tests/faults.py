@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from psycopg import sql
 
 from squid_dagster.journal import PostgresStorage
-from tests.journal.contract import raw
+from tests.journal.access import raw
 
 EVERYWHERE = 2**62
 

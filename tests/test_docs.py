@@ -25,7 +25,7 @@ from tests.docs.blocks import ROOT, blocks, documents
 from tests.docs.inline import inline_commands, read_command
 from tests.docs.running import Counted, Reader, reader
 from tests.docs.states import CHANGED_SHOP, SHOP, bring_about
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 RUNBOOK = "docs/runbook/"
 PAGES = [name for name in documents() if name.startswith(RUNBOOK) and not name.endswith("README.md")]

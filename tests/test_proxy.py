@@ -9,7 +9,7 @@ from typing import Protocol
 import psycopg
 import pytest
 
-from tests.journal.contract import eventually, plain_url
+from tests.journal.access import eventually, plain_url
 from tests.proxy import Proxy
 
 

@@ -20,7 +20,7 @@ from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUn
 from squid_dagster.testing.fault_injection import Crashed, InjectedStorage, Plan
 from tests.backlog.contract import MINUTE, Board
 from tests.facts import T0, token_hash
-from tests.journal.contract import Wire, all_entries, at_once, plant, raw, wait_for_a_lock
+from tests.journal.access import Wire, all_entries, at_once, plant, raw, wait_for_a_lock
 
 Step = Callable[[Backlog, dict[str, Card]], object]
 

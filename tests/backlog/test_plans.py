@@ -13,7 +13,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD
 from tests.facts import t, token_hash
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.journal.test_plans import explain
 
 MANY = 3_000

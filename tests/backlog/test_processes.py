@@ -7,7 +7,7 @@ from typing import Any
 from squid_dagster.backlog import Backlog
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD, CardCreated
-from tests.journal.contract import plant
+from tests.journal.access import plant
 from tests.processes import Child, children
 
 CARDS, CLAIMERS, SEED = 2000, 16, 20261116

@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidTransition
 from tests.backlog.contract import Board
-from tests.journal.contract import at_once, eventually, raw, wait_for_a_lock
+from tests.journal.access import at_once, eventually, raw, wait_for_a_lock
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.chaos.cluster import Cluster
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 
 @pytest.fixture

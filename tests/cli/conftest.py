@@ -7,7 +7,7 @@ import pytest
 
 from squid_dagster.journal import PostgresStorage
 from tests.cli.typed import Typed
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 
 @pytest.fixture(scope="session")

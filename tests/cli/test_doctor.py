@@ -23,7 +23,7 @@ from squid_dagster.plugin.dispatch import code_version
 from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import FLOWS, Typed
 from tests.facts import planned, queued, started
-from tests.journal.contract import put, raw
+from tests.journal.access import put, raw
 from tests.plugin import tides
 from tests.plugin.daemon import wait_for
 

@@ -15,7 +15,7 @@ from squid_dagster.journal.embedded import EmbeddedPostgres
 from tests.cli.flows import hello, orders
 from tests.cli.typed import Answer, Typed
 from tests.facts import claimed, planned, queue_paused, scheduled, signal, started
-from tests.journal.contract import put, raw, terminate_backends
+from tests.journal.access import put, raw, terminate_backends
 
 KEYS = ["position", "thread", "seq", "type", "run_id", "occurred_at", "unreadable", "data"]
 

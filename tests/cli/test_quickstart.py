@@ -18,7 +18,7 @@ import pytest
 
 from squid_dagster.cli.quickstart.files import FLOW, SLOW_STEP, WORKFLOW
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
 PATIENCE = 120

@@ -10,7 +10,7 @@ from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 from tests.cli.flows import gated, hello, nap, orders
 from tests.cli.typed import Typed
 from tests.facts import quarantined, started, step_paused
-from tests.journal.contract import put, raw
+from tests.journal.access import put, raw
 from tests.processes import REPOSITORY
 
 KEYS = ["database", "now", "queues", "workers", "runs", "attention"]

@@ -33,7 +33,7 @@ from tests.cli.flows import hello, nap, orders
 from tests.cli.typed import MAIN, Typed
 from tests.facts import T0, queue_paused, signal, started
 from tests.histories import histories
-from tests.journal.contract import AWKWARD, WITHOUT_SHRINKING, all_entries, plain_url, put, raw, wait_for_a_lock
+from tests.journal.access import AWKWARD, WITHOUT_SHRINKING, all_entries, plain_url, put, raw, wait_for_a_lock
 from tests.processes import REPOSITORY
 
 Maker = Callable[..., PostgresStorage]

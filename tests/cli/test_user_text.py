@@ -16,7 +16,7 @@ from squid_dagster.protocol import run_thread
 from squid_dagster.workflow import Fail, Workflow
 from tests.cli.typed import Typed
 from tests.facts import planned, runnable, started
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.runtime.actors import until
 
 ACTING = "\x1b[31mred\x1b[0m \x1b]0;title\x07 \u202eback\u2069 \x9b2J \r\x08"

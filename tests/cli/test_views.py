@@ -5,7 +5,7 @@ import json
 from squid_dagster.api import Squid
 from tests.cli.flows import hello, orders
 from tests.cli.typed import Typed
-from tests.journal.contract import raw
+from tests.journal.access import raw
 
 
 def test_views_that_agree_are_told_so_and_may_be_rebuilt_at_any_time(typed: Typed) -> None:

@@ -15,7 +15,7 @@ from tests.cli.deaf import deaf
 from tests.cli.flows import gated, hello
 from tests.cli.needy import needy
 from tests.cli.typed import FLOWS, Typed
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.proxy import Proxy
 from tests.runtime.actors import PATIENCE, until
 

@@ -17,7 +17,7 @@ from squid_dagster.protocol.facts.base import FactBase
 from squid_dagster.runtime.adapters import adapters
 from tests.inspection.reasons import STORIES
 from tests.inspection.scenes import changed_order, order, scene
-from tests.journal.contract import EVERYTHING
+from tests.journal.access import EVERYTHING
 from tests.recovery.damage import spoil
 
 SHOP = """\

@@ -19,8 +19,8 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
-from tests.journal.contract import Opener, Wire, plain_url
-from tests.journal.desk import Desk
+from tests.journal.access import Opener, Wire, plain_url
+from tests.journal.dispatch_fixture import Desk
 
 _shared = count(1)
 

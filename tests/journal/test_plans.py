@@ -20,7 +20,7 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from tests.facts import T0, cataloged, planned, queued, scheduled, signal, started, t
-from tests.journal.contract import put, raw
+from tests.journal.access import put, raw
 from tests.journal.writers import plan as plan_end
 from tests.journal.writers import start
 

@@ -23,7 +23,7 @@ from squid_dagster.journal.contract.dispatch_store import (
 )
 from squid_dagster.runtime.leases.claim_by_key import claim_item
 from squid_dagster.workflow import StepContext, Workflow
-from tests.journal.contract import plain_url, raw
+from tests.journal.access import plain_url, raw
 
 WIDTH, TIMES, MOST = 400, 10, 120
 """Siblings, children and runs that are there; operations that are measured; rows that one of them may read."""

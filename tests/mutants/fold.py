@@ -14,7 +14,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/protocol/test_index.py",
         "tests/protocol/test_unit.py",
     ),
-    "views": ("tests/journal/test_view_rules.py",),
+    "views": ("tests/journal/views/test_rules.py",),
     "spark": ("tests/spark/test_fold_rules.py",),
 }
 

@@ -17,7 +17,7 @@ from squid_dagster.plugin.projections.resources import SparkResource, WarehouseR
 from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.plugin.projections.views_job import build_rebuild_views_job
 from squid_dagster.spark.checks.results import REMEDIES, Check, Finding, Named
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 from tests.spark.damages import OPEN, healthy
 
 SETTINGS = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "512m", "spark.log.level": "OFF"}

@@ -29,7 +29,7 @@ from squid_dagster.plugin.projections.resources import default_warehouse
 from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.tables.warehouse import TABLES, Warehouse
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 from tests.plugin import flows
 from tests.plugin.test_definitions import schedules_of
 from tests.processes import REPOSITORY

@@ -26,7 +26,7 @@ from squid_dagster.protocol.errors import (
 )
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
-from tests.journal.contract import raw
+from tests.journal.access import raw
 
 SECRET = "hunter2"
 FAILED = (dg.Failure, dg.DagsterUserCodeExecutionError)  # as a sensor raises it, and as a schedule's tick wraps it

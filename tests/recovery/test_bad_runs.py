@@ -22,7 +22,7 @@ from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from squid_dagster.runtime.recovery.run_repair import repair_run
 from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow import Workflow
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.recovery import workflows as w
 from tests.recovery.conftest import ALL, MakeScene
 from tests.recovery.damage import (

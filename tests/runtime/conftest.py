@@ -11,7 +11,7 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 from tests.runtime.stage import MakeSquid, Workflows, unsound
 
 

@@ -13,7 +13,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 GUN = 20_260_101
 WINDOW = {"start_at": "2026-01-01T00:00:00Z", "end_at": "2026-01-02T00:00:00Z"}

@@ -13,7 +13,7 @@ from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.contract.dispatch_store import Answer, Planner, Settlement
 from squid_dagster.runtime.worker.report import SettledAttempt
 from squid_dagster.workflow import Fail, Workflow
-from tests.journal.contract import assert_views_agree_with_the_journal, raw, wait_for_a_lock
+from tests.journal.access import assert_views_agree_with_the_journal, raw, wait_for_a_lock
 from tests.runtime.actors import PATIENCE, at_work, facts_of, until
 
 

@@ -24,11 +24,11 @@ from squid_dagster.runtime.leases.lease_work import work_one_lease
 from squid_dagster.runtime.worker.outage import Outage
 from squid_dagster.workflow import Cron, StepContext, Workflow
 from tests.faults import Faults
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, lease_end, queue_facts, status_of, until
 
 SURVIVED = ("25006", "40001", "53100", "57014", "XX000")
-"""One for each thing that is done about them; `tests/journal/test_failures.py` has all of them."""
+"""One for each thing that is done about them; `tests/journal/connection/test_failures.py` has all of them."""
 
 
 OFTEN = timedelta(milliseconds=100)

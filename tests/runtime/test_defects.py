@@ -25,7 +25,7 @@ from squid_dagster.protocol.errors import (
 )
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.workflow import Code, Fail, InvalidWorkflow, Retry, StepContext, Workflow, path
-from tests.journal.contract import at_once, raw
+from tests.journal.access import at_once, raw
 from tests.runtime.actors import facts_of, status_of
 from tests.runtime.stage import MakeSquid
 

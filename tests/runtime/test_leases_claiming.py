@@ -47,8 +47,8 @@ from tests.facts import (
     terminal,
 )
 from tests.histories import histories
-from tests.journal.contract import WITHOUT_SHRINKING, put
-from tests.journal.test_view_histories import _renamed
+from tests.journal.access import WITHOUT_SHRINKING, put
+from tests.journal.views.test_histories import _renamed
 
 ITEM = f"{RUN}:charge:1"
 NOW = 100.0  # seconds, when the cases are judged

@@ -6,7 +6,7 @@ import psycopg
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 from tests.processes import Child, children
 from tests.runtime.stage import facts, unit
 from tests.runtime.starters import GUN, commands, review

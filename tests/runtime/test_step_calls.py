@@ -22,7 +22,7 @@ from squid_dagster.runtime.execution.executor import Executor
 from squid_dagster.runtime.execution.step_calls import infrastructure
 from squid_dagster.workflow import Fail, StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
-from tests.journal.contract import LONG
+from tests.journal.access import LONG
 from tests.proxy import Proxy
 from tests.runtime.actors import all_done, at_work, facts_of, until
 from tests.runtime.stage import MakeSquid

@@ -13,7 +13,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, verify
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.workflow import StepContext, Workflow
-from tests.journal.contract import LONG, raw
+from tests.journal.access import LONG, raw
 from tests.proxy import Proxy
 from tests.runtime.actors import NEVER, all_done, at_work, facts_of, until
 

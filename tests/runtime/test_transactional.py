@@ -16,7 +16,7 @@ from squid_dagster.journal import PostgresStorage, verify
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, TerminalRun
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow
-from tests.journal.contract import Wire, raw
+from tests.journal.access import Wire, raw
 from tests.runtime.actors import (
     PATIENCE,
     all_done,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, verify
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.processes import children
 from tests.runtime.actors import Nursery, all_done, payment, queue_facts, until
 

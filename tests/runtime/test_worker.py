@@ -16,7 +16,7 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, TerminalRun
 from squid_dagster.workflow import Fail, Retry, StepContext, Workflow
-from tests.journal.contract import raw, wait_for_a_lock
+from tests.journal.access import raw, wait_for_a_lock
 from tests.processes import children
 from tests.runtime.actors import (
     NEVER,

@@ -20,7 +20,7 @@ from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.worker.committer import COMMITTERS, committer_of
 from squid_dagster.workflow import StepContext, Workflow
-from tests.journal.contract import raw, terminate_backends, wait_for_a_lock
+from tests.journal.access import raw, terminate_backends, wait_for_a_lock
 from tests.runtime.actors import NEVER, PATIENCE, all_done, at_work, facts_of, queue_facts, until
 
 

@@ -20,7 +20,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.runtime.worker.due_times import Dues
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
-from tests.journal.contract import raw
+from tests.journal.access import raw
 from tests.processes import children
 from tests.runtime.actors import (
     NEVER,

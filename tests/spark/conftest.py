@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy.engine import make_url
 
 from squid_dagster.spark.session.session import open_session
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from squid_dagster.spark.source.credentials import Location, handed_over
 from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
 from squid_dagster.spark.source.database import batches, connected
 from tests.facts import queue_paused
-from tests.journal.contract import LONG, plain_url
+from tests.journal.access import LONG, plain_url
 from tests.proxy import Proxy
 from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location

@@ -1,8 +1,8 @@
 """Random histories of the runtime: what Spark folds of them is what the live rows say, in every column.
 
 The fast way of settlements, the general way and memory are held to each other by histories of the same kind
-(`tests/journal/test_settle_fast_histories.py`); here, Spark is held to the rows that Postgres was left with. One job
-folds all of them.
+(`tests/journal/fast_settlement/test_histories.py`); here, Spark is held to the rows that Postgres was left with. One
+job folds all of them.
 """
 
 import json
@@ -24,8 +24,8 @@ from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
 from squid_dagster.spark.source.data_source import read_journal
 from tests.facts import T0, child, heartbeat, started
-from tests.journal.contract import put
-from tests.journal.test_settle_fast_histories import Script, World
+from tests.journal.access import put
+from tests.journal.fast_settlement.test_histories import Script, World
 from tests.spark.reading import location
 
 SEEDS, STEPS = (101, 102, 103), 120

@@ -47,7 +47,7 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.journal.contract import put, terminate_backends
+from tests.journal.access import put, terminate_backends
 from tests.leaky import CANARY, TOLD, URL, fill, workflows
 from tests.spark.reading import location
 from tests.spark.synthetic_runs import Life, Mix, make_life

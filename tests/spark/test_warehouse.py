@@ -15,7 +15,7 @@ from squid_dagster.spark.tables.lock import alone
 from squid_dagster.spark.tables.manifest import LAYOUT, Manifest, Part, dump_manifest, empty_manifest, load_manifest
 from squid_dagster.spark.tables.table_refresh import stale_parts
 from squid_dagster.spark.tables.warehouse import Warehouse
-from tests.journal.contract import terminate_backends
+from tests.journal.access import terminate_backends
 
 NOW = datetime(2026, 1, 3, 12, tzinfo=UTC)
 

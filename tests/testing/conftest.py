@@ -10,7 +10,7 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
-from tests.journal.contract import plain_url
+from tests.journal.access import plain_url
 
 
 @pytest.fixture(scope="session")

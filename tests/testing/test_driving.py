@@ -19,7 +19,7 @@ from squid_dagster.testing import (
     execute_until_blocked,
 )
 from tests.facts import T0, quarantined
-from tests.journal.contract import put
+from tests.journal.access import put
 from tests.testing.flows import Script, circle, deferring, diamond, family, review, saga, scripted
 
 HOUR = timedelta(hours=1)

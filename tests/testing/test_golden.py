@@ -26,7 +26,7 @@ from squid_dagster.testing import (
 )
 from squid_dagster.testing.aliases import offset
 from tests.facts import cataloged, claimed, heartbeat, indexed, malformed, planned, scheduled, started, unknown, wakeup
-from tests.journal.contract import put
+from tests.journal.access import put
 from tests.testing.flows import Script, circle, deferring, diamond, family, review, scripted
 
 FILE = Path(__file__).parent / "golden" / "review.jsonl"

@@ -8,22 +8,22 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.testing import InjectedStorage
-from tests.journal import (
-    test_storage_checkpoints,
-    test_storage_commits,
-    test_storage_cuts,
-    test_storage_deletion,
-    test_storage_fidelity,
-    test_storage_threads,
+from tests.journal.storage import (
+    test_checkpoints,
+    test_commits,
+    test_cuts,
+    test_deletion,
+    test_fidelity,
+    test_threads,
 )
 
 SUITE = (
-    test_storage_checkpoints,
-    test_storage_commits,
-    test_storage_cuts,
-    test_storage_deletion,
-    test_storage_fidelity,
-    test_storage_threads,
+    test_checkpoints,
+    test_commits,
+    test_cuts,
+    test_deletion,
+    test_fidelity,
+    test_threads,
 )
 # Every test of the suite that is about any storage, and not about one of them.
 CONTRACT = {

@@ -27,7 +27,7 @@ from squid_dagster.testing import (
     make_squid,
 )
 from tests.facts import planned, queue_paused, queued, scheduled, signal, started
-from tests.journal.contract import QUEUE_THREAD, THREAD, all_entries, facts_of
+from tests.journal.access import QUEUE_THREAD, THREAD, all_entries, facts_of
 from tests.processes import Child, children
 from tests.testing.flows import Script, circle, deferring, diamond, family, review, saga, scripted
 

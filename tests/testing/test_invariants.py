@@ -50,7 +50,7 @@ from tests.facts import (
     wakeup,
 )
 from tests.histories import journals
-from tests.journal.contract import put
+from tests.journal.access import put
 from tests.testing.flows import Script, circle, deferring, diamond, family, review, saga, scripted
 
 HELD = (signal(), started(), planned(), queued(), scheduled(), claimed(fencing_token=1))

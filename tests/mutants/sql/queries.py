@@ -24,7 +24,7 @@ TRANSACTION, READING, STORAGE = (
     "journal/postgres/entry_reader.py",
     "journal/postgres/storage.py",
 )
-COMMANDS = "tests/journal/test_dispatch_commands.py"
+COMMANDS = "tests/journal/dispatch/test_commands.py"
 LOCKED_RUNS, SESSION = "journal/postgres/dispatch/locked_runs.py", "journal/postgres/connection/session_settings.py"
 LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/dispatch/settle_fast.py"
 
@@ -86,16 +86,16 @@ _DISPATCH = (
     Mutant("a command is looked for among those of any key", TRANSACTION, "= hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER", "IS NOT NULL) ORDER", ("tests/journal/test_plans.py",)),
     Mutant("dead letters are not looked for", TRANSACTION, "AND status = 'dead_lettered'\"\"\"", "AND status = 'completed'\"\"\"", (COMMANDS,)),
     Mutant("children of any key are read", TRANSACTION, "WHERE md5(c.run_id || ' ' || c.child_key) = md5(%(run_id)s::text || ' ' || %(key)s::text)\n      AND c.run_id || '' = %(run_id)s AND c.child_key = %(key)s", "WHERE c.run_id = %(run_id)s", ("tests/runtime/test_long_runs.py",)),
-    Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/test_storage_fidelity.py",)),
+    Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/storage/test_fidelity.py",)),
 )  # fmt: skip
 
 _STORAGE = (
     Mutant("a slice begins with its first position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position >= %s AND position <= %s", (CUTS,)),
     Mutant("a slice ends before its last position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position > %s AND position < %s", (CUTS,)),
     Mutant("a run is read beyond a position", STORAGE, "AND position < coalesce(%s,", "AND position <= coalesce(%s,", (THREADS,)),
-    Mutant("a checkpoint beyond its thread is believed", TRANSACTION, "WHERE c.thread = ANY (%s) AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = ANY (%s)", ("tests/journal/test_storage_checkpoints.py",)),
-    Mutant("an older checkpoint replaces a newer one", STORAGE, "WHERE c.rev <= EXCLUDED.rev\n       OR", "WHERE true\n       OR", ("tests/journal/test_storage_checkpoints.py",)),
-    Mutant("a checkpoint beyond its thread is not replaced", STORAGE, "\n       OR c.rev > coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "", ("tests/journal/test_storage_checkpoints.py",)),
+    Mutant("a checkpoint beyond its thread is believed", TRANSACTION, "WHERE c.thread = ANY (%s) AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = ANY (%s)", ("tests/journal/storage/test_checkpoints.py",)),
+    Mutant("an older checkpoint replaces a newer one", STORAGE, "WHERE c.rev <= EXCLUDED.rev\n       OR", "WHERE true\n       OR", ("tests/journal/storage/test_checkpoints.py",)),
+    Mutant("a checkpoint beyond its thread is not replaced", STORAGE, "\n       OR c.rev > coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "", ("tests/journal/storage/test_checkpoints.py",)),
 )  # fmt: skip
 
 _LANES = (

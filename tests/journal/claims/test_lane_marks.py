@@ -1,0 +1,247 @@
+"""Claims beside an old snapshot: they begin where the lanes do, agree with those that look at all, and starve none."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from squid_dagster.journal import Completed, PostgresDispatchStore, PostgresStorage, Settlement
+from squid_dagster.journal.postgres.dispatch import lane_marks
+from squid_dagster.journal.postgres.schema.functions import sources
+from squid_dagster.journal.postgres.schema.names import fill_in
+from squid_dagster.protocol.folds.attempt import Attempt, claim_order, definition_key
+from tests.facts import QUEUE
+from tests.journal.access import assert_views_agree_with_the_journal, at_once, raw
+from tests.journal.dispatch_fixture import Desk, claim, keys, work
+
+MANY = 700
+TOLERATED = "v_tolerated CONSTANT integer := 1000;"
+
+
+@contextmanager
+def old_snapshot(storage: PostgresStorage) -> Iterator[None]:
+    """Hold a snapshot, so that nothing that becomes dead from now on is cleaned up."""
+    with raw(storage, autocommit=False) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM attempts")
+        yield
+
+
+class Patience:
+    """The time by which marks are valid; it stands still unless moved."""
+
+    now = 0.0
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Marks that stay valid as long as they may, and by a time that is moved by hand."""
+    patience = Patience()
+    monkeypatch.setattr(lane_marks, "SHARE", 1e9)
+    monkeypatch.setattr(lane_marks, "monotonic", lambda: patience.now)
+    return patience
+
+
+@pytest.fixture
+def marking(postgres_desk: Desk, patience: Patience) -> Desk:
+    """A journal in which every claim makes marks, however few dead entries it has read."""
+    storage = postgres_desk.storage
+    assert isinstance(storage, PostgresStorage)
+    source = sources()["claim_attempts"]
+    assert TOLERATED in source
+    with raw(storage) as connection:
+        connection.execute(fill_in(source.replace(TOLERATED, TOLERATED.replace("1000", "-1")), storage.schema))
+    return postgres_desk
+
+
+Marks = dict[tuple[str, int], tuple[datetime, int]]
+
+
+def marks_of(desk: Desk) -> Marks:
+    """Where the lanes begin for the next claim; nothing if that will look at everything."""
+    assert isinstance(desk.store, PostgresDispatchStore)
+    lanes = desk.store._marks.of(QUEUE, None)
+    if lanes.text() is None:
+        return {}
+    return {lane: (datetime.fromisoformat(mark["due_at"]), mark["position"]) for lane, mark in lanes._lanes.items()}
+
+
+def finish(desk: Desk, name: str, count: int) -> None:
+    """Have so many attempts done."""
+    desk.put(*(work(f"{name}-{n}", visible_at=desk.clock.now()) for n in range(count)))
+    claims = claim(desk, count)
+    assert len(claims) == count
+    desk.store.settle([Settlement(each.ref, Completed(None)) for each in claims])
+
+
+def test_without_dead_entries_there_are_no_marks(postgres_desk: Desk) -> None:
+    finish(postgres_desk, "done", 20)
+    postgres_desk.put(work("a"))
+    assert keys(claim(postgres_desk)) == ["a"]
+    assert marks_of(postgres_desk) == {}
+
+
+@pytest.mark.usefixtures("patience")
+def test_behind_many_dead_entries_claims_begin_where_the_lanes_do(postgres_desk: Desk) -> None:
+    desk = postgres_desk
+    assert isinstance(desk.storage, PostgresStorage)
+    with old_snapshot(desk.storage):
+        finish(desk, "a", MANY)
+        finish(desk, "b", MANY)
+        desk.wait(10)
+        desk.put(*(work(f"run-{n}", visible_at=desk.clock.now()) for n in range(20)))
+        assert len(claim(desk)) == 1
+        assert len(marks_of(desk)) == 1
+        dead = _dead_read(desk.storage, desk, 10)
+    assert dead < 200, "of ten times 1,400"
+
+
+def _dead_read(storage: PostgresStorage, desk: Desk, claims: int) -> int:
+    """Claim so often; return how many index entries without a row were read for it, by all sessions."""
+    query = """SELECT pg_stat_force_next_flush(), idx_tup_read - idx_tup_fetch FROM pg_stat_user_indexes
+        WHERE indexrelname = 'attempts_due' AND schemaname = %s"""
+
+    def read() -> int:
+        storage.rows("SELECT pg_stat_force_next_flush()")
+        return int(storage.rows(query, storage.schema)[0][1])
+
+    before = read()
+    for _ in range(claims):
+        assert len(claim(desk)) == 1
+    return read() - before
+
+
+def test_what_becomes_due_behind_a_mark_waits_for_a_bounded_time(marking: Desk, patience: Patience) -> None:
+    # given marks that have moved on
+    marking.wait(100)
+    marking.put(*(work(f"run-{n}", visible_at=marking.clock.now()) for n in range(3)))
+    marking.wait(10)
+    assert keys(claim(marking)) == ["run-0"]
+    # when one becomes due in the past, and one in a lane that was empty until now
+    marking.put(work("late"), work("urgent", priority=9))
+    # then they wait for a claim that looks at everything
+    assert keys(claim(marking, 5)) == ["run-1", "run-2"]
+    assert claim(marking, 5) == []
+    patience.now += lane_marks.MOST_SECONDS
+    assert keys(claim(marking, 5)) == ["urgent", "late"]
+    assert claim(marking) == []
+
+
+def test_what_became_due_behind_a_mark_is_claimed_in_its_order_once_the_time_is_up(
+    marking: Desk, patience: Patience
+) -> None:
+    marking.wait(100)
+    marking.put(*(work(f"run-{n}", visible_at=marking.clock.now()) for n in range(3)))
+    marking.wait(10)
+    assert keys(claim(marking)) == ["run-0"]
+    marking.put(work("late"), work("urgent", priority=9))
+    patience.now += lane_marks.MOST_SECONDS
+    assert keys(claim(marking, 3)) == ["urgent", "late", "run-1"]
+
+
+def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_empty(marking: Desk) -> None:
+    marking.wait(100)
+    both: dict[str, Any] = {"definitions": [definition_key("a", None), definition_key("b", None)]}
+    marking.put(work("run-1", workflow="a", priority=5))
+    assert keys(claim(marking, **both)) == ["run-1"]
+    for number, (workflow, priority) in enumerate([("b", 0), ("b", 5), ("a", 0), ("a", 5)]):
+        now = marking.clock.now()
+        marking.put(work(f"more-{number}", workflow=workflow, priority=priority, visible_at=now))
+        assert keys(claim(marking, **both)) == [f"more-{number}"]
+
+
+def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: Desk) -> None:
+    marking.wait(100)
+    marking.put(work("first", visible_at=marking.clock.now() - timedelta(milliseconds=100)))
+    assert keys(claim(marking)) == ["first"]
+    marking.put(work("later", visible_at=marking.clock.now()))
+    marking.put(work("late", visible_at=marking.clock.now() - timedelta(milliseconds=200)))
+    assert marks_of(marking)
+    assert keys(claim(marking, 2)) == ["late", "later"]
+
+
+def test_an_attempt_that_another_claim_holds_locked_moves_no_mark(marking: Desk) -> None:
+    assert isinstance(marking.storage, PostgresStorage)
+    marking.put(*(work(f"run-{n}") for n in range(4)))
+    marking.wait(10)  # or marks stay behind all of them, for commits under way
+    assert keys(claim(marking)) == ["run-0"]
+    with raw(marking.storage, autocommit=False) as other:
+        other.execute("SELECT FROM attempts WHERE run_id = 'run-1' FOR UPDATE")
+        assert keys(claim(marking)) == ["run-2"]
+    assert marks_of(marking)
+    assert keys(claim(marking, 2)) == ["run-1", "run-3"]
+
+
+def test_marks_count_for_one_queue_and_one_set_of_definitions(marking: Desk) -> None:
+    first = work("a-1", workflow="a")
+    marking.put(first, work("a-2", workflow="a"), work("b", workflow="b"), work("other", workflow="c", queue="other"))
+    # given marks of both lanes of a queue
+    assert keys(claim(marking)) == ["a-1"]
+    assert len(marks_of(marking)) == 2
+    # then they are none of a worker that can execute one of them, nor of another queue
+    known = [definition_key("a", first.definition_fingerprint)]
+    assert keys(claim(marking, 5, definitions=known)) == ["a-2"]
+    assert keys(marking.store.claim("other", "worker", limit=5)) == ["other"]
+
+
+def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: Desk) -> None:
+    storage = marking.storage
+    assert isinstance(storage, PostgresStorage)
+    marking.put(*(work(f"run-{n:03}", priority=n % 3) for n in range(120)))
+
+    def take() -> list[str]:
+        store, taken = PostgresDispatchStore(storage), list[str]()
+        while found := store.claim(QUEUE, "worker", limit=3):
+            taken += keys(found)
+        return taken + keys(PostgresDispatchStore(storage).claim(QUEUE, "worker", limit=100))
+
+    assert sorted(run for taken in at_once([take] * 4) for run in taken) == [f"run-{n:03}" for n in range(120)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_lies_behind(
+    marking: Desk, patience: Patience, seed: int
+) -> None:
+    chance = random.Random(seed)
+    store, storage = marking.store, marking.storage
+    assert isinstance(store, PostgresDispatchStore)
+    assert isinstance(storage, PostgresStorage)
+    held, number, marked = [], 0, 0
+    for _ in range(60):
+        marking.wait(chance.choice([0, 0.1, 5, 40]))
+        patience.now += chance.choice([0, 0, 0, 0, 1, lane_marks.MOST_SECONDS])
+        match chance.choice(["start", "start", "claim", "claim", "claim", "release", "complete"]):
+            case "start":
+                for _ in range(chance.randrange(1, 6)):
+                    number += 1
+                    due = marking.clock.now() + timedelta(seconds=chance.choice([-50, -0.2, 0, 0, 0, 30]))
+                    workflow, priority = chance.choice(["a", "b"]), chance.choice([0, 0, 5])
+                    marking.put(work(f"run-{number:03}", visible_at=due, workflow=workflow, priority=priority))
+            case "claim":
+                limit, marks = chance.randrange(1, 6), marks_of(marking)
+                marked += bool(marks)
+                due_now = _claimable(store)
+                ahead = [one for one in due_now if not marks or _is_ahead(one, marks)]
+                found = store.claim(QUEUE, "worker", limit=limit, lease=timedelta(seconds=30))
+                assert keys(found) == [one.run_id for one in ahead[:limit]]
+                held += found
+            case "release" if held:
+                store.release([held.pop(chance.randrange(len(held))).ref])
+            case "complete" if held:
+                store.settle([Settlement(held.pop(chance.randrange(len(held))).ref, Completed(None))])
+    assert marked > 5
+    assert_views_agree_with_the_journal(storage)
+
+
+def _claimable(store: PostgresDispatchStore) -> list[Attempt]:
+    found = [*store.visible(QUEUE), *store.expired(QUEUE)]
+    return sorted((one for one in found if one.deliveries < one.max_deliveries), key=claim_order)
+
+
+def _is_ahead(one: Attempt, marks: Marks) -> bool:
+    mark = marks.get((definition_key(one.workflow, one.definition_fingerprint), -one.priority))
+    assert one.due_at is not None
+    return mark is not None and (one.due_at, one.position) >= mark

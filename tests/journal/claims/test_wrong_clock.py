@@ -1,0 +1,83 @@
+"""The database's clock decides. A worker whose own clock is hours off can neither steal nor keep a claim."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
+from squid_dagster.protocol import AttemptFailed
+from tests.facts import scheduled
+from tests.journal.writers import start
+from tests.processes import REPOSITORY
+
+pytestmark = pytest.mark.parametrize("hours", [-3, 3])
+
+
+def _worker(storage: PostgresStorage, url: str, hours: int, *command: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.journal.claims.wrong_clock_process", url, storage.schema, str(hours), *command],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_worker_really_has_a_wrong_clock(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
+    told = datetime.fromisoformat(_worker(postgres, postgres_url, hours, "clock"))
+    assert abs(told - datetime.now(UTC) - timedelta(hours=hours)) < timedelta(minutes=5)
+
+
+def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
+    start(postgres, ["due", "held"])
+    (held,) = [
+        claim
+        for claim in PostgresDispatchStore(postgres).claim("default", "right-clock", limit=2)
+        if claim.ref.run_id == "held" or not PostgresDispatchStore(postgres).release([claim.ref])
+    ]
+    later = postgres.now() + timedelta(hours=1)
+    postgres.append("squid:dispatch:default", [scheduled("later", visible_at=later, occurred_at=postgres.now())])
+
+    before = postgres.now()
+    claimed = _worker(postgres, postgres_url, hours, "claim")
+
+    # The lease that somebody holds has not run out, and what is visible in an hour is not visible now.
+    assert [run_id for run_id, *_ in claimed] == ["due"]
+    lease_until = datetime.fromisoformat(claimed[0][4])
+    assert before + timedelta(seconds=60) <= lease_until <= postgres.now() + timedelta(seconds=60)
+    assert PostgresDispatchStore(postgres).heartbeat([held.ref])[0].error is None
+
+
+def test_its_outcome_counts_while_its_lease_lasts(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
+    start(postgres, ["run-1", "run-2"])
+    first, second = _worker(postgres, postgres_url, hours, "claim")
+
+    assert _worker(postgres, postgres_url, hours, "heartbeat", *first[:4]) == ["ok"]
+    assert _worker(postgres, postgres_url, hours, "complete", *first[:4]) == ["ok"]
+    before = postgres.now()
+    assert _worker(postgres, postgres_url, hours, "fail", *second[:4], f"{second[0]}:step:1:2") == ["ok"]
+
+    failure = postgres.read("squid:dispatch:default")[-1].fact
+    assert isinstance(failure, AttemptFailed)
+    assert before <= failure.occurred_at <= postgres.now()
+    assert failure.retry_visible_at == failure.occurred_at + timedelta(seconds=30)
+
+
+def test_its_outcome_is_refused_once_its_lease_has_run_out(
+    postgres: PostgresStorage, postgres_url: str, hours: int
+) -> None:
+    start(postgres, ["run-1"])
+    store = PostgresDispatchStore(postgres)
+    (claim,) = store.claim("default", "slow", lease=timedelta(milliseconds=1))
+    while not store.expired("default"):
+        pass  # the database's clock gets there
+    reference = (claim.ref.run_id, claim.ref.runnable_key, claim.ref.claim_id, claim.ref.token)
+
+    assert _worker(postgres, postgres_url, hours, "heartbeat", *reference) == ["ExpiredClaim"]
+    assert _worker(postgres, postgres_url, hours, "complete", *reference) == ["ExpiredClaim"]

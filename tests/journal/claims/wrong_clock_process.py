@@ -1,0 +1,52 @@
+"""A worker in a process whose clock is wrong.
+
+Usage: `python -m tests.journal.claims.wrong_clock_process <url> <schema> <hours> <command>`.
+
+Every way in which Python code reads the time is shifted before anything of ours is imported.
+"""
+
+import datetime as clock
+import sys
+
+from tests.shifted_clock import shift
+
+shift(float(sys.argv[3]))
+
+import json  # noqa: E402
+from datetime import timedelta  # noqa: E402
+
+from squid_dagster.journal import (  # noqa: E402
+    ClaimRef,
+    Completed,
+    Failed,
+    NextAttempt,
+    PostgresDispatchStore,
+    PostgresStorage,
+    Settlement,
+)
+
+
+def main(url: str, schema: str, command: str, *arguments: str) -> object:
+    """Do one thing as a worker does it, and tell what came of it."""
+    store = PostgresDispatchStore(PostgresStorage(url, schema))
+    match command:
+        case "clock":
+            return clock.datetime.now(clock.UTC).isoformat()
+        case "claim":
+            claims = store.claim("default", "wrong-clock", limit=10, lease=timedelta(seconds=60))
+            return [
+                [claim.ref.run_id, claim.ref.runnable_key, claim.ref.claim_id, claim.ref.token, str(claim.lease_until)]
+                for claim in claims
+            ]
+        case "complete":
+            answers = store.settle([Settlement(ClaimRef("default", *arguments[:4]), Completed({"done": True}))])
+        case "fail":
+            retry = NextAttempt(arguments[4], timedelta(seconds=30))
+            answers = store.settle([Settlement(ClaimRef("default", *arguments[:4]), Failed({"message": "no"}, retry))])
+        case _:
+            answers = store.heartbeat([ClaimRef("default", *arguments[:4])], timedelta(seconds=60))
+    return [type(answer.error).__name__ if answer.error else "ok" for answer in answers]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2], *sys.argv[4:])) + "\n")

@@ -1,0 +1,229 @@
+"""Whatever the database raises in the middle of a call: repeated, or told by an error of ours; and never done twice."""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.backlog import Backlog, Card
+from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Completed, Failed, Settlement
+from squid_dagster.journal.contract.storage import Append
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
+from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, Disposition, meaning
+from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
+from squid_dagster.protocol import run_thread
+from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
+from squid_dagster.runtime.execution.settlement import settle
+from squid_dagster.workflow import Workflow
+from tests.facts import signal
+from tests.faults import Faults
+from tests.journal.access import all_entries, raw
+
+CODES = sorted({*_CODES, *(f"{known}000" for known in _CLASSES if known not in ("00", "01", "3F"))})
+"""Of each class one; the storage has words of its own for a schema that is not there."""
+REPEATED = [code for code in CODES if meaning(code).disposition is Disposition.REPEAT]
+NOT_REPEATED = [code for code in CODES if meaning(code).disposition is not Disposition.REPEAT]
+
+
+class Scene(NamedTuple):
+    """A journal in which every write can be made to fail."""
+
+    storage: PostgresStorage
+    squid: Squid
+    store: PostgresDispatchStore
+    backlog: Backlog
+    faults: Faults
+
+    def run_id(self) -> str:
+        """Start a run; give its id."""
+        return self.squid.start("chain").run_id
+
+    def claim(self, step: str = "a") -> Claim:
+        """Start a run and claim its attempt at a step."""
+        run_id, definitions = self.run_id(), self.squid.runtime.registry.keys
+        while True:
+            (claim,) = self.store.claim("default", "worker", definitions=definitions)
+            if claim.attempt.run_id == run_id and claim.attempt.step == step:
+                return claim
+            settle(self.squid.runtime, [Settlement(claim.ref, Completed(None))])
+
+
+@pytest.fixture
+def scene(postgres: PostgresStorage) -> Iterator[Scene]:
+    """A journal with a workflow of two steps."""
+    workflow = Workflow("chain")
+    workflow.step(name="a")(lambda: None)
+    workflow.step(name="b", after=["a"])(lambda: None)
+    faults = Faults(postgres)
+    yield Scene(postgres, Squid(postgres, [workflow]), PostgresDispatchStore(postgres), Backlog(postgres), faults)
+    faults.close()
+
+
+Prepared = Callable[[], object]
+_numbers = count()
+
+
+def _held(scene: Scene, then: Callable[[ClaimRef], object]) -> Prepared:
+    ref = scene.claim().ref
+    return lambda: then(ref)
+
+
+def _started(scene: Scene, then: Callable[[str], object]) -> Prepared:
+    run_id = scene.run_id()
+    return lambda: then(run_id)
+
+
+def _settling(scene: Scene, step: str, outcome: Completed | Failed) -> Prepared:
+    claim = scene.claim(step)
+    return lambda: settle(scene.squid.runtime, [Settlement(claim.ref, outcome)]).answers[0].unwrap()
+
+
+def _claiming(scene: Scene) -> Prepared:
+    scene.run_id()
+    return lambda: scene.store.claim("default", "worker", definitions=scene.squid.runtime.registry.keys)
+
+
+def _with_card(scene: Scene, then: Callable[[Backlog, str], object]) -> Prepared:
+    card_id = _card(scene).id
+    return lambda: then(scene.backlog, card_id)
+
+
+def _claimed_card(scene: Scene, then: Callable[[Backlog, str], object]) -> Prepared:
+    card = _card(scene)
+    scene.backlog.claim("worker", card_id=card.id)
+    return lambda: then(scene.backlog, card.id)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Scene], Prepared], int]] = {
+    "start": (lambda s: lambda: s.squid.start("chain"), 5),
+    "start_many": (lambda s: lambda: s.squid.start_many("chain", [None] * 3), 15),
+    "start with a key": (lambda s: lambda: s.squid.start("chain", idempotency_key=f"key {next(_numbers)}"), 5),
+    "claim": (_claiming, 1),
+    "heartbeat": (lambda s: _held(s, lambda ref: s.store.heartbeat([ref])[0].unwrap()), 1),
+    "release": (lambda s: _held(s, lambda ref: s.store.release([ref])[0].unwrap()), 1),
+    "complete a step": (lambda s: _settling(s, "a", Completed(1)), 4),
+    "complete a run": (lambda s: _settling(s, "b", Completed(1)), 3),
+    "fail a run": (lambda s: _settling(s, "b", Failed({"code": "wrong"})), 3),
+    "cancel": (lambda s: _started(s, s.squid.cancel), 3),
+    "pause a queue": (lambda s: lambda: s.squid.pause_queue(f"queue{next(_numbers)}"), 1),
+    "commit": (lambda s: _started(s, lambda run_id: _commit(s, run_id)), 1),
+    "put a checkpoint": (lambda s: lambda: s.storage.put_checkpoint(run_thread("nothing"), 0, "{}"), 0),
+    "announce a worker": (lambda s: lambda: PostgresLiveness(s.storage).report(_worker()), 0),
+    "create a card": (lambda s: lambda: _card(s), 1),
+    "claim a card": (lambda s: _with_card(s, lambda b, card: b.claim("worker", card_id=card)), 1),
+    "renew a card": (lambda s: _claimed_card(s, lambda b, card: b.renew(card)), 1),
+    "complete a card": (lambda s: _claimed_card(s, lambda b, card: b.complete(card)), 1),
+}
+"""How each call is prepared, and how many facts it writes."""
+
+
+def _card(scene: Scene) -> Card:
+    return scene.backlog.create(f"card-{next(_numbers)}", "a card")
+
+
+def _commit(scene: Scene, run_id: str) -> object:
+    return scene.storage.commit([Append(run_thread(run_id), [signal(run_id=run_id)])])
+
+
+def _worker() -> WorkerRow:
+    return WorkerRow(worker_id="w", kind="worker", queues=("default",), definitions=None, host="h", pid=1, capacity=1)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_was_rolled_back_by_chance_is_repeated_and_done_once(scene: Scene, operation: str) -> None:
+    prepare, facts = OPERATIONS[operation]
+    wrong: dict[str, object] = {}
+    for code in REPEATED:
+        call = prepare(scene)
+        before = len(all_entries(scene.storage))
+        with scene.faults.raising(code, times=2):
+            call()
+        written = len(all_entries(scene.storage)) - before
+        if written != facts:
+            wrong[code] = written
+    assert wrong == {}
+    assert verify(scene.storage) == []
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing(scene: Scene, operation: str) -> None:
+    prepare, facts = OPERATIONS[operation]
+    call = prepare(scene)
+    before = len(all_entries(scene.storage))
+    wrong: dict[str, object] = {}
+    for code in NOT_REPEATED:
+        expected = StorageUnavailable if meaning(code).disposition is Disposition.WAIT else StorageRefused
+        with scene.faults.raising(code):
+            try:
+                wrong[code] = call()
+            except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
+                words = ("grant",) if code == "42501" else (code, meaning(code).words, meaning(code).remedy)
+                if type(error) is not expected or any(each not in str(error) for each in words):
+                    wrong[code] = repr(error)
+    assert wrong == {}
+    assert len(all_entries(scene.storage)) == before
+    # and the same call does all of it as soon as the database lets it
+    call()
+    assert len(all_entries(scene.storage)) - before == facts
+    assert verify(scene.storage) == []
+
+
+def test_a_transaction_that_is_rolled_back_for_ever_is_given_up_in_time(scene: Scene) -> None:
+    with scene.faults.raising("40001"), pytest.raises(StorageUnavailable, match="40001") as given_up:
+        scene.squid.start("chain")
+    assert given_up.value.sqlstate == "40001"
+    assert len(all_entries(scene.storage)) == 0
+
+
+def test_a_deadlock_is_news_and_a_cancelled_statement_is_not(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        with scene.faults.raising("57014", times=2):
+            scene.squid.start("chain")
+        assert caplog.records == []
+        with scene.faults.raising("40P01", times=2):
+            scene.squid.start("chain")
+    assert len(caplog.records) == 2
+
+
+def test_after_a_read_only_answer_another_server_may_be_reached(scene: Scene, postgres: PostgresStorage) -> None:
+    before = {connection_id(postgres) for _ in range(3)}
+    with scene.faults.raising("25006"), pytest.raises(StorageUnavailable, match="read-only"):
+        scene.squid.start("chain")
+    assert connection_id(postgres) not in before
+
+
+def connection_id(storage: PostgresStorage) -> int:
+    """The number of the session that answers."""
+    return int(storage.rows("SELECT pg_backend_pid()")[0][0])
+
+
+def test_a_database_that_was_made_read_only_is_told_as_such_and_written_to_when_it_is_not_any_more(
+    postgres_url: str, postgres: PostgresStorage
+) -> None:
+    # given a role whose sessions are read-only, as after a failover to a standby
+    role = f"reader_{postgres.schema}"
+    with raw(postgres) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+        connection.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    storage = PostgresStorage(postgres_url.replace("postgres@", f"{role}@", 1), postgres.schema)
+    squid = Squid(storage, [_one()])
+    with pytest.raises(StorageUnavailable, match=r"it is read-only \(25006"):
+        squid.start("one")
+    assert squid.list_runs().runs == (), "reading is no matter"
+    # when it takes writes again, sessions that were made before do not stand in the way
+    with raw(postgres) as connection:
+        connection.execute(f"ALTER ROLE {role} RESET default_transaction_read_only")
+    assert squid.start("one").run_id
+    storage.close()
+    with raw(postgres) as connection:
+        connection.execute(f"DROP ROLE {role}")
+
+
+def _one() -> Workflow:
+    workflow = Workflow("one")
+    workflow.step(name="a")(lambda: None)
+    return workflow

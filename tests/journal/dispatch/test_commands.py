@@ -1,0 +1,563 @@
+"""Dispatch, in every version on every storage: what a command sees of a run, and that it writes it as it stands."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget, SignalKey
+from squid_dagster.journal.contract.dispatch_store import DispatchStore
+from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol import Entry, Fact, RunUnit, dispatch_thread, run_thread
+from squid_dagster.protocol.entries import run_of
+from squid_dagster.protocol.errors import InvalidTransition
+from squid_dagster.protocol.facts.base import MAX_TEXT
+from squid_dagster.protocol.folds.attempt import Attempt
+from squid_dagster.protocol.folds.plan_state import PlanState
+from tests.facts import (
+    CLAIMS,
+    QUEUE,
+    RUN,
+    RUNS,
+    T0,
+    OnThread,
+    applied,
+    claimed,
+    completed,
+    dead_lettered,
+    entries,
+    failed,
+    failed_with_retry,
+    fenced,
+    key,
+    planned,
+    quarantined,
+    runnable,
+    scheduled,
+    signal,
+    started,
+    terminal,
+)
+from tests.histories import histories, journals
+from tests.journal.access import WITHOUT_SHRINKING, put, raw
+from tests.journal.dispatch_fixture import Desk, Planner, done, one, start
+from tests.journal.views.test_histories import _renamed
+from tests.plan_states import assert_same_state
+
+LONG = "ü" * (MAX_TEXT - 1)
+_numbers = count(1)
+
+
+def seen_by(desk: Desk, target: CommandTarget, *facts: Fact) -> CommandedRun:
+    """What a command sees that writes these facts."""
+    seen: list[CommandedRun] = []
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        seen.append(runs[target.run_id])
+        return facts
+
+    assert desk.store.command([target], decision) == list(facts)
+    return seen[-1]
+
+
+def test_a_command_sees_the_run_the_attempt_that_it_names_and_its_own_first_time(desk: Desk) -> None:
+    start(desk, RUN)
+    desk.put(
+        signal(signal_type="cancel_run", idempotency_key="k"), planned(runnable(step="ship")), scheduled(step="ship")
+    )
+    one(desk)
+    run = seen_by(desk, CommandTarget(RUN, key(), signal=SignalKey("cancel_run", "k")))
+    assert set(run.state.planned) == {key(), key(step="ship")}
+    assert run.dispatch.attempts[key()].status == "claimed"
+    assert run.first is not None
+    assert (run.first.signal_type, run.first.idempotency_key) == ("cancel_run", "k")
+
+
+def test_a_command_sees_all_attempts_of_the_visit_that_it_is_about(desk: Desk) -> None:
+    # given a visit that was tried three times, of which the last is not planned yet
+    desk.put(started(), planned(runnable(), runnable(step="ship")), scheduled(), scheduled(step="ship"))
+    desk.put(claimed(at=1), failed_with_retry(at=2, delay=1))
+    desk.put(planned(runnable(attempt=2)), claimed(attempt=2, at=4), failed_with_retry(attempt=2, at=5, delay=1))
+    for attempt in (1, 2, 3):
+        run = seen_by(desk, CommandTarget(RUN, key(attempt=attempt)))
+        visit = {k: each.status for k, each in run.dispatch.attempts.items() if each.step == "charge"}
+        assert visit == {key(): "failed", key(attempt=2): "failed", key(attempt=3): "retry_scheduled"}
+
+
+def test_a_command_sees_all_attempts_of_a_visit_however_they_are_named(desk: Desk) -> None:
+    # given a visit of which one attempt is named otherwise, and the same visit of another run
+    visit = runnable().idempotency_key
+    desk.put(started(), scheduled(step="ship"), scheduled(), claimed(at=1), failed(at=2))
+    desk.put(scheduled(runnable_key="mine", attempt_number=7), scheduled("run-2", idempotency_key=visit))
+    run = seen_by(desk, CommandTarget(RUN, visit=visit))
+    found = {name: each.status for name, each in run.dispatch.attempts.items() if each.idempotency_key == visit}
+    assert found == {key(): "failed", "mine": "available"}
+    assert run.dispatch.tokens[visit] == 1
+    # and of a visit that is not there, none
+    assert "none" not in seen_by(desk, CommandTarget(RUN, visit="none")).dispatch.tokens
+
+
+def test_a_command_sees_the_visit_that_it_names_of_a_step_with_several(desk: Desk) -> None:
+    # given a step whose first visit has its outcome, and whose second is tried again
+    desk.put(started(), planned(), scheduled(), claimed(at=1), completed(at=2), applied(at=2))
+    desk.put(planned(runnable(visit=2), at=2), scheduled(visit=2, at=2), claimed(visit=2, at=3))
+    desk.put(failed_with_retry(visit=2, at=4, delay=1), planned(runnable(visit=2, attempt=2), at=4))
+    # then either is seen whole
+    first = seen_by(desk, CommandTarget(RUN, key())).dispatch.attempts
+    second = seen_by(desk, CommandTarget(RUN, key(visit=2, attempt=2))).dispatch.attempts
+    assert first[key()].status == "completed"
+    assert {k: second[k].status for k in (key(visit=2), key(visit=2, attempt=2))} == {
+        key(visit=2): "failed",
+        key(visit=2, attempt=2): "retry_scheduled",
+    }
+
+
+def test_the_first_command_of_a_key_is_found_after_hundreds_of_visits(desk: Desk) -> None:
+    wanted = CommandTarget(RUN, signal=SignalKey("approve_run", "k"))
+    desk.put(started(), signal(at=1, signal_type="approve_run", idempotency_key="k"))
+    for visit in range(1, 301):
+        desk.put(planned(runnable(visit=visit), at=2), applied(visit=visit, at=2))
+        if visit in (1, 150, 300):
+            run = seen_by(desk, wanted)
+            assert run.first is not None
+            assert (run.first.occurred_at.second, run.state.visits("charge")) == (1, visit)
+    desk.put(signal(at=3, signal_type="approve_run", idempotency_key="k"))
+    assert seen_by(desk, wanted).first == run.first
+
+
+def test_a_dead_letter_of_a_visit_that_was_retried_and_done_is_not_waited_for(desk: Desk) -> None:
+    dead: dict[str, Any] = {"max_deliveries": 1}
+    desk.put(started(), planned(runnable(**dead)), scheduled(**dead), claimed(at=1, lease=5), dead_lettered(at=20))
+    assert [each.runnable_key for each in seen_by(desk, CommandTarget(RUN, dead_letters=True)).dead_letters] == [key()]
+    desk.put(planned(runnable(attempt=2), at=20), scheduled(attempt=2, at=20), claimed(attempt=2, at=20))
+    desk.put(completed(attempt=2, at=21), applied(attempt=2, at=21))
+    desk.put(planned(runnable(visit=2, **dead), at=21), scheduled(visit=2, at=21, **dead))
+    assert not seen_by(desk, CommandTarget(RUN, dead_letters=True)).dead_letters
+    desk.put(claimed(visit=2, at=22, lease=5), dead_lettered(visit=2, at=40))
+    run = seen_by(desk, CommandTarget(RUN, dead_letters=True))
+    assert [each.runnable_key for each in run.dead_letters] == [key(visit=2)]
+
+
+def test_an_attempt_on_another_queue_than_that_of_the_start_is_seen(desk: Desk) -> None:
+    desk.put(started(), planned(runnable(queue="slow")), scheduled(queue="slow"))
+    assert seen_by(desk, CommandTarget(RUN, key())).dispatch.attempts[key()].queue == "slow"
+
+
+def test_attempts_of_a_run_that_has_ended_are_seen(desk: Desk) -> None:
+    start(desk, RUN)
+    one(desk)
+    desk.put(terminal(at=60))
+    one_more = scheduled("run-2")
+    desk.put(one_more)
+    assert one(desk).attempt.run_id == "run-2"  # what is kept of the ended run has been looked through
+    run = seen_by(desk, CommandTarget(RUN, key()))
+    assert run.state.terminal
+    if isinstance(desk.store, FoldDispatchStore):
+        assert run.dispatch.attempts[key()].status == "claimed"
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(
+    "meanwhile",
+    [signal(signal_type="approve_run", idempotency_key="k"), planned(runnable(step="ship")), terminal()],
+    ids=lambda fact: fact.type,
+)
+def test_a_command_is_decided_again_when_a_fact_of_its_run_came_in_between(
+    clock: VirtualClock, atomic: bool, meanwhile: Fact
+) -> None:
+    storage = MemoryStorage(clock, atomic_across_threads=atomic)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN)
+    others, seen = [meanwhile], list[CommandedRun]()
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        seen.append(CommandedRun(runs[RUN].state.copy(), runs[RUN].dispatch, runs[RUN].first))
+        while others:
+            desk.put(others.pop())
+        return [signal(signal_type="approve_run", idempotency_key="k"), scheduled(step="ship")]
+
+    target = CommandTarget(RUN, key(), signal=SignalKey("approve_run", "k"))
+    desk.store.command([target], decision)
+    # then nothing of the first decision is there, and the second one has seen the fact
+    assert [each.fact.type for each in storage.read_run(RUN)].count("run_signal_received") == (
+        2 if meanwhile.type == "run_signal_received" else 1
+    )
+    before, after = seen
+    assert (before.first, before.state.terminal, len(before.state.planned)) == (None, False, 1)
+    whole = CommandedRun.of(RunUnit.fold(storage.read_run(RUN)[:-2]), target)
+    assert after.first == (whole.first if meanwhile.type == "run_signal_received" else None)
+    assert (after.state.terminal, set(after.state.planned)) == (whole.state.terminal, set(whole.state.planned))
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_a_command_writes_to_a_queue_alone_is_compared_with_the_queue(
+    clock: VirtualClock, atomic: bool, plain: bool
+) -> None:
+    storage = MemoryStorage(clock, atomic_across_threads=atomic)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN)
+    if not plain:
+        desk.put(started(trigger="another"))
+    others, seen = [claimed(at=60)], list[str]()
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        seen.append(runs[RUN].dispatch.attempts[key()].status)
+        while others:
+            desk.put(others.pop())
+        return [claimed(at=60, claim="b")] if seen[-1] == "available" else []
+
+    assert desk.store.command([CommandTarget(RUN, key())], decision) == []
+    assert seen == ["available", "claimed"]
+
+
+def test_where_commits_do_not_span_threads_a_queue_that_moved_on_stops_no_command_that_is_on_record(
+    clock: VirtualClock,
+) -> None:
+    storage = MemoryStorage(clock, atomic_across_threads=False)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN)
+    others = [claimed(at=60)]
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        while others:
+            desk.put(others.pop())
+        return [signal(signal_type="retry_attempt"), planned(runnable(step="ship")), scheduled(step="ship")]
+
+    assert len(desk.store.command([CommandTarget(RUN, key())], decision)) == 3
+    assert [each.fact.type for each in storage.read_run(RUN)].count("run_signal_received") == 1
+    assert set(RunUnit.fold(storage.read_run(RUN)).dispatch.attempts) == {key(), key(step="ship")}
+
+
+class _Interrupted(MemoryStorage):
+    """A storage that others write to right before a thread is read."""
+
+    meanwhile: tuple[str, Fact] | None = None
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        if self.meanwhile is not None and self.meanwhile[0] == thread:
+            _, fact = self.meanwhile
+            self.meanwhile = None
+            self.append(fact.thread, [fact])
+        return super().read(thread, after, limit)
+
+
+def test_what_a_command_sees_is_of_one_time(clock: VirtualClock) -> None:
+    storage = _Interrupted(clock)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN)
+    # when the run ends after its state was read, and before its queue is
+    storage.meanwhile = dispatch_thread(QUEUE), terminal()
+    assert seen_by(desk, CommandTarget(RUN, key())).state.terminal
+
+
+def test_of_two_looks_at_a_queue_the_earlier_one_counts(clock: VirtualClock) -> None:
+    storage = _Interrupted(clock)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN, "run-2")
+    storage.meanwhile = run_thread("run-2"), claimed(at=60)
+    seen = list[str]()
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        seen.append(runs[RUN].dispatch.attempts[key()].status)
+        return [claimed(at=60, claim="b")] if seen[-1] == "available" else []
+
+    targets = [CommandTarget(RUN, key()), CommandTarget("run-2", key("run-2"))]
+    assert desk.store.command(targets, decision) == []
+    assert seen == ["available", "claimed"]
+
+
+def test_a_command_goes_on_after_its_run_was_deleted(clock: VirtualClock) -> None:
+    storage = MemoryStorage(clock)
+    desk = Desk(storage, FoldDispatchStore(storage), clock)
+    start(desk, RUN)
+    desk.put(signal(signal_type="approve_run", idempotency_key="k"))
+    target = CommandTarget(RUN, key(), signal=SignalKey("approve_run", "k"))
+    assert seen_by(desk, target).first is not None
+    storage.delete_thread(run_thread(RUN))
+    assert (seen_by(desk, target).first, seen_by(desk, target).state.start) == (None, None)
+
+
+def test_a_run_that_is_not_there_has_no_start(desk: Desk) -> None:
+    run = seen_by(desk, CommandTarget("nowhere", "nothing", dead_letters=True, signal=SignalKey("a", "b")))
+    assert (run.state.start, run.state.status, run.dispatch.attempts, run.first) == (None, "new", {}, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "at"),
+    [
+        (SignalKey("start_run", "first"), 0),
+        (SignalKey("cancel_run", "k"), 3),
+        (SignalKey("approve_run", "k"), 2),
+        (SignalKey("approve_run", LONG), 5),
+        (SignalKey("approve_run", LONG + "y"), 6),
+        (SignalKey("approve_run", "ключ ü\u2028"), 7),
+        (SignalKey("approve_run", LONG + "z"), None),
+        (SignalKey("reject_run", "k"), None),
+        (SignalKey("approve_run", "theirs"), None),
+        (SignalKey("approve_run", "K"), None),
+        (None, None),
+    ],
+)
+def test_the_first_command_of_a_key_is_found(desk: Desk, wanted: SignalKey | None, at: int | None) -> None:
+    def said(at: int, signal_type: str, idempotency_key: str | None, run: str = RUN) -> Fact:
+        return signal(run, at=at, signal_type=signal_type, idempotency_key=idempotency_key)
+
+    desk.put(said(0, "start_run", "first"), started(), said(1, "approve_run", None))
+    desk.put(said(0, "approve_run", "theirs", "run-2"), said(1, "approve_run", "k", "run-2"))
+    desk.put(said(2, "approve_run", "k"), said(3, "cancel_run", "k"), said(4, "approve_run", "k"))
+    desk.put(said(5, "approve_run", LONG), said(6, "approve_run", LONG + "y"), said(7, "approve_run", "ключ ü\u2028"))
+    first = seen_by(desk, CommandTarget(RUN, signal=wanted)).first
+    assert (None if first is None else int(first.occurred_at.timestamp()) % 60) == at
+
+
+def test_dead_letters_that_the_run_has_not_gone_on_from_are_found_when_asked_for(desk: Desk) -> None:
+    steps = ("charge", "ship", "mail")
+    desk.put(started(), planned(*(runnable(step=step, max_deliveries=1) for step in steps)))
+    desk.put(*(scheduled(step=step, max_deliveries=1) for step in steps))
+    for step in steps[:2]:
+        desk.put(claimed(step=step, at=1, lease=5), dead_lettered(step=step, at=20))
+    desk.put(planned(runnable(step="ship", attempt=2)), scheduled(step="ship", attempt=2))
+    run = seen_by(desk, CommandTarget(RUN, dead_letters=True))
+    assert [attempt.runnable_key for attempt in run.dead_letters] == [key()]
+
+
+def test_nothing_is_written_and_nothing_is_remembered_of_a_command_that_is_refused(desk: Desk) -> None:
+    start(desk, RUN)
+    before = desk.entries()
+
+    def refuse(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        runs[RUN].state.add_fact(terminal())
+        raise InvalidTransition("no")
+
+    with pytest.raises(InvalidTransition):
+        desk.store.command([CommandTarget(RUN)], refuse)
+    assert desk.entries() == before
+    assert not seen_by(desk, CommandTarget(RUN)).state.terminal
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_what_a_command_writes_is_known_to_the_next_one_whether_or_not_it_folds_that(desk: Desk, folds: bool) -> None:
+    start(desk, RUN)
+    fact = planned(runnable(step="ship"))
+
+    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        if folds:
+            runs[RUN].state.add_fact(fact)
+        return [signal(signal_type="approve_run"), fact]
+
+    desk.store.command([CommandTarget(RUN)], decision)
+    run = seen_by(desk, CommandTarget(RUN))
+    assert_same_state(run.state, RunUnit.fold(desk.storage.read_run(RUN)).run)
+    # and to the next settlement
+    plan = Planner()
+    assert desk.store.settle([done(one(desk))], plan)[0].unwrap().status == "completed"
+    assert set(plan.asked[-1].run.planned) >= {key(step="ship")}
+
+
+def test_several_runs_are_seen_and_written_at_once(desk: Desk) -> None:
+    start(desk, "run-1", "run-2")
+
+    def end_both(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:
+        return [terminal(run_id, status="cancelled") for run_id in runs]
+
+    desk.store.command([CommandTarget("run-1"), CommandTarget("run-2")], end_both)
+    for run_id in ("run-1", "run-2"):
+        assert seen_by(desk, CommandTarget(run_id)).state.terminal_status == "cancelled"
+
+
+def test_a_command_that_was_changed_behind_our_back_is_not_the_first(postgres_desk: Desk) -> None:
+    storage = postgres_desk.storage
+    assert isinstance(storage, PostgresStorage)
+    for at in (1, 2):
+        postgres_desk.put(signal(at=at, signal_type="approve_run", idempotency_key="k"))
+    postgres_desk.put(started())
+    with raw(storage) as connection:
+        connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")
+        connection.execute("UPDATE journal_entries SET occurred_at = now() WHERE seq = 1")
+    first = seen_by(postgres_desk, CommandTarget(RUN, signal=SignalKey("approve_run", "k"))).first
+    assert first is not None
+    assert first.occurred_at.second == 2
+
+
+commands = st.lists(
+    st.tuples(
+        st.integers(0, 40),
+        st.sampled_from(RUNS),
+        st.sampled_from(("cancel_run", "approve_run")),
+        st.sampled_from(("a", "b", LONG, LONG + "y")),
+    ),
+    max_size=6,
+)
+
+
+@given(history=histories(), commands=commands, size=st.integers(1, 12))
+@settings(max_examples=60, phases=WITHOUT_SHRINKING)
+def test_after_any_history_a_command_sees_what_the_whole_run_says(
+    postgres_shared: PostgresStorage, history: list[Fact], commands: list[tuple[int, str, str, str]], size: int
+) -> None:
+    # given any history with keyed commands in it, about runs and queues of its own
+    for place, run, signal_type, idempotency_key in commands:
+        history.insert(place, signal(run, at=place, signal_type=signal_type, idempotency_key=idempotency_key))
+    prefix = f"commanded{next(_numbers)}"
+    mine = [_renamed(fact, prefix) for fact in history]
+    runs = sorted({fact.run_id for fact in mine if getattr(fact, "run_id", None) is not None})  # type: ignore[union-attr]
+    warm = PostgresDispatchStore(postgres_shared)
+    # when it is committed in pieces, then whoever has followed it, and whoever has not, sees the same
+    for begin in range(0, len(mine), size):
+        put(postgres_shared, *mine[begin : begin + size])
+        for run_id in runs[:2]:
+            _assert_seen(warm, postgres_shared, run_id)
+    for run_id in runs:
+        _assert_seen(warm, postgres_shared, run_id)
+        _assert_seen(PostgresDispatchStore(postgres_shared), postgres_shared, run_id)
+        _assert_visits_seen(warm, postgres_shared, run_id)
+
+
+def _assert_visits_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:
+    """What a command sees of a visit of an open run is what all facts say of it, but for contents."""
+    unit = RunUnit.fold(storage.read_run(run_id))
+    visits = [] if unit.run.terminal else sorted({each.idempotency_key for each in unit.dispatch.attempts.values()})
+    for visit in visits:
+        seen: list[CommandedRun] = []
+        store.command([CommandTarget(run_id, visit=visit)], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
+        dispatches = [seen[0].dispatch, unit.dispatch]
+        one, other = (
+            {
+                key: each._replace(input=None, result=None, error=None)
+                for key, each in dispatch.attempts.items()
+                if each.idempotency_key == visit
+            }
+            for dispatch in dispatches
+        )
+        assert one == other
+        assert seen[0].dispatch.tokens.get(visit, 0) == unit.dispatch.tokens.get(visit, 0)
+        assert seen[0].state.stopped == unit.run.stopped
+
+
+def _assert_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:
+    unit = RunUnit.fold(storage.read_run(run_id))
+    for signal_type in ("cancel_run", "approve_run"):
+        for idempotency_key in ("a", LONG):
+            target = CommandTarget(run_id, None, dead_letters=True, signal=SignalKey(signal_type, idempotency_key))
+            seen: list[CommandedRun] = []
+            store.command([target], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
+            (run,), whole = seen, CommandedRun.of(unit, target)
+            assert run.first == whole.first
+            if unit.run.start is None:
+                assert run.state.start is None
+            elif PlanState.fold(storage.read(run_thread(run_id))).plain:
+                assert_same_state(run.state, unit.run)
+            else:
+                assert run.state == whole.state
+            if not unit.run.terminal:  # else nothing is asked about attempts
+                expected = {
+                    each.runnable_key for each in whole.dead_letters if each.runnable_key in whole.state.planned
+                }
+                assert {each.runnable_key for each in run.dead_letters} == expected
+
+
+class _Given(MemoryStorage):
+    """A storage that gives these entries, unreadable ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__(VirtualClock(T0))
+        self.entries: list[Entry] = []
+
+    def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
+        return [entry for entry in self.entries if entry.thread == thread and entry.seq > after][:limit]
+
+    def revision(self, thread: str) -> int:
+        return len(self.read(thread))
+
+    def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
+        return [entry for entry in self.entries if run_of(entry.fact) == run_id]
+
+
+def _dead(run: str, step: str) -> list[Fact]:
+    about: dict[str, Any] = {"run": run, "step": step}
+    intent: dict[str, Any] = {"max_deliveries": 1, **about}
+    plan = planned(runnable(run, step, max_deliveries=1), run=run)
+    return [plan, scheduled(**intent), claimed(**about, at=1, lease=5), dead_lettered(**about, at=20)]
+
+
+@st.composite
+def _commanded_journals(draw: st.DrawFn) -> list[Entry]:
+    """Any journal of runs that were started, with keyed commands, dead letters, and ends."""
+    items = [OnThread(entry.thread, entry.fact) for entry in draw(journals()) if entry.fact.type != "run_started"]
+    ends: list[Callable[[str], Fact]] = [terminal, quarantined, fenced]
+    inserted: list[list[Fact]] = [
+        [signal(run, at=n, idempotency_key=each)] for n, (_, run, _, each) in enumerate(draw(commands))
+    ]
+    inserted += [
+        _dead(run, step)
+        for run, step in draw(st.lists(st.tuples(st.sampled_from(RUNS), st.sampled_from(("mail", "bill"))), max_size=3))
+    ]
+    inserted += [[draw(st.sampled_from(ends))(run)] for run in draw(st.lists(st.sampled_from(RUNS), max_size=2))]
+    for facts in inserted:
+        place = draw(st.integers(0, len(items)))
+        items[place:place] = [OnThread(fact.thread, fact) for fact in facts]
+    first = [OnThread(run_thread(run), started(run)) for run in RUNS if draw(st.sampled_from((True,) * 5 + (False,)))]
+    return entries([*first, *items])
+
+
+@given(journal=_commanded_journals(), size=st.integers(1, 12))
+@settings(max_examples=300)
+def test_after_any_history_a_command_on_any_storage_sees_what_the_whole_run_says(
+    journal: list[Entry], size: int
+) -> None:
+    storage = _Given()
+    warm = FoldDispatchStore(storage)
+    for end in range(size, len(journal) + size, size):
+        storage.entries = journal[:end]
+        warm.visible(QUEUE)  # lets attempts of ended runs leave
+        for run_id in RUNS:
+            _assert_seen_by_key(warm, storage, run_id)
+    for run_id in RUNS:
+        _assert_seen_by_key(FoldDispatchStore(storage), storage, run_id)
+
+
+def _assert_seen_by_key(store: DispatchStore, storage: _Given, run_id: str) -> None:
+    unit = RunUnit.fold(storage.read_run(run_id))
+    plain = PlanState.fold(storage.read(run_thread(run_id))).plain
+    # No writer of ours puts a run on two queues: then it is that of the start.
+    queues = {entry.thread for entry in storage.read_run(run_id) if entry.thread.startswith(dispatch_thread(""))}
+    elsewhere = len(queues) > 1
+    targets = [
+        CommandTarget(run_id, None, dead_letters=True, signal=SignalKey("start_run", each)) for each in CLAIMS[:2]
+    ]
+    targets += [CommandTarget(run_id, each) for each in (*unit.dispatch.attempts, key(run_id, attempt=9))]
+    for target in targets:
+        seen: list[CommandedRun] = []
+        store.command([target], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
+        (run,), whole = seen, CommandedRun.of(unit, target)
+        assert run.first == whole.first
+        if plain and unit.run.start is not None:
+            assert_same_state(run.state, unit.run)
+        else:
+            assert run.state == whole.state
+        if elsewhere:
+            continue
+        if target.dead_letters:
+            waiting, found = ({each.runnable_key for each in r.dead_letters} for r in (whole, run))
+            assert waiting & set(whole.state.planned) <= found <= waiting
+        elif target.runnable_key not in unit.dispatch.attempts:
+            assert target.runnable_key not in run.dispatch.attempts
+        else:
+            visit = unit.dispatch.attempts[target.runnable_key].idempotency_key
+            assert _visit(run, visit) == _visit(whole, visit)
+            assert (run.dispatch.queue, run.dispatch.fenced) == (unit.dispatch.queue, unit.dispatch.fenced)
+
+
+def _visit(run: CommandedRun, visit: str) -> tuple[dict[str, Attempt], int | None]:
+    """Return the attempts of a visit and how often it was claimed."""
+    attempts = {k: attempt for k, attempt in run.dispatch.attempts.items() if attempt.idempotency_key == visit}
+    return attempts, run.dispatch.tokens.get(visit)

@@ -1,0 +1,155 @@
+"""What the suites of dispatch share: a store to work at, what a worker does there, and a planner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import (
+    Answer,
+    Claim,
+    ClaimRef,
+    Completed,
+    DispatchStore,
+    Failed,
+    NextAttempt,
+    PlanRequest,
+    Settlement,
+)
+from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.protocol import AttemptScheduled, Fact, RunUnit
+from squid_dagster.protocol.errors import SquidError
+from tests.facts import QUEUE, RUN, T0, applied, fenced, planned, queued, runnable, scheduled, started, terminal
+from tests.journal.access import all_entries, assert_views_agree_with_the_journal, put
+
+
+@dataclass
+class Desk:
+    """A dispatch store, the storage under it and the clock of both."""
+
+    storage: Storage
+    store: DispatchStore
+    clock: VirtualClock
+
+    def put(self, *facts: Fact) -> None:
+        """Write facts as others would."""
+        put(self.storage, *facts)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.advance(timedelta(seconds=seconds))
+
+    def entries(self) -> int:
+        """How many entries the journal has."""
+        return len(all_entries(self.storage))
+
+
+def work(run: str, *, step: str = "charge", **fields: Any) -> AttemptScheduled:
+    """An attempt of a run of its own, due at once."""
+    return scheduled(run, step, **fields)
+
+
+def seconds(number: float) -> timedelta:
+    """That many seconds."""
+    return timedelta(seconds=number)
+
+
+def other_token(ref: ClaimRef) -> ClaimRef:
+    """The same claim, shown by somebody who does not know its token."""
+    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, ref.claim_id, "guessed")
+
+
+def other_claim(ref: ClaimRef) -> ClaimRef:
+    """The same token with the id of another claim."""
+    return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, "another", ref.token)
+
+
+MINUTE = seconds(60)
+
+
+def claim(desk: Desk, limit: int = 1, lease: timedelta = MINUTE, **options: Any) -> list[Claim]:
+    """Claim from the queue as any worker would."""
+    return desk.store.claim(QUEUE, "worker-1", limit=limit, lease=lease, **options)
+
+
+def one(desk: Desk, lease: timedelta = MINUTE) -> Claim:
+    """Claim the one attempt that is due."""
+    (found,) = claim(desk, lease=lease)
+    return found
+
+
+def keys(claims: Sequence[Claim]) -> list[str]:
+    """The runs that were claimed, in order."""
+    return [c.attempt.run_id for c in claims]
+
+
+def done(c: Claim, result: Any = None) -> Settlement:
+    """The step of this claim succeeded."""
+    return Settlement(c.ref, Completed({"ok": True} if result is None else result))
+
+
+def broke(c: Claim, retry: NextAttempt | None = None) -> Settlement:
+    """The step of this claim failed."""
+    return Settlement(c.ref, Failed({"message": "declined"}, retry))
+
+
+def refused(answer: Answer, kind: type[SquidError]) -> None:
+    """The member was refused for this reason."""
+    assert type(answer.error) is kind
+    with pytest.raises(kind):
+        answer.unwrap()
+
+
+def refused_everything(desk: Desk, c: Claim, kind: type[SquidError]) -> None:
+    """Whoever shows this claim can neither settle, extend nor give it back, for this reason."""
+    refused(desk.store.settle([done(c)])[0], kind)
+    refused(desk.store.settle([broke(c)])[0], kind)
+    refused(desk.store.heartbeat([c.ref])[0], kind)
+    refused(desk.store.release([c.ref])[0], kind)
+
+
+def statuses(desk: Desk, run: str = RUN) -> dict[str, str]:
+    """What the journal says about each attempt of a run; nothing in it is wrong, and the views agree."""
+    unit = RunUnit.fold(desk.storage.read_run(run))
+    assert unit.anomalies == []
+    if isinstance(desk.storage, PostgresStorage):
+        assert_views_agree_with_the_journal(desk.storage, [run])
+    return {k: attempt.status.value for k, attempt in unit.dispatch.attempts.items()}
+
+
+class Planner:
+    """Applies what was settled, plans one more visit of the step, and remembers what it was asked."""
+
+    def __init__(self, last_visit: int = 99) -> None:
+        self.asked: list[PlanRequest] = []
+        self._last_visit = last_visit
+
+    def __call__(self, request: PlanRequest) -> list[Fact]:
+        run = request.run
+        self.asked.append(replace(request, run=run.copy()))  # what it was: the store folds on
+        at = (request.now - T0).total_seconds()
+        facts: list[Fact] = []
+        for attempt in request.settled:
+            if run.is_closed(attempt.runnable_key, attempt.idempotency_key, attempt.step):
+                continue
+            visit = int(attempt.runnable_key.split(":")[2])
+            facts.append(
+                applied(request.run_id, attempt.step, visit=visit, attempt=attempt.attempt_number, at=at, result=None)
+            )
+            if visit >= self._last_visit:
+                facts += [fenced(request.run_id, at=at), terminal(request.run_id, at=at)]
+            else:
+                follow: dict[str, Any] = {"visit": visit + 1, "visible_at": request.now}
+                facts.append(planned(runnable(request.run_id, **follow), run=request.run_id, at=at))
+                facts.append(scheduled(request.run_id, at=at, **follow))
+        return facts
+
+
+def start(desk: Desk, *runs: str) -> None:
+    """Start runs with their first attempt planned and scheduled."""
+    for run in runs:
+        desk.put(started(run), queued(run), planned(run=run), scheduled(run))

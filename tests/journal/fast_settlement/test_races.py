@@ -1,0 +1,562 @@
+"""The fast way of a settlement beside everything else: lost answers, odd planners, odd claims, and others at work."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Planner, PlanRequest, Settlement
+from squid_dagster.journal.plan_state.cache import PlanStates
+from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
+from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
+from squid_dagster.protocol import Fact, RunUnit
+from squid_dagster.protocol.errors import NotFound, StaleClaim, StorageUnavailable, TerminalRun
+from squid_dagster.workflow import Workflow
+from tests.facts import (
+    QUEUE,
+    RUN,
+    T0,
+    applied,
+    child,
+    key,
+    planned,
+    queued,
+    runnable,
+    scheduled,
+    signal,
+    started,
+    step_paused,
+    t,
+    terminal,
+)
+from tests.journal.access import (
+    Wire,
+    all_entries,
+    assert_views_agree_with_the_journal,
+    facts_of,
+    raw,
+    terminate_backends,
+    wait_for_a_lock,
+)
+from tests.journal.dispatch_fixture import Desk, claim, done, refused, seconds, statuses
+from tests.journal.fast_settlement.workflows import facts_without_names, fast
+
+
+def _nothing() -> None:
+    """A step of which only the facts matter."""
+
+
+def chain(*steps: str) -> Workflow:
+    """One step after the other."""
+    wf = Workflow("chain")
+    for before, name in zip((None, *steps), steps, strict=False):
+        wf.step(name=name, after=[before] if before else [])(_nothing)
+    return wf
+
+
+# --- lost answers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [["a"], ["a", "b"]], ids=["the run ends", "the run goes on"])
+def test_a_completion_whose_answer_was_lost_is_told_as_written(
+    wire: Wire, behind_wire: PostgresStorage, taken: list[int], steps: list[str]
+) -> None:
+    # given two runs, and a connection that breaks after the commit
+    squid = Squid(behind_wire, [chain(*steps)])
+    squid.start_many("chain", [None] * 2)
+    claims = squid.runtime.dispatch.claim(QUEUE, "worker", limit=2)
+    wire.lose_answer_to("settle_runs")
+    # when both are settled
+    answers = squid.runtime.dispatch.settle([done(each) for each in claims], squid.runtime.plan)
+    # then they are answered as written, also the one whose run has ended by it
+    assert wire.lost == 1
+    assert taken == [2]
+    assert [(answer.error, answer.unwrap().status) for answer in answers] == [(None, "completed")] * 2
+    assert [answer.unwrap().result for answer in answers] == [{"ok": True}] * 2
+    # and nothing is there twice
+    types = [fact.type for fact in facts_of(all_entries(behind_wire))]
+    assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
+    assert_views_agree_with_the_journal(behind_wire)
+
+
+@pytest.mark.parametrize("steps", [["a"], ["a", "b"]], ids=["the run ends", "the run goes on"])
+def test_a_group_whose_answer_was_lost_is_told_as_far_as_it_was_written(
+    wire: Wire, behind_wire: PostgresStorage, clock: VirtualClock, taken: list[int], steps: list[str]
+) -> None:
+    # given a group with a claim that was taken over, and a connection that breaks after the commit
+    squid = Squid(behind_wire, [chain(*steps)])
+    squid.start_many("chain", [None] * 3)
+    store = squid.runtime.dispatch
+    claims = sorted(store.claim(QUEUE, "worker", limit=3), key=lambda each: each.ref.run_id)
+    store.release([claims[1].ref])
+    (rival,) = store.claim(QUEUE, "rival")
+    before = all_entries(behind_wire)
+    wire.lose_answer_to("settle_runs")
+    # when it is settled
+    answers = store.settle([done(each) for each in claims], squid.runtime.plan)
+    # then what was written is told as written, what was not is refused, and nothing is there twice
+    assert wire.lost == 1
+    assert taken == [2]
+    assert [type(answer.error) for answer in answers] == [type(None), StaleClaim, type(None)]
+    assert answers[0].unwrap().settled_at == clock.now()
+    types = [fact.type for fact in facts_of(all_entries(behind_wire)[len(before) :])]
+    assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
+    assert store.settle([done(rival)], squid.runtime.plan)[0].unwrap().status == "completed"
+    assert_views_agree_with_the_journal(behind_wire)
+
+
+def test_a_commit_that_is_sent_again_has_the_first_answer(
+    postgres_virtual: PostgresStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a group of which one run was written, under a commit id that is known
+    squid = Squid(postgres_virtual, [chain("a")])
+    squid.start_many("chain", [None] * 2)
+    claims = sorted(squid.runtime.dispatch.claim(QUEUE, "worker", limit=2), key=lambda each: each.ref.run_id)
+    with raw(postgres_virtual) as connection:
+        connection.execute("UPDATE attempts SET claim_id = 'x' WHERE run_id = %s", (claims[1].ref.run_id,))
+    commit_id = uuid4()
+    monkeypatch.setattr(f"{settle_fast.__module__}.uuid4", lambda: commit_id)
+    states, same_states = PlanStates(), PlanStates()
+    for each in (states, same_states):
+        assert fast(postgres_virtual, claims, _refuses, each) == []
+    assert fast(postgres_virtual, claims, squid.runtime.plan, states) == [claims[0].ref.run_id]
+    before = all_entries(postgres_virtual)
+    receipt = postgres_virtual.find_commit(commit_id)
+    assert receipt == {
+        f"squid:run:{claims[0].ref.run_id}": postgres_virtual.revision(f"squid:run:{claims[0].ref.run_id}"),
+        f"squid:dispatch:{QUEUE}": postgres_virtual.revision(f"squid:dispatch:{QUEUE}"),
+    }
+    # when it is sent again, as after an answer that was lost, and by now the other claim would stand
+    with raw(postgres_virtual) as connection:
+        connection.execute("UPDATE attempts SET claim_id = %s", (claims[1].ref.claim_id,))
+    assert fast(postgres_virtual, claims, squid.runtime.plan, same_states) == [claims[0].ref.run_id]
+    # then nothing more is written
+    assert all_entries(postgres_virtual) == before
+
+
+def _refuses(_: PlanRequest) -> list[Fact]:
+    raise StaleClaim("the planner says no")
+
+
+@pytest.mark.parametrize(
+    ("way", "cut"),
+    [("fast", 1), ("general", 1), ("general", 2), ("general", 21)],
+    ids=["fast", "general", "general, twice", "general, more often than it is tried"],
+)
+def test_a_connection_that_is_cut_between_plan_and_write_leaves_nothing_halfway(
+    postgres: PostgresStorage, way: str, cut: int
+) -> None:
+    # given a planner in whose time the server cuts the connection, so many times
+    squid = Squid(postgres, [chain("a")])
+    squid.start("chain")
+    held = squid.runtime.dispatch.claim(QUEUE, "worker")
+    asked: list[PlanRequest] = []
+
+    def plan(request: PlanRequest) -> Sequence[Fact]:
+        asked.append(request)
+        if len(asked) <= cut:
+            assert terminate_backends(postgres) > 0
+        return squid.runtime.plan(request)
+
+    before = all_entries(postgres)
+    store = squid.runtime.dispatch if way == "fast" else PostgresDispatchStore(postgres)
+    # when the claim is settled
+    if cut > 20:
+        with pytest.raises(StorageUnavailable):
+            store.settle([done(each) for each in held], plan)
+        assert all_entries(postgres) == before
+    # then it is settled once the connection holds
+    (answer,) = store.settle([done(each) for each in held], plan)
+    assert answer.unwrap().status == "completed"
+    assert squid.inspect_run(held[0].ref.run_id).status == "completed"
+    assert_views_agree_with_the_journal(postgres)
+
+
+def test_what_a_rival_does_while_the_fast_way_waits_for_the_run_is_seen(postgres: PostgresStorage) -> None:
+    # given a run that somebody is about to cancel, and holds
+    squid = Squid(postgres, [chain("a")])
+    run_id = squid.start("chain").run_id
+    (held,) = squid.runtime.dispatch.claim(QUEUE, "worker")
+    with ThreadPoolExecutor(2) as pool, raw(postgres, autocommit=False) as connection:
+        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
+        first = pool.submit(squid.cancel, run_id)
+        wait_for_a_lock(postgres)
+        # when it is settled meanwhile, and the other one was first
+        second = pool.submit(squid.runtime.dispatch.settle, [done(held)], squid.runtime.plan)
+        wait_for_a_lock(postgres, 2)
+        connection.rollback()
+        first.result(30)
+        (answer,) = second.result(30)
+    # then the outcome is refused, and the run is what the first one made of it
+    refused(answer, TerminalRun)
+    assert squid.inspect_run(run_id).status == "cancelled"
+    assert_views_agree_with_the_journal(postgres)
+
+
+def test_a_takeover_that_comes_while_the_fast_way_waits_for_the_attempt_is_seen(postgres: PostgresStorage) -> None:
+    # given an attempt that another transaction is about to take over, and holds
+    squid = Squid(postgres, [chain("a")])
+    squid.start("chain")
+    (held,) = squid.runtime.dispatch.claim(QUEUE, "worker")
+    before = all_entries(postgres)
+    with ThreadPoolExecutor(1) as pool, raw(postgres, autocommit=False) as connection:
+        connection.execute("SELECT FROM attempts WHERE runnable_key = %s FOR UPDATE", (held.ref.runnable_key,))
+        # when it is settled meanwhile
+        settling = pool.submit(squid.runtime.dispatch.settle, [done(held)], squid.runtime.plan)
+        wait_for_a_lock(postgres)
+        connection.execute("UPDATE attempts SET claim_id = 'rival', claim_token_hash = 'rival'")
+        connection.commit()
+        (answer,) = settling.result(30)
+    # then the outcome is refused, and nothing is written
+    refused(answer, StaleClaim)
+    assert all_entries(postgres) == before
+
+
+def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once(postgres: PostgresStorage) -> None:
+    # given the last two steps before a join, and their run held by somebody
+    wf = Workflow("join")
+    for name, after in (("a", []), ("b", []), ("c", ["a", "b"])):
+        wf.step(name=name, after=after)(_nothing)
+    squid = Squid(postgres, [wf])
+    run_id = squid.start("join").run_id
+    both = squid.runtime.dispatch.claim(QUEUE, "worker", limit=2)
+    with ThreadPoolExecutor(2) as pool, raw(postgres, autocommit=False) as connection:
+        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
+        # when each is settled in a commit of its own, at the same time
+        settling = [pool.submit(squid.runtime.dispatch.settle, [done(each)], squid.runtime.plan) for each in both]
+        wait_for_a_lock(postgres, 2)
+        connection.rollback()
+        answers = [each.result(30)[0] for each in settling]
+    # then both are applied, and the join was planned by whoever came second
+    assert [answer.unwrap().status for answer in answers] == ["completed"] * 2
+    unit = RunUnit.fold(postgres.read_run(run_id))
+    assert sorted(attempt.step for attempt in unit.dispatch.attempts.values()) == ["a", "b", "c"]
+    assert unit.anomalies == []
+    assert_views_agree_with_the_journal(postgres)
+
+
+def test_what_another_process_has_settled_meanwhile_is_seen(
+    postgres: PostgresStorage, postgres_url: str, taken: list[int]
+) -> None:
+    # given two processes that hold steps of the same run, and know the run as it was
+    wf = Workflow("join")
+    for name in ("a", "b", "c", "d"):
+        wf.step(name=name)(_nothing)
+    wf.step(name="e", after=["a", "b", "c", "d"])(_nothing)
+    elsewhere = PostgresStorage(postgres_url, postgres.schema)
+    one, other = Squid(postgres, [wf]), Squid(elsewhere, [wf])
+    run_id = one.start("join").run_id
+    held = [squid.runtime.dispatch.claim(QUEUE, "worker", limit=2) for squid in (one, other)]
+    # when they settle in turn
+    for n in range(2):
+        for squid, claims in zip((one, other), held, strict=True):
+            (answer,) = squid.runtime.dispatch.settle([done(claims[n])], squid.runtime.plan)
+            assert answer.unwrap().status == "completed"
+    # then each was planned for by what is on record: what was known of the run has moved in between
+    assert taken == [1, 1, 0, 0]
+    unit = RunUnit.fold(postgres.read_run(run_id))
+    assert sorted(attempt.step for attempt in unit.dispatch.attempts.values()) == ["a", "b", "c", "d", "e"]
+    assert unit.anomalies == []
+    assert_views_agree_with_the_journal(postgres)
+    elsewhere.close()
+
+
+@pytest.mark.parametrize("waited", [20, 65], ids=["within the first lease", "within the extended lease only"])
+def test_a_lease_that_was_extended_counts_and_its_row_keeps_it(postgres_desk: Desk, waited: float) -> None:
+    # given a claim for a minute, extended after ten seconds
+    postgres_desk.put(started(), queued(), planned(), scheduled())
+    (held,) = claim(postgres_desk)
+    postgres_desk.wait(10)
+    assert postgres_desk.store.heartbeat([held.ref], seconds(60))[0].unwrap().lease_until == t(70)
+    postgres_desk.wait(waited - 10)
+    # when it is settled with the attempt as it was claimed
+    (answer,) = postgres_desk.store.settle([done(held)], _next)
+    # then it counts, and nothing that the heartbeat wrote is lost
+    assert answer.unwrap().settled_at == t(waited)
+    assert statuses(postgres_desk) == {key(): "completed", key(visit=2): "available"}
+
+
+# --- planners that are not like ours --------------------------------------------------------------------------------
+
+
+def _apply(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, attempt.step, at=0, result=None) for attempt in request.settled]
+
+
+def _next(request: PlanRequest, *, times: int = 1) -> list[Fact]:
+    """The same follow-up for whichever attempt is settled: the second one repeats what is planned."""
+    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
+    (attempt,) = request.settled
+    facts: list[Fact] = [applied(request.run_id, attempt.step, at=0, result=None)]
+    for _ in range(times):
+        facts.append(planned(runnable(request.run_id, **follow), run=request.run_id))
+        facts.append(scheduled(request.run_id, **follow))
+    return facts
+
+
+def _next_twice(request: PlanRequest) -> list[Fact]:
+    return _next(request, times=2)
+
+
+def _known_again(request: PlanRequest) -> list[Fact]:
+    """Plan what is planned already."""
+    fact = planned(runnable(request.run_id, "ship"), run=request.run_id)
+    return [applied(request.run_id, at=0, result=None), fact, scheduled(request.run_id, "ship")]
+
+
+def _pauses_after_the_end(request: PlanRequest) -> list[Fact]:
+    return [
+        applied(request.run_id, at=0, result=None),
+        terminal(request.run_id, at=0),
+        step_paused(request.run_id, at=0),
+    ]
+
+
+def _ends_twice(request: PlanRequest) -> list[Fact]:
+    return [terminal(request.run_id, at=0), terminal(request.run_id, at=0, status="failed", error={"message": "no"})]
+
+
+def _applies_after_the_end(request: PlanRequest) -> list[Fact]:
+    return [terminal(request.run_id, at=0), applied(request.run_id, at=0, result=None)]
+
+
+def _two_runs_in_one_plan(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), planned(runnable("run-9"), run="run-9")]
+
+
+def _schedules_elsewhere(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
+    return [
+        applied(request.run_id, at=0, result=None),
+        planned(runnable(request.run_id, queue="slow", **follow), run=request.run_id),
+        scheduled(request.run_id, queue="slow", **follow),
+    ]
+
+
+def _for_another_run(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), signal("run-9")]
+
+
+def _plans_without_a_schedule(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), planned(runnable(request.run_id, visit=2), run=request.run_id)]
+
+
+def _schedules_without_a_plan(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), scheduled(request.run_id, visit=2)]
+
+
+def _schedules_what_is_settled(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), scheduled(request.run_id)]
+
+
+def _skips_a_visit(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"visit": 5, "visible_at": T0}
+    return [
+        applied(request.run_id, at=0, result=None),
+        planned(runnable(request.run_id, **follow), run=request.run_id),
+        scheduled(request.run_id, **follow),
+    ]
+
+
+def _applies_another(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, "ship", at=0, result=None)]
+
+
+def _applies_twice(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), applied(request.run_id, at=0, result="other")]
+
+
+def _signals(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), signal(request.run_id)]
+
+
+def _starts_a_child(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), child(request.run_id, at=0)]
+
+
+def _folds_a_part(request: PlanRequest) -> list[Fact]:
+    facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
+    request.run.add_fact(facts[0])
+    return facts
+
+
+def _folds_all(request: PlanRequest) -> list[Fact]:
+    facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
+    for fact in facts:
+        request.run.add_fact(fact)
+    return facts
+
+
+def _applies_at_another_time(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=40, result=None)]
+
+
+def _plans_twice(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
+    plans = [planned(runnable(request.run_id, input={"n": n}, **follow), run=request.run_id) for n in (1, 2)]
+    return [applied(request.run_id, at=0, result=None), *plans, scheduled(request.run_id, input={"n": 1}, **follow)]
+
+
+def _plans_a_retry(request: PlanRequest) -> list[Fact]:
+    follow: dict[str, Any] = {"attempt": 2, "visible_at": T0}
+    return [
+        applied(request.run_id, at=0, result=None),
+        planned(runnable(request.run_id, **follow), run=request.run_id),
+        scheduled(request.run_id, **follow),
+    ]
+
+
+def _pauses(request: PlanRequest) -> list[Fact]:
+    return [*_apply(request), step_paused(request.run_id, at=0)]
+
+
+def _pauses_twice(request: PlanRequest) -> list[Fact]:
+    pauses: list[Fact] = [step_paused(request.run_id, step, at=0) for step in ("review", "sign")]
+    return [applied(request.run_id, at=0, result=None), *pauses]
+
+
+def _pauses_and_goes_on(request: PlanRequest) -> list[Fact]:
+    return [*_next(request), step_paused(request.run_id, at=0)]
+
+
+def _pauses_before_the_end(request: PlanRequest) -> list[Fact]:
+    return [
+        applied(request.run_id, at=0, result=None),
+        step_paused(request.run_id, at=0),
+        terminal(request.run_id, at=0),
+    ]
+
+
+def _fails(request: PlanRequest) -> list[Fact]:
+    end = terminal(request.run_id, at=0, status="failed", error={"code": "no"})
+    return [applied(request.run_id, at=0, result=None), end]
+
+
+def _ends(request: PlanRequest) -> list[Fact]:
+    return [applied(request.run_id, at=0, result=None), terminal(request.run_id, at=0)]
+
+
+def _applies_by_state(request: PlanRequest) -> list[Fact]:
+    assert request.run.planned, "the visit is open"
+    return _apply(request)
+
+
+def _nothing_at_all(_: PlanRequest) -> list[Fact]:
+    return []
+
+
+PLANNERS: list[Planner] = [
+    _apply,
+    _next,
+    _next_twice,
+    _known_again,
+    _pauses_after_the_end,
+    _ends_twice,
+    _applies_after_the_end,
+    _two_runs_in_one_plan,
+    _schedules_elsewhere,
+    _for_another_run,
+    _plans_without_a_schedule,
+    _schedules_without_a_plan,
+    _schedules_what_is_settled,
+    _skips_a_visit,
+    _applies_another,
+    _applies_twice,
+    _signals,
+    _starts_a_child,
+    _folds_a_part,
+    _folds_all,
+    _applies_by_state,
+    _applies_at_another_time,
+    _plans_twice,
+    _plans_a_retry,
+    _pauses,
+    _pauses_twice,
+    _pauses_and_goes_on,
+    _pauses_before_the_end,
+    _fails,
+    _ends,
+    _nothing_at_all,
+]
+
+
+@pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "has paused the run", "was followed"])
+@pytest.mark.parametrize("plan", PLANNERS, ids=lambda plan: plan.__name__)
+def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
+    postgres_desk: Desk, plan: Planner, other_step: str
+) -> None:
+    # given two runs, whose other step is not there, or has seen something
+    desk, written = postgres_desk, {}
+    storage = desk.storage
+    assert isinstance(storage, PostgresStorage)
+    for run, settles in ((RUN, desk.store), ("run-2", PostgresDispatchStore(storage))):
+        steps = ["charge"] if other_step == "is not there" else ["charge", "ship"]
+        desk.put(started(run), queued(run), planned(*(runnable(run, step) for step in steps), run=run))
+        desk.put(*(scheduled(run, step) for step in steps))
+        held = {each.attempt.step: each for each in claim(desk, limit=9) if each.ref.run_id == run}
+        mine, other = held["charge"], held[steps[-1]]
+        if other_step == "is done":
+            assert settles.settle([done(other)], _apply)[0].error is None
+        elif other_step == "has paused the run":
+            assert settles.settle([done(other)], _pauses)[0].error is None
+        elif other_step == "was followed":
+            assert settles.settle([done(other)], _next)[0].error is None
+            assert key(run, visit=2) in [each.ref.runnable_key for each in claim(desk, limit=9)]
+        # when the first one is settled with a plan of any kind, by a store that has claimed it and by one that has not
+        (answer,) = settles.settle([done(mine)], plan)
+        # then it was recorded, and the views agree
+        assert answer.error is None
+        assert_views_agree_with_the_journal(storage, [run])
+        written[run] = facts_without_names(storage, run)
+    # and both ways have written the same
+    assert written[RUN] == written["run-2"]
+    assert verify(storage) == []
+
+
+# --- claims that are not ours ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run_id", ['a"b', 'run-1","run-2', "a\\", "{}", "ü", "", 'x"}', "run-1 "])
+def test_a_claim_on_a_run_that_cannot_be_takes_nobody_with_it(postgres_desk: Desk, run_id: str) -> None:
+    # given a good claim, and one that names no run
+    postgres_desk.put(started(), queued(), planned(), scheduled())
+    (good,) = claim(postgres_desk)
+    bad = ClaimRef(QUEUE, run_id, good.ref.runnable_key, good.ref.claim_id, good.ref.token)
+    # when both are settled together
+    answers = postgres_desk.store.settle([Settlement(bad, Completed(None)), done(good)], _next)
+    # then each is answered as it would be alone
+    refused(answers[0], NotFound)
+    assert answers[1].unwrap().status == "completed"
+    assert_views_agree_with_the_journal(postgres_desk.storage)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["queue", "claim_id", "token", "runnable_key"])
+def test_a_claim_that_is_not_the_one_at_hand_is_refused_as_ever(postgres_desk: Desk, what: str) -> None:
+    postgres_desk.put(started(), queued(), planned(), scheduled())
+    (good,) = claim(postgres_desk)
+    given = {name: getattr(good.ref, name) for name in ("queue", "run_id", "runnable_key", "claim_id", "token")}
+    bad = ClaimRef(**{**given, what: "other"})
+    (answer,) = postgres_desk.store.settle([Settlement(bad, Completed(None))], _next)
+    refused(answer, NotFound if what in ("queue", "runnable_key") else StaleClaim)
+
+
+def test_what_was_claimed_by_another_hand_is_not_believed(postgres_desk: Desk) -> None:
+    # given a claim, and the attempt of another one under its id
+    postgres_desk.put(*(fact for run in (RUN, "run-2") for fact in (started(run), queued(run), planned(run=run))))
+    postgres_desk.put(scheduled(), scheduled("run-2"))
+    mine, other = claim(postgres_desk, limit=2)
+    forged = other.attempt._replace(claim_id=mine.ref.claim_id, claim_token_hash=mine.ref.token_hash)
+    storage = postgres_desk.storage
+    assert isinstance(storage, PostgresStorage)
+    before = all_entries(storage)
+    known, templates = {mine.ref.claim_id: forged}, SettleTemplates(10_000)
+    assert settle_fast(storage, PlanStates(), templates, known, [done(mine)], _next) == {}
+    assert all_entries(storage) == before
+    (answer,) = postgres_desk.store.settle([done(mine)], _next)
+    assert answer.unwrap().run_id == mine.ref.run_id
+    assert_views_agree_with_the_journal(postgres_desk.storage)  # type: ignore[arg-type]

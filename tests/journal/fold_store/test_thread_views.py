@@ -1,0 +1,39 @@
+"""Views of threads that are kept: read on from where they stood, and dropped when that was interrupted."""
+
+import pytest
+
+from squid_dagster.journal.fold_store.thread_folds import ThreadFolds
+from squid_dagster.journal.memory import MemoryStorage
+from squid_dagster.protocol import Entry
+from tests.facts import signal
+from tests.journal.access import THREAD
+
+
+class Counted:
+    """A view that counts what it is given, and is interrupted once."""
+
+    interrupt_at = 0
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.entries: list[int] = []
+
+    def add(self, entry: Entry) -> None:
+        """Note an entry."""
+        if entry.seq == Counted.interrupt_at:
+            Counted.interrupt_at = 0
+            raise KeyboardInterrupt
+        self.entries.append(entry.seq)
+
+
+def test_a_view_that_was_interrupted_halfway_is_read_anew() -> None:
+    storage = MemoryStorage()
+    views = ThreadFolds(storage, Counted, most=10)
+    storage.append(THREAD, [signal(), signal(), signal()])
+    assert views.read(THREAD)[0] == 3
+    storage.append(THREAD, [signal(), signal(), signal()])
+    Counted.interrupt_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        views.read(THREAD)
+    revision, view = views.read(THREAD)
+    assert (revision, view.entries) == (6, [1, 2, 3, 4, 5, 6])
