@@ -11,8 +11,8 @@ from examples.stack import Stack
 from examples.ui import Ui
 from squid_dagster import Squid
 from tests.browser.conftest import ARTIFACTS
-from tests.plugin.daemon import wait_for
-from tests.runtime.stage import facts
+from tests.plugin.processes.daemon import wait_for
+from tests.runtime.runs import facts
 
 expect.set_options(timeout=30_000)
 

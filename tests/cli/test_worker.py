@@ -11,13 +11,13 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.runtime.recovery import recovery
-from tests.cli.deaf import deaf
-from tests.cli.flows import gated, hello
-from tests.cli.needy import needy
-from tests.cli.typed import FLOWS, Typed
+from tests.cli.command_line import FLOWS, Typed
+from tests.cli.modules.resource_user import needy
+from tests.cli.modules.sleeper import deaf
+from tests.cli.workflows import gated, hello
 from tests.journal.access import raw
-from tests.proxy import Proxy
-from tests.runtime.actors import PATIENCE, until
+from tests.runtime.workers import PATIENCE, until
+from tests.servers.proxy import Proxy
 
 REPORT_KEYS = [
     "worker_id", "claimed", "completed", "failed", "retried", "deferred", "released", "refused", "abandoned", "commits",
@@ -27,7 +27,7 @@ RECOVERY_KEYS = [
     "repaired", "queued", "scheduled", "applied", "progressed", "dead_lettered", "dead_letters", "children", "cascades",
     "fenced", "listed", "held", "quarantined", "failed",
 ]  # fmt: skip
-NEEDY = ("-m", "tests.cli.needy")
+NEEDY = ("-m", "tests.cli.modules.resource_user")
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,12 @@ NEEDY = ("-m", "tests.cli.needy")
         ([*FLOWS, "--concurrency", "100000"], ["concurrency", "100000"]),
         ([*FLOWS, "--queue", "no where"], ["'no where'"]),
         ([*NEEDY], ["'greeting'"]),
-        ([*NEEDY, "--resources", "tests.cli.needy"], ["MODULE:NAME"]),
-        ([*NEEDY, "--resources", "tests.cli.needy:no_such"], ["no_such"]),
-        ([*NEEDY, "--resources", "tests.cli.needy:NOTHING"], ["tests.cli.needy:NOTHING"]),
+        ([*NEEDY, "--resources", "tests.cli.modules.resource_user"], ["MODULE:NAME"]),
+        ([*NEEDY, "--resources", "tests.cli.modules.resource_user:no_such"], ["no_such"]),
+        (
+            [*NEEDY, "--resources", "tests.cli.modules.resource_user:NOTHING"],
+            ["tests.cli.modules.resource_user:NOTHING"],
+        ),
         ([*NEEDY, "--resources", "no.such:thing"], ["no.such"]),
     ],
 )
@@ -143,7 +146,7 @@ def test_a_worker_does_not_wait_for_a_schema(typed: Typed) -> None:
 @pytest.mark.parametrize("name", ["RESOURCES", "make_resources"])
 def test_a_worker_is_given_what_its_steps_ask_for(typed: Typed, name: str) -> None:
     run_id = Squid(typed.storage, [needy], resources={"greeting": ""}).start("needy").run_id
-    assert typed("worker", *NEEDY, "--resources", f"tests.cli.needy:{name}", "--until-idle").code == 0
+    assert typed("worker", *NEEDY, "--resources", f"tests.cli.modules.resource_user:{name}", "--until-idle").code == 0
     assert typed("run", "inspect", run_id, "--json").json["outputs"] == {"speak": "moin"}
 
 
@@ -176,7 +179,7 @@ def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exi
 ) -> None:
     # given a worker of five slots
     squid, runs = Squid(typed.storage, [deaf]), list[str]()
-    command = ("worker", "-m", "tests.cli.deaf", "--concurrency", 5, "--lease", 9, "--grace", 0, "--json")
+    command = ("worker", "-m", "tests.cli.modules.sleeper", "--concurrency", 5, "--lease", 9, "--grace", 0, "--json")
     with typed.process(*command) as child:
         # when all of them are twice held by steps that go on after their runs were cancelled
         for count in (5, 10):

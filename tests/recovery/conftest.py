@@ -11,7 +11,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.workflow import Workflow
 from tests.recovery import workflows as w
-from tests.recovery.stage import Scene
+from tests.recovery.scenario import Scene
 
 CASE = "case"
 ALL = (w.line(), w.diamond(), w.mended(), w.retried(), w.deadly(), w.deadly_mended(), w.decided_first(), *w.family())

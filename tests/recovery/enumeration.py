@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from squid_dagster.testing import CRASH_EXIT_CODE
 from tests.processes import Child, children
-from tests.recovery.crashing import Way, ways
-from tests.recovery.noting import Line
+from tests.recovery.append_sites import Line
+from tests.recovery.crash_processes import Way, ways
 from tests.recovery.scenarios import SCENARIOS
 
 PROCESSES = max(2, min(4, os.cpu_count() or 2))
@@ -108,7 +108,7 @@ def enumerate_all(url: str, schema: str) -> Enumeration:
     with children() as started:
         for place in range(PROCESSES):
             numbers = [str(number) for number in range(place, len(SCENARIOS), PROCESSES)]
-            started.append(Child("tests.recovery.crashing", url, f"{schema}_{place}", *numbers))
+            started.append(Child("tests.recovery.crash_processes", url, f"{schema}_{place}", *numbers))
         for child in started:
             code = child.end(timeout=900)
             assert code == 0, child.errors()

@@ -12,7 +12,7 @@ from squid_dagster.workflow import Workflow
 from tests.facts import T0
 from tests.recovery import damage
 from tests.recovery import workflows as w
-from tests.recovery.stage import RECOVER, STEP, WORK, Move, Scenario, Scene, commands, passes, starts
+from tests.recovery.scenario import RECOVER, STEP, WORK, Move, Scenario, Scene, commands, passes, starts
 
 LINE = w.line()
 OWNER = "somebody"

@@ -32,7 +32,7 @@ from tests.recovery.damage import (
     planned_but_unscheduled,
     settle_half,
 )
-from tests.recovery.stage import Scene, counts, everything, work
+from tests.recovery.scenario import Scene, counts, everything, work
 
 SECRET = "postgresql://bob:hunter2@db/x"
 BAD = "m-bad"  # between its neighbours, by the order in which runs are repaired

@@ -15,7 +15,7 @@ from tests.recovery.damage import (
     failed_with_an_unplanned_retry,
     settle_half,
 )
-from tests.recovery.stage import Scene, counts, ends_of, everything, work
+from tests.recovery.scenario import Scene, counts, ends_of, everything, work
 
 
 @pytest.mark.parametrize("plant", DAMAGE, ids=lambda plant: plant.__name__)

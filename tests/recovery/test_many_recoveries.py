@@ -19,7 +19,7 @@ from tests.facts import started
 from tests.recovery import workflows as w
 from tests.recovery.conftest import MakeScene
 from tests.recovery.damage import DAMAGE
-from tests.recovery.stage import Scene, counts, ends_of, everything, work
+from tests.recovery.scenario import Scene, counts, ends_of, everything, work
 
 TEN = 10
 LISTINGS = ("run_indexed", "run_cataloged")

@@ -21,11 +21,11 @@ from squid_dagster.runtime.commands.signals import SignalType
 from squid_dagster.runtime.recovery.recovery import list_started
 from squid_dagster.testing import Crashed, InjectedStorage, Plan
 from tests.facts import CARD_EXAMPLES
-from tests.recovery.crashing import Theatre, split
+from tests.recovery.append_sites import WRITES, sites, sites_in
+from tests.recovery.crash_processes import Theatre, split
 from tests.recovery.enumeration import Enumeration, enumerate_all
-from tests.recovery.noting import WRITES, sites, sites_in
+from tests.recovery.scenario import LATER, RECOVER, Scenario, clock_at, ends_of, play
 from tests.recovery.scenarios import SCENARIOS
-from tests.recovery.stage import LATER, RECOVER, Scenario, clock_at, ends_of, play
 
 pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine that may be busy
 

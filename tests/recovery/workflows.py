@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.workflow import Cron, Defer, Fail, Resource, Retry, StepContext, Workflow, path
-from tests.recovery.stage import NEVER
+from tests.recovery.scenario import NEVER
 
 
 def done(ctx: StepContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
 from tests.journal.access import plain_url
-from tests.runtime.stage import MakeSquid, Workflows, unsound
+from tests.runtime.runs import MakeSquid, Workflows, unsound
 
 
 @pytest.fixture(scope="session")

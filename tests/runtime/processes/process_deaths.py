@@ -1,0 +1,162 @@
+"""Workers whose steps end or damage their process, and a supervisor: `python -m tests.runtime.processes.process_deaths ...`.
+
+The supervisor has imported everything and forks: a restart takes no time. It says `ended` and how, for each worker.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from pydantic import BaseModel
+
+from squid_dagster.api import Squid
+from squid_dagster.journal import PostgresStorage
+from squid_dagster.workflow import StepContext, Workflow
+from tests.processes import Child
+from tests.runtime.workers import say
+
+MAX_DELIVERIES = 3
+
+
+def exit_at_once() -> None:
+    """End without a word."""
+    os._exit(3)
+
+
+def read_address_zero() -> None:
+    """End by SIGSEGV."""
+    ctypes.string_at(0)
+
+
+def kill_itself() -> None:
+    """End as by the kernel when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def abort() -> None:
+    """End as by a failed assertion in C."""
+    os.abort()
+
+
+DEATHS = {"exit": exit_at_once, "segfault": read_address_zero, "kill": kill_itself, "abort": abort}
+
+
+class Guest(BaseModel):
+    """What a step does: nothing, for so long, or one of `DEATHS` once so many steps have begun in its process."""
+
+    death: str = ""
+    seconds: float = 0.0
+    company: int = 0  # begun in this process, this one included
+    notes: str = ""  # a directory
+
+
+def _note(ctx: StepContext, guest: Guest) -> None:
+    Path(guest.notes, f"{os.getpid()}-{ctx.run_id}-{ctx.fencing_token}").touch()
+
+
+def _begun_here(guest: Guest) -> int:
+    return len(list(Path(guest.notes).glob(f"{os.getpid()}-*")))
+
+
+def _behave(ctx: StepContext, guest: Guest) -> int:
+    """Die in company the first time, and at once from then on; an innocent one stays as long as its first company."""
+    _note(ctx, guest)
+    while ctx.fencing_token == 1 and _begun_here(guest) < guest.company:
+        time.sleep(0.005)
+    if guest.death:
+        DEATHS[guest.death]()
+    time.sleep(30 if guest.company and ctx.fencing_token == 1 else guest.seconds)
+    return os.getpid()
+
+
+crowd = Workflow("crowd", payload=Guest)
+
+
+@crowd.step(max_deliveries=MAX_DELIVERIES)
+def visit(ctx: StepContext, death: str, seconds: float, company: int, notes: str) -> int:
+    """Behave in a thread of the worker."""
+    return _behave(ctx, Guest(death=death, seconds=seconds, company=company, notes=notes))
+
+
+crowd_in_transactions = Workflow("crowd_in_transactions", payload=Guest)
+
+
+@crowd_in_transactions.step(max_deliveries=MAX_DELIVERIES, transactional=True)
+def visit_in_transaction(
+    connection: sqlalchemy.Connection, ctx: StepContext, death: str, seconds: float, company: int, notes: str
+) -> int:
+    """Behave in a transaction."""
+    connection.execute(sqlalchemy.text("SELECT 1"))
+    return _behave(ctx, Guest(death=death, seconds=seconds, company=company, notes=notes))
+
+
+crowd_in_processes = Workflow("crowd_in_processes", payload=Guest)
+
+
+@crowd_in_processes.step(max_deliveries=MAX_DELIVERIES, isolate=True)
+def visit_in_process(death: str) -> int:
+    """Die in a process of its own, or not."""
+    if death:
+        DEATHS[death]()
+    return os.getpid()
+
+
+WORKFLOWS = [crowd, crowd_in_transactions, crowd_in_processes]
+
+
+def supervise(storage: PostgresStorage, **options: Any) -> Child:
+    """Start a supervisor of one worker, whose times are seconds; with `execute_next`, of a loop of that."""
+    url = storage.engine.url.render_as_string(hide_password=False)
+    return Child("tests.runtime.processes.process_deaths", url, storage.schema, json.dumps(options))
+
+
+def _work(url: str, schema: str, options: dict[str, Any]) -> None:
+    one_by_one = options.pop("execute_next", False)
+    seconds = {"lease", "poll", "grace", "housekeeping"}
+    given: dict[str, Any] = {
+        name: timedelta(seconds=value) if name in seconds else value for name, value in options.items()
+    }
+    with Squid(PostgresStorage(url, schema), WORKFLOWS) as squid:
+        if not one_by_one:
+            squid.new_worker(**given).run()
+            return
+        while True:
+            if squid.execute_next(lease=given["lease"]) is None:
+                time.sleep(0.02)
+
+
+def main() -> None:
+    """Restart a worker whenever it ends, until told to stop."""
+    url, schema, options = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+    while not stopped:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _work(url, schema, json.loads(options))
+            os._exit(0)
+        say("began", pid)
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                break
+            if stopped or os.getppid() == 1:
+                stopped.append(1)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        if not stopped:
+            say("ended", os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()
