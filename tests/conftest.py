@@ -21,7 +21,7 @@ pytest.register_assert_rewrite(
     "tests.journal.access",
     "tests.journal.dispatch_fixture",
     "tests.plan_states",
-    "tests.protocol.folding",
+    "tests.protocol.fold_assertions",
     "tests.rules",
 )
 
@@ -52,7 +52,7 @@ settings.load_profile("squid")
 _LONG = (
     "tests/spark/test_checks.py",
     "tests/spark/test_cluster.py",
-    "tests/plugin/test_amnesia.py",
+    "tests/plugin/processes/test_storage_loss.py",
     "tests/recovery/test_windows.py",
     "tests/spark/",
     "tests/plugin/",

@@ -22,8 +22,8 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.facts import FACT_TYPES
 from tests.docs.blocks import ROOT, blocks, documents
-from tests.docs.inline import inline_commands, read_command
-from tests.docs.running import Counted, Reader, reader
+from tests.docs.inline_commands import inline_commands, read_command
+from tests.docs.reader import Counted, Reader, reader
 from tests.docs.states import CHANGED_SHOP, SHOP, bring_about
 from tests.journal.access import plain_url
 

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
-from tests.cli.typed import Typed
+from tests.cli.command_line import Typed
 from tests.journal.access import plain_url
 
 

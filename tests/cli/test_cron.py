@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from squid_dagster.api import Squid
-from tests.cli.flows import nightly
-from tests.cli.typed import FLOWS, Typed
+from tests.cli.command_line import FLOWS, Typed
+from tests.cli.workflows import nightly
 
 TRIGGER_KEYS = [
     "workflow", "trigger", "expression", "timezone", "catch_up", "last_window_start_at", "due", "next_at", "next_local",
@@ -66,4 +66,7 @@ def test_triggers_are_listed_with_their_last_window(typed: Typed) -> None:
     assert hourly["due"] in (3, 4)  # the clock may have struck in between
     assert datetime.fromisoformat(hourly["next_at"]) > now
     assert "30 2 * * *" in typed("cron", "list", *FLOWS).out
-    assert typed("cron", "list", "-m", "tests.cli.needy").out == "no cron triggers in tests.cli.needy\n"
+    assert (
+        typed("cron", "list", "-m", "tests.cli.modules.resource_user").out
+        == "no cron triggers in tests.cli.modules.resource_user\n"
+    )

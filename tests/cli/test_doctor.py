@@ -20,12 +20,12 @@ from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER, Work
 from squid_dagster.journal.postgres.schema.drift import differences
 from squid_dagster.plugin import names
 from squid_dagster.plugin.dispatch import code_version
-from tests.cli.flows import hello, nap, orders
-from tests.cli.typed import FLOWS, Typed
+from tests.cli.command_line import FLOWS, Typed
+from tests.cli.workflows import hello, nap, orders
 from tests.facts import planned, queued, started
 from tests.journal.access import put, raw
-from tests.plugin import tides
-from tests.plugin.daemon import wait_for
+from tests.plugin.processes import gated_location
+from tests.plugin.processes.daemon import wait_for
 
 
 def announce(storage: PostgresStorage, *queues: str, definitions: tuple[str, ...] | None = None) -> None:
@@ -187,14 +187,14 @@ def test_workflow_not_loadable_because_nobody_has_it(typed: Typed) -> None:
     squid = alive(typed.storage)
     squid.start("hello")
     announce(typed.storage, "default", definitions=("other/1",))
-    for modules in ((), ("-m", "tests.cli.needy")):
+    for modules in ((), ("-m", "tests.cli.modules.resource_user")):
         told = examined(typed, *modules, "--stuck-after", "0")
         assert codes(told) == ["workflow_not_loadable"] * 3
         for name, each in zip(("hello", "nap", "orders"), told["findings"], strict=True):
             assert f"workflow '{name}'" in each["detail"]
     # a worker that has them all is enough
     announce(typed.storage, "default")
-    assert codes(examined(typed, "-m", "tests.cli.needy")) == []
+    assert codes(examined(typed, "-m", "tests.cli.modules.resource_user")) == []
 
 
 # --- with a real Dagster --------------------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def served(postgres_url: str, schema_names: Iterator[str]) -> Iterator[tuple[Typ
         environment = {
             "SQUID_DATABASE_URL": postgres_url,
             "SQUID_SCHEMA": storage.schema,
-            tides.GATE: str(folder / "gate"),
+            gated_location.GATE: str(folder / "gate"),
             ledger.LEDGER: str(folder / "ledger.db"),
         }
-        with Stack(folder / "dagster", "tests.plugin.tides", environment) as stack:
+        with Stack(folder / "dagster", "tests.plugin.processes.gated_location", environment) as stack:
             wait_for(lambda: PostgresLiveness(storage).workers(FORGOTTEN_AFTER)[1:], stack)
             wait_for(lambda: _ticks(stack), stack)
             yield Typed(storage), stack

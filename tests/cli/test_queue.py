@@ -7,8 +7,8 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
-from tests.cli.flows import gated, hello
-from tests.cli.typed import Typed
+from tests.cli.command_line import Typed
+from tests.cli.workflows import gated, hello
 
 QUEUE_KEYS = [
     "queue", "paused", "visible", "scheduled", "claimed", "expired", "counted_up_to", "oldest_due_at", "worker_count",

@@ -7,8 +7,8 @@ from typing import Any
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresLiveness, PostgresStorage, WorkerRow
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION
-from tests.cli.flows import gated, hello, nap, orders
-from tests.cli.typed import Typed
+from tests.cli.command_line import Typed
+from tests.cli.workflows import gated, hello, nap, orders
 from tests.facts import quarantined, started, step_paused
 from tests.journal.access import put, raw
 from tests.processes import REPOSITORY

@@ -3,8 +3,8 @@
 import json
 
 from squid_dagster.api import Squid
-from tests.cli.flows import hello, orders
-from tests.cli.typed import Typed
+from tests.cli.command_line import Typed
+from tests.cli.workflows import hello, orders
 from tests.journal.access import raw
 
 

@@ -18,7 +18,7 @@ from squid_dagster.plugin import SquidResource
 from squid_dagster.plugin.engines import storage_of
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated, StorageUnavailable
 from squid_dagster.workflow import MissingResource, WorkflowsNotLoaded
-from tests.plugin import flows
+from tests.plugin import drain_workflows
 from tests.plugin.conftest import URL_VARIABLE
 
 SECRET = "correct-horse"
@@ -181,12 +181,15 @@ def _backend(resource: SquidResource, answer: Any) -> None:
 
 def test_workflows_given_as_objects_and_as_modules_stand_side_by_side(resource: SquidResource) -> None:
     both = SquidResource(
-        url=resource.url, schema_name=resource.schema_name, workflow_modules=["tests.plugin.flows"], queue="mail"
+        url=resource.url,
+        schema_name=resource.schema_name,
+        workflow_modules=["tests.plugin.drain_workflows"],
+        queue="mail",
     )
-    squid = both.squid_for([flows.quick])
+    squid = both.squid_for([drain_workflows.quick])
     assert {each.name for each in squid.runtime.registry} >= {"quick", "talking", "greeting"}
-    assert both.squid_for([flows.quick]) is squid
-    assert both.squid_for([flows.talking]) is not squid
+    assert both.squid_for([drain_workflows.quick]) is squid
+    assert both.squid_for([drain_workflows.talking]) is not squid
     assert both.dispatch_agent().queue == "mail"
     assert squid.start("quick", {"number": 1}).snapshot.queue == "mail"
 
@@ -202,11 +205,11 @@ def test_lease_and_heartbeat_are_what_the_configuration_says(resource: SquidReso
 
 
 def test_where_no_steps_run_their_resources_say_so(resource: SquidResource) -> None:
-    absent = resource.squid_for([flows.greeting]).runtime.resources["greeter"]
+    absent = resource.squid_for([drain_workflows.greeting]).runtime.resources["greeter"]
     with pytest.raises(MissingResource, match="'greeter' is there only where steps run"):
         _ = absent.greeting  # type: ignore[attr-defined]
     with pytest.raises(MissingResource, match="greeter"):
-        resource.squid_running([flows.greeting], {})
+        resource.squid_running([drain_workflows.greeting], {})
 
 
 # --- tests of users -------------------------------------------------------------------------------------------------
@@ -221,14 +224,14 @@ class Outer(dg.ConfigurableResource[Any]):
 def test_for_testing_gives_that_very_object_in_ops_and_sensors_and_nested(
     make_squid: Callable[..., Squid], instance: dg.DagsterInstance
 ) -> None:
-    squid = make_squid([flows.quick])
+    squid = make_squid([drain_workflows.quick])
     resource = SquidResource.for_testing(squid)
     squid.start("quick", {"number": 1})
     seen: list[Any] = []
 
     @dg.op
     def look(squid: SquidResource, outer: Outer) -> None:
-        seen.extend([squid.squid, squid.squid_for([flows.talking]), squid.journal, outer.inner.squid])
+        seen.extend([squid.squid, squid.squid_for([drain_workflows.talking]), squid.journal, outer.inner.squid])
 
     @dg.job
     def look_job() -> None:

@@ -12,8 +12,8 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.commands.payloads import with_values
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
-from tests.leaky import CANARY, fill, workflows
-from tests.plugin.leaky_defs import HIDDEN
+from tests.planted_secrets import CANARY, fill, workflows
+from tests.plugin.secrets_location import HIDDEN
 from tests.processes import REPOSITORY
 
 
@@ -33,7 +33,7 @@ def test_a_secret_reaches_the_step_and_nothing_that_dagster_keeps(
     }
 
     done = subprocess.run(
-        [sys.executable, "-m", "tests.plugin.leaky_defs", runs[4]],
+        [sys.executable, "-m", "tests.plugin.secrets_location", runs[4]],
         cwd=REPOSITORY,
         env={**os.environ, **environ},
         capture_output=True,

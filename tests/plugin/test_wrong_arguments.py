@@ -38,7 +38,7 @@ from squid_dagster.plugin.projections.views_job import RebuildViewsConfig
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.testing import make_squid
 from tests.api.calls import workflows
-from tests.api.wrong import Call, Make, complaints
+from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (plugin, projections)
 _DAGSTERS = (SquidError, dg.DagsterError, ValidationError)
@@ -88,7 +88,7 @@ def methods() -> dict[str, Make]:
 
 def configured() -> dict[str, Make]:
     """Return a call that works for each class of Dagster's configuration."""
-    modules = ["tests.plugin.flows"]
+    modules = ["tests.plugin.drain_workflows"]
     given: dict[type[BaseModel], dict[str, Any]] = {
         DrainConfig: {},
         SparkResource: {},

@@ -1,8 +1,7 @@
 """Drain runs for tests: the location that they run in, one run in this process, and one as a process of its own.
 
-As a module it runs the dispatch job in its main thread, on a Dagster instance in a directory, the URL of the journal
-being in the environment: `python -m tests.plugin.dispatch.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS [LINGER_SECONDS]`.
-"""
+Run as a module, it executes the dispatch job in its main thread, on a Dagster instance in a directory, with the journal of the
+environment: `python -m tests.plugin.dispatch.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS [LINGER_SECONDS]`.
 
 import os
 import sys

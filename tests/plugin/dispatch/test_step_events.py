@@ -1,0 +1,185 @@
+"""What of the steps reaches Dagster: bounded, redacted, and as the policy says."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, Failed, NextAttempt, Outcome
+from squid_dagster.plugin.dispatch.step_events import (
+    LINES_BETWEEN_SUMMARIES,
+    TABLE_ROWS,
+    Outbox,
+    Outcomes,
+    Policy,
+    step_logs,
+)
+from squid_dagster.protocol.errors import SquidError, StaleClaim
+from squid_dagster.runtime.worker.report import SettledAttempt
+from tests.facts import scheduled
+from tests.protocol.fold_assertions import fold, the_attempt
+
+Line = tuple[int, str]
+BROKEN = Failed({"type": "ValueError", "message": "broken", "password": "hidden", "traceback": "long"})
+AGAIN = Failed(BROKEN.error, NextAttempt("run-1:charge:1:2", timedelta(seconds=3)))
+
+
+def settled(outcome: Outcome, seconds: float = 0.1, refused: SquidError | None = None) -> SettledAttempt:
+    """What a worker says about the attempt at `charge`."""
+    return SettledAttempt(the_attempt(fold(scheduled())), outcome, refused, seconds)
+
+
+def lines(outbox: Outbox) -> list[Line]:
+    """Everything that is in an outbox."""
+    found: list[Line] = []
+    outbox.forward(lambda level, text: found.append((level, text)))
+    return found
+
+
+# --- the outbox -----------------------------------------------------------------------------------------------------
+
+
+def test_an_outbox_that_nobody_empties_drops_lines_and_counts_them() -> None:
+    outbox = Outbox(patience_seconds=0.01, size=2)
+    for number in range(5):
+        outbox.put(logging.INFO, str(number))
+    assert outbox.dropped == 3
+    assert [text for _, text in lines(outbox)] == ["0", "1"]
+    assert lines(outbox) == []
+
+
+def test_an_outbox_gives_what_came_while_one_waits() -> None:
+    outbox = Outbox()
+    outbox.put(logging.INFO, "first")
+    found: list[str] = []
+
+    def write(_: int, text: str) -> None:
+        found.append(text)
+        if text == "first":
+            outbox.put(logging.INFO, "second")
+
+    outbox.forward(write, 1.0)
+    assert found == ["first", "second"]
+
+
+# --- logs of steps --------------------------------------------------------------------------------------------------
+
+
+def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_block() -> None:
+    outbox, steps = Outbox(), logging.getLogger("squid_dagster.step")
+    about = {"run_id": "run-1", "step": "charge", "attempt": 2}
+    log = logging.LoggerAdapter(steps, about)
+    before = (steps.level, list(logging.getLogger("squid_dagster").handlers))
+    with step_logs(outbox, logging.INFO):
+        log.debug("not this")
+        log.info("this %d", 1)
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            log.exception("and this")
+        logging.getLogger("squid_dagster.runtime.worker.worker").info("not this")
+        logging.getLogger("squid_dagster.runtime.worker.worker").warning("the database is gone")
+        steps.info("without a context")
+    log.warning("not this")
+    found = lines(outbox)
+    assert found[0] == (logging.INFO, "[charge, attempt 2, run run-1] this 1")
+    assert found[1][1].startswith("[charge, attempt 2, run run-1] and this\nTraceback")
+    assert found[1][1].endswith("ValueError: boom")
+    assert found[2:] == [(logging.WARNING, "the database is gone"), (logging.INFO, "without a context")]
+    assert (steps.level, logging.getLogger("squid_dagster").handlers) == before
+
+
+def test_debug_lines_are_taken_when_asked_for() -> None:
+    outbox = Outbox()
+    with step_logs(outbox, logging.DEBUG):
+        logging.getLogger("squid_dagster.step").debug("small")
+    assert lines(outbox) == [(logging.DEBUG, "small")]
+
+
+def test_a_record_that_cannot_be_formatted_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    outbox = Outbox()
+    with step_logs(outbox):
+        logging.getLogger("squid_dagster.step").info("%d", "no number")
+        logging.getLogger("squid_dagster.step").info("fine")
+    assert lines(outbox) == [(logging.INFO, "fine")]
+
+
+# --- outcomes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "level", "words"),
+    [
+        (settled(BROKEN), logging.ERROR, "failed for good: ValueError: broken (run run-1, attempt 1, 0.100 s)"),
+        (settled(AGAIN), logging.WARNING, "failed and is tried again: ValueError: broken; tried again in 3 s"),
+        (settled(Completed(1), seconds=31), logging.INFO, "completed (run run-1, attempt 1, 31.000 s)"),
+        (settled(Completed(1), refused=StaleClaim("late")), logging.WARNING, "its result was dropped: late"),
+    ],
+)
+def test_what_is_notable_is_said(told: SettledAttempt, level: int, words: str) -> None:
+    outbox = Outbox()
+    Outcomes(outbox, "notable", slow_seconds=30).settled([told])
+    ((found, text),) = lines(outbox)
+    assert found == level
+    assert words in text
+    assert "hidden" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("outcome", [Completed(1), Deferred("not yet", timedelta(seconds=1))])
+@pytest.mark.parametrize(("policy", "expected"), [("notable", 0), ("all", 1), ("none", 0)])
+def test_what_is_usual_is_said_only_on_request(outcome: Any, policy: Policy, expected: int) -> None:
+    outbox = Outbox()
+    Outcomes(outbox, policy, slow_seconds=30).settled([settled(outcome)])
+    assert len(lines(outbox)) == expected
+
+
+def test_many_failures_are_counted_instead_of_said_until_the_next_summary() -> None:
+    outbox = Outbox()
+    outcomes = Outcomes(outbox, "notable", slow_seconds=30)
+    outcomes.settled([settled(BROKEN)] * (LINES_BETWEEN_SUMMARIES + 7))
+    assert len(lines(outbox)) == LINES_BETWEEN_SUMMARIES
+    outcomes.summarize()
+    assert lines(outbox) == [(logging.INFO, "so far: failed 107; 7 notable ones were not shown one by one")]
+    # nothing new, nothing said; and afterwards failures are said again
+    outcomes.summarize()
+    outcomes.settled([settled(BROKEN)])
+    assert [level for level, _ in lines(outbox)] == [logging.ERROR]
+
+
+def test_no_summary_comes_where_nothing_is_to_be_said() -> None:
+    outbox = Outbox()
+    outcomes = Outcomes(outbox, "none", slow_seconds=30)
+    outcomes.settled([settled(BROKEN), settled(Completed(1))])
+    outcomes.summarize()
+    assert lines(outbox) == []
+    assert outcomes.counts == {"failed": 1, "completed": 1}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_bounded_and_keeps_what_is_notable() -> None:
+    outcomes = Outcomes(Outbox(), "none", slow_seconds=30)
+    outcomes.settled([settled(BROKEN)])
+    outcomes.settled([settled(Completed(1))] * 5000)
+    text = outcomes.markdown().splitlines()
+    assert text[0] == f"5001 attempts, the latest {TABLE_ROWS + 1} are shown"
+    assert text[2] == "| run | step | attempt | outcome | seconds | note |"
+    assert text[4].startswith("| run-1 | ")
+    assert "| failed | 0.100 | ValueError" in text[4]
+    assert len(text) == 4 + TABLE_ROWS + 1
+
+
+def test_no_text_of_a_step_becomes_a_link_a_cell_or_a_line_of_the_table() -> None:
+    outcomes = Outcomes(Outbox(), "none", slow_seconds=30)
+    outcomes.settled([settled(Failed({"type": "E", "message": "a | b\n[x](http://evil) <img>"}))])
+    row = outcomes.markdown().splitlines()[4]
+    assert row.replace(r"\|", "").count("|") == 7
+    assert "](http" not in row
+
+
+def test_a_run_that_did_nothing_says_so() -> None:
+    assert Outcomes(Outbox(), "notable", slow_seconds=1).markdown() == "No attempt was executed."

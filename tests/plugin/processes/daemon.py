@@ -1,0 +1,115 @@
+"""A real Dagster in tests: its processes around the location in `gated_location`, and what they and the journal tell.
+
+`Stack` runs the processes; here is what tests do with them: end them hard, forget their storage, wait for what follows.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+
+from examples import ledger
+from examples.stack import Stack
+from squid_dagster.api import ALIVE_WITHIN, Squid
+from squid_dagster.journal.contract.queries import QueueRow
+from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.plugin.dispatch.job import RUN_KIND
+from squid_dagster.plugin.external.dagster_runs import storage_id
+from tests.plugin.processes import gated_location
+
+T = TypeVar("T")
+
+
+class Shore:
+    """A journal, Dagster's processes that serve it, and the ledger that steps act on."""
+
+    def __init__(self, folder: Path, url: str, schema: str) -> None:
+        """Make an empty journal; start nothing."""
+        self.gate, self.book = folder / "gate", folder / "ledger.db"
+        self.storage = PostgresStorage(url, schema)
+        self.storage.upgrade()
+        self.squid = Squid(self.storage, list(gated_location.WORKFLOWS))
+        environment = {
+            "SQUID_DATABASE_URL": url,
+            "SQUID_SCHEMA": schema,
+            gated_location.GATE: str(self.gate),
+            ledger.LEDGER: str(self.book),
+        }
+        self.stack = Stack(folder / "dagster", "tests.plugin.processes.gated_location", environment)
+
+    def close(self) -> None:
+        """End all processes and connections."""
+        self.gate.touch()  # steps that wait may end
+        self.stack.close()
+        self.squid.close()
+        self.storage.close()
+
+    # --- what the journal tells -------------------------------------------------------------------------------------
+
+    def flight(self) -> QueueRow | None:
+        """Count what is in flight; None: nothing is."""
+        return next((row for row in self.squid.runtime.queries.queues() if row.queue == "default"), None)
+
+    def open_runs(self) -> int:
+        """Count runs that have not ended."""
+        found = self.storage.rows("SELECT count(*) FROM {schema}.runs WHERE terminal_status IS NULL")
+        return int(found[0][0])
+
+    def drains(self) -> dict[str, int]:
+        """Give the processes of drain runs that count as alive, by the id of their Dagster run."""
+        rows = self.squid.runtime.liveness.workers(ALIVE_WITHIN)
+        return {row.details["dagster_run_id"]: row.pid for row in rows if row.kind == RUN_KIND}
+
+    def holder(self, run_id: str, after: str | None = None) -> str | None:
+        """Give the Dagster run that works on a step of this run now, if that is not the one before."""
+        found = self.storage.rows(
+            "SELECT owner_id FROM {schema}.attempts "
+            "WHERE run_id = %s AND status = 'claimed' AND due_at > clock_timestamp()",
+            run_id,
+        )
+        owner = str(found[0][0]).removeprefix("dagster:") if found else None
+        return None if owner == after else owner
+
+    # --- what Dagster tells -----------------------------------------------------------------------------------------
+
+    def instance_id(self) -> str:
+        """Give the id of Dagster's storage as it is now."""
+        with self.instance() as instance:
+            return storage_id(instance)
+
+    @contextmanager
+    def instance(self) -> Iterator[dg.DagsterInstance]:
+        """Open Dagster's storage beside the processes."""
+        with dg.DagsterInstance.from_config(str(self.stack.home)) as instance:
+            yield instance
+
+    def terminate(self, dagster_run_id: str) -> str:
+        """Terminate a Dagster run as a click in the UI does; give the kind of answer."""
+        query = "mutation($id: String!) {terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) {__typename}}"
+        answer: dict[str, Any] = self.stack.ask(query, id=dagster_run_id)
+        return str(answer["terminateRun"]["__typename"])
+
+
+def wait_for(condition: Callable[[], T | None], stack: Stack, seconds: float = 90.0) -> T:
+    """Wait until there is something, and give it; fail with what Dagster said when there never is."""
+    ends = time.monotonic() + seconds
+    pause = threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"it never came to that:\n{stack.log('daemon')}\n{stack.log('code')}"
+        pause.wait(0.1)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there. One that has ended and was not yet asked for its exit code is not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
