@@ -1,7 +1,8 @@
 """Drain runs for tests: the location that they run in, one run in this process, and one as a process of its own.
 
-Run as a module, it executes the dispatch job in its main thread, on a Dagster instance in a directory, with the journal of the
-environment: `python -m tests.plugin.dispatch.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS [LINGER_SECONDS]`.
+As a module it runs the dispatch job in its main thread, on a Dagster instance in a directory, on the journal that the
+environment names: `python -m tests.plugin.dispatch.drains DIRECTORY RUN_ID SCHEMA LEASE_SECONDS [LINGER_SECONDS]`.
+"""
 
 import os
 import sys

@@ -1,0 +1,27 @@
+"""Deployments of workflows with external steps, and counters that are empty for each test."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from tests.plugin.external.definitions import BROKEN, TRAINED
+from tests.plugin.external.deployment import Deploy, Deployment
+
+
+@pytest.fixture
+def deploy() -> Iterator[Deploy]:
+    """Makes a deployment of a workflow; options are those of `build_external_sensor`."""
+    with ExitStack() as stack:
+        yield partial(Deployment, stack)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """Let each test count for itself."""
+    TRAINED.clear()
+    BROKEN.clear()
+    yield
+    TRAINED.clear()
+    BROKEN.clear()
