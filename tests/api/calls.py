@@ -42,7 +42,7 @@ from squid_dagster.workflow import (
     path,
 )
 from squid_dagster.workflow.registry import Registry
-from tests.api.wrong import Call, Make
+from tests.api.wrong_values import Call, Make
 from tests.facts import T0, started
 
 

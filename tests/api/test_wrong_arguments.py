@@ -18,15 +18,15 @@ from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.commands.signals import SignalType
 from tests.api.calls import World, dispatch_calls, other_calls, query_calls, signal_calls, storage_calls, table
-from tests.api.wrong import Call, Make, complaints
+from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
 
 # What is given out, not called: results, rows, enumerations, and contracts whose adapters are tried.
 _VALUES = """
     Scenario SimulationReport
-    Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card Checkpoint ChildView Claim ClaimRef
-    ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
+    Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card CardRebuild Checkpoint ChildView Claim
+    ClaimRef ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
     GraphNode HeartbeatResult ManualView NetworkBounds Plan PlanRequest Problem QueueRow QueueState Rebuilt Route
     RunGraph RunPage RunRow RunSnapshot RunSummary RunnableView Settlement Stats StepContext StepDefinition
     TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier SquidFactory WorkerLiveness

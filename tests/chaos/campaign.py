@@ -22,13 +22,13 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.facts import AttemptClaimed
 from tests.chaos import effects
 from tests.chaos.actors import LEASE, plan
-from tests.chaos.checker import Verdict, judge, judge_storage
-from tests.chaos.cluster import Cluster
+from tests.chaos.checker.checker import Verdict, judge, judge_storage
+from tests.chaos.checker.drains import failed_drains
+from tests.chaos.checker.evidence import gather
 from tests.chaos.crew import Crew
-from tests.chaos.drains import failed_drains
-from tests.chaos.evidence import gather
-from tests.chaos.faults import WEIGHTS, Fault
-from tests.chaos.older import check_out
+from tests.chaos.earlier_release import check_out
+from tests.chaos.servers.cluster import Cluster
+from tests.chaos.servers.faults import WEIGHTS, Fault
 from tests.chaos.workflows import TABLE
 from tests.processes import REPOSITORY
 

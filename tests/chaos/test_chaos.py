@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.chaos.campaign import Campaign, Plan, faults_of
-from tests.chaos.faults import WEIGHTS
+from tests.chaos.servers.faults import WEIGHTS
 
 SEED = int(os.environ.get("SQUID_CHAOS_SEED", "7"))
 

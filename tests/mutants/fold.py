@@ -4,12 +4,12 @@ from tests.mutants.mutant import Mutant
 
 SUITES: dict[str, tuple[str, ...]] = {
     "memory": (
-        "tests/protocol/test_dispatch_scheduling.py",
-        "tests/protocol/test_dispatch_claims.py",
-        "tests/protocol/test_dispatch_settling.py",
-        "tests/protocol/test_dispatch_fences.py",
-        "tests/protocol/test_dispatch_projection.py",
-        "tests/protocol/test_dispatch_properties.py",
+        "tests/protocol/dispatch/test_scheduling.py",
+        "tests/protocol/dispatch/test_claims.py",
+        "tests/protocol/dispatch/test_settling.py",
+        "tests/protocol/dispatch/test_fences.py",
+        "tests/protocol/dispatch/test_projection.py",
+        "tests/protocol/dispatch/test_properties.py",
         "tests/protocol/test_run.py",
         "tests/protocol/test_index.py",
         "tests/protocol/test_unit.py",
@@ -183,7 +183,7 @@ FOLD_MUTANTS = (
         'queues[fact.queue] = fact.type == "queue_paused"',
         "queues[fact.queue] = True",
     ),
-    Mutant("the last start wins", RUN, "if run.start is not None or run.start_kept is not None:", "if False:"),
+    Mutant("the last start wins", RUN, "if run.start is not None or run.stored_start_digest is not None:", "if False:"),
     Mutant(
         "the last plan wins",
         RUN,

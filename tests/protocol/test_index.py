@@ -18,7 +18,7 @@ from squid_dagster.protocol import (
 )
 from tests.facts import OnThread, cataloged, entries, indexed, malformed, scheduled, started, t, unknown
 from tests.histories import journals
-from tests.protocol.folding import assert_parts_make_the_whole, reasons
+from tests.protocol.fold_assertions import assert_parts_make_the_whole, reasons
 
 INDEX_THREAD = run_index_thread("billing")
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from squid_dagster.protocol import Entry, Fact, run_thread
 from squid_dagster.protocol.folds.launches import Launch
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState, StepState
+from squid_dagster.protocol.folds.plan_state import PlanState, StepState
 from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from tests.facts import (
     RUN,
     RUNS,

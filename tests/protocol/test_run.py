@@ -30,7 +30,7 @@ from tests.facts import (
     unknown,
 )
 from tests.histories import histories, journals
-from tests.protocol.folding import assert_parts_make_the_whole, reasons
+from tests.protocol.fold_assertions import assert_parts_make_the_whole, reasons
 
 
 def fold(*items: Fact | OnThread) -> RunProjection:

@@ -41,7 +41,7 @@ from tests.facts import (
     unknown,
 )
 from tests.histories import journals
-from tests.protocol.folding import assert_parts_make_the_whole
+from tests.protocol.fold_assertions import assert_parts_make_the_whole
 
 
 def fold(*items: Fact | OnThread) -> RunUnit:

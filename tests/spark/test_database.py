@@ -21,10 +21,10 @@ from squid_dagster.spark.source.data_source import Asked, JournalReader, read_jo
 from squid_dagster.spark.source.database import batches, connected
 from tests.facts import queue_paused
 from tests.journal.access import LONG, plain_url
-from tests.proxy import Proxy
+from tests.servers.proxy import Proxy
+from tests.servers.strict_pooler import StrictPooler
 from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
-from tests.strict_pooler import StrictPooler
 
 _SETTINGS = ("search_path", "statement_timeout", "lock_timeout", "TimeZone", "client_encoding")
 _SHOWN = "SELECT " + ", ".join(f"pg_catalog.current_setting('{name}')" for name in _SETTINGS)

@@ -48,7 +48,7 @@ from tests.facts import (
     terminal,
 )
 from tests.journal.access import put, terminate_backends
-from tests.leaky import CANARY, TOLD, URL, fill, workflows
+from tests.planted_secrets import CANARY, TOLD, URL, fill, workflows
 from tests.spark.reading import location
 from tests.spark.synthetic_runs import Life, Mix, make_life
 from tests.spark.test_folds import damage

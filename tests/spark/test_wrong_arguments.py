@@ -15,7 +15,7 @@ from squid_dagster.spark.tables.refresh import refresh
 from squid_dagster.spark.tables.run_tables import cut_frame
 from squid_dagster.spark.tables.warehouse import Warehouse
 from tests.api.calls import World
-from tests.api.wrong import Call, complaints
+from tests.api.wrong_values import Call, complaints
 from tests.spark.reading import location
 
 

@@ -12,7 +12,7 @@ from squid_dagster.journal import PostgresStorage, open_journal
 from squid_dagster.protocol.errors import InvalidArgument, SchemaOutdated, StorageUnavailable
 from tests.facts import started
 from tests.journal.access import eventually
-from tests.proxy import Proxy
+from tests.servers.proxy import Proxy
 
 
 def test_a_server_is_not_migrated_unless_asked(postgres_url: str, schema: str) -> None:

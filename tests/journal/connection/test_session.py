@@ -19,7 +19,7 @@ from squid_dagster.journal.transfer.transfer import export_journal, import_journ
 from squid_dagster.protocol.errors import StorageRefused
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.access import AWKWARD, all_entries, plain_url, raw
-from tests.strict_pooler import StrictPooler
+from tests.servers.strict_pooler import StrictPooler
 
 HOSTILE = {
     "DateStyle": "German",

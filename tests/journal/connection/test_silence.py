@@ -24,7 +24,7 @@ from squid_dagster.journal.postgres.notification.notifier import PostgresNotifie
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from tests.facts import signal
 from tests.journal.access import LONG, THREAD, eventually, plain_url, raw
-from tests.proxy import Proxy
+from tests.servers.proxy import Proxy
 
 # What SQLAlchemy asks on the first connection of an engine, before anybody gets it.
 FIRST = [b"BEGIN", b"pg_catalog.version", b"current_schema", b"transaction isolation level", b"hstore"]

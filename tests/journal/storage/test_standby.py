@@ -7,7 +7,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Entry
 from tests.facts import queued, signal
 from tests.journal.access import all_entries, put, raw
-from tests.standby import primary_and_standby, promote, wait_for_replay
+from tests.servers.standby import primary_and_standby, promote, wait_for_replay
 
 _COMMITS = 40
 

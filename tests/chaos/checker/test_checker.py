@@ -33,10 +33,10 @@ from squid_dagster.testing import execute_until_blocked, make_squid
 from tests.chaos import effects
 from tests.chaos.actors import operate_once
 from tests.chaos.campaign import Outcome
-from tests.chaos.checker import Verdict, judge, judge_storage
+from tests.chaos.checker.checker import Verdict, judge, judge_storage
+from tests.chaos.checker.drains import failed_drains
+from tests.chaos.checker.evidence import Evidence, Row, Run, gather
 from tests.chaos.crew import Crew, Member
-from tests.chaos.drains import failed_drains
-from tests.chaos.evidence import Evidence, Row, Run, gather
 from tests.chaos.workflows import TABLE, WORKFLOWS
 from tests.facts import T0, OnThread, entries, fence, with_fields
 

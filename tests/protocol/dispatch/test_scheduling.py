@@ -18,7 +18,7 @@ from tests.facts import (
     t,
     wakeup,
 )
-from tests.protocol.folding import fold, reasons, the_attempt
+from tests.protocol.fold_assertions import fold, reasons, the_attempt
 
 
 def test_a_scheduled_attempt_is_available_with_all_that_the_fact_says() -> None:

@@ -13,7 +13,7 @@ from squid_dagster.workflow import Deadline, Workflow, path
 from squid_dagster.workflow.planner.planner import plan_resolution, plan_settled, plan_start
 from squid_dagster.workflow.planner.schedule import plan_end, plan_retry, queue_of, unprogressed
 from tests.facts import t, terminal
-from tests.workflow.sheet import RUN, Error, Lost, Ok, Sheet, types
+from tests.workflow.planner.paper_run import RUN, Error, Lost, Ok, Sheet, types
 
 
 class Order(BaseModel):

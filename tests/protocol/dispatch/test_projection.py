@@ -33,7 +33,7 @@ from tests.facts import (
     token_hash,
     unknown,
 )
-from tests.protocol.folding import fold, reasons, the_attempt
+from tests.protocol.fold_assertions import fold, reasons, the_attempt
 
 # --- queues ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import psycopg
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.servers.cluster import Cluster
 
 Fault = Callable[[Cluster, random.Random], str]
 

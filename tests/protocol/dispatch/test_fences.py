@@ -19,7 +19,7 @@ from tests.facts import (
     terminal,
     wakeup,
 )
-from tests.protocol.folding import fold, reasons, the_attempt
+from tests.protocol.fold_assertions import fold, reasons, the_attempt
 
 # --- fencing tokens -------------------------------------------------------------------------------------------------
 

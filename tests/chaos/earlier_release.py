@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.processes import REPOSITORY
 
 COMMIT = "ea294c8"  # schema version 5
-_BORROWED = ("tests/chaos", "tests/processes.py", "tests/shifted_clock.py", "tests/proxy.py")
+_BORROWED = ("tests/chaos", "tests/processes.py", "tests/shifted_clock.py", "tests/servers")
 
 
 def check_out(home: Path) -> Path | None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psycopg
 
-from tests.chaos.disk import Disk
-from tests.chaos.server import Server
-from tests.proxy import Proxy
+from tests.chaos.servers.disk import Disk
+from tests.chaos.servers.server import Server
+from tests.servers.proxy import Proxy
 
 _PATIENCE_SECONDS = 60.0
 

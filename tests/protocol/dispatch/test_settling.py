@@ -2,7 +2,7 @@
 
 from squid_dagster.protocol import AttemptStatus, Fact, Reason
 from tests.facts import claimed, completed, failed, failed_with_retry, key, scheduled, t, wakeup
-from tests.protocol.folding import fold, reasons, the_attempt
+from tests.protocol.fold_assertions import fold, reasons, the_attempt
 
 # --- completion -----------------------------------------------------------------------------------------------------
 

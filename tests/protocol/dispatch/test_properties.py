@@ -23,7 +23,7 @@ from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.folds.attempt import claim_order
 from tests.facts import RUNS, T0, entries, t
 from tests.histories import histories, journals
-from tests.protocol.folding import assert_parts_make_the_whole
+from tests.protocol.fold_assertions import assert_parts_make_the_whole
 
 
 def accepted(placed: list[Entry]) -> list[Entry]:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.journal.access import eventually, plain_url
-from tests.proxy import Proxy
+from tests.servers.proxy import Proxy
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import psycopg
 import pytest
 
-from tests.chaos.cluster import Cluster
+from tests.chaos.servers.cluster import Cluster
 from tests.journal.access import plain_url
 
 
