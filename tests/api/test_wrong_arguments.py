@@ -17,20 +17,23 @@ from squid_dagster.journal.transfer.transfer import export_journal, import_journ
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.commands.signals import SignalType
-from tests.api.calls import World, dispatch_calls, other_calls, query_calls, signal_calls, storage_calls, table
+from tests.api.calls.agents import other_calls
+from tests.api.calls.journal import dispatch_calls, query_calls, storage_calls
+from tests.api.calls.signals import signal_calls
+from tests.api.calls.table import table
+from tests.api.fixture import ApiFixture
 from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
 
 # What is given out, not called: results, rows, enumerations, and contracts whose adapters are tried.
 _VALUES = """
-    Scenario SimulationReport
-    Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card CardRebuild Checkpoint ChildView Claim
-    ClaimRef ClaimResult CommandView Completed Condition DeadlineView Definition Evidence Explanation Failed Finding GraphEdge
-    GraphNode HeartbeatResult ManualView NetworkBounds Plan PlanRequest Problem QueueRow QueueState Rebuilt Route
-    RunGraph RunPage RunRow RunSnapshot RunSummary RunnableView Settlement Stats StepContext StepDefinition
-    TimelineEvent Violation WorkerRow Clock DispatchStore JournalQueries Listener Notifier SquidFactory WorkerLiveness
-    Storage""".split()  # noqa: SIM905
+    Scenario SimulationReport Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card CardRebuild
+    Checkpoint ChildView Claim ClaimRef ClaimResult CommandView Completed Condition DeadlineView Definition
+    Discrepancy Evidence Explanation Failed Finding GraphEdge GraphNode HeartbeatResult ManualView NetworkBounds
+    Plan PlanRequest Problem QueueRow QueueState RebuildReport Route RunGraph RunPage RunRow RunSnapshot RunSummary
+    RunnableView Settlement Stats StepContext StepDefinition TimelineEvent Violation WorkerRow Clock DispatchStore
+    JournalQueries Listener Notifier SquidFactory WorkerLiveness Storage""".split()  # noqa: SIM905
 _ELSEWHERE = {
     "InjectedStorage": "hands everything on to the storage that it wraps",
     "VirtualSquid": "a Squid",
@@ -49,7 +52,7 @@ _ELSEWHERE = {
     "Retry.problems": "takes nothing",
 }
 _OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for
-    "check", "close", "connection", "hear_earlier", "hear_now", "join_transaction", "likely_now",
+    "check", "close", "connection", "observe_earlier_db_time", "observe_db_time", "join_transaction", "estimate_db_now",
     "publish_cut", "rows", "sql", "transaction", "upgrade", "version",
 }  # fmt: skip
 
@@ -97,12 +100,12 @@ def _same_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", table())
 def test_a_wrong_argument_is_refused_and_nothing_is_written(name: str) -> None:
-    assert list(complaints(name, table()[name], World, World.facts)) == []
+    assert list(complaints(name, table()[name], ApiFixture, ApiFixture.facts)) == []
 
 
 @pytest.mark.parametrize("name", signal_calls())
 def test_a_wrong_value_in_a_signal_is_refused_and_nothing_is_written(name: str) -> None:
-    assert list(complaints(name, signal_calls()[name], World, World.facts)) == []
+    assert list(complaints(name, signal_calls()[name], ApiFixture, ApiFixture.facts)) == []
 
 
 def test_every_command_that_can_be_asked_for_as_data_is_tried() -> None:
@@ -142,7 +145,7 @@ def test_a_wrong_argument_is_refused_by_postgres_as_well(postgres: PostgresStora
     found = [
         complaint
         for name, make in postgres_table().items()
-        for complaint in complaints(name, make, lambda: World(postgres), World.facts)
+        for complaint in complaints(name, make, lambda: ApiFixture(postgres), ApiFixture.facts)
     ]
     assert found == []
 
@@ -170,7 +173,7 @@ def test_a_wrong_place_is_refused(postgres: PostgresStorage, postgres_url: str) 
 
 def test_a_wrong_stream_is_refused(postgres: PostgresStorage, postgres_url: str, schema_names: Iterator[str]) -> None:
     lines: list[bytes] = []
-    World(postgres)
+    ApiFixture(postgres)
     export_journal(postgres, lines.append)
     opened: list[PostgresStorage] = []
 

@@ -37,7 +37,7 @@ from squid_dagster.plugin.component import ProjectionsModel
 from squid_dagster.plugin.projections.views_job import RebuildViewsConfig
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.testing import make_squid
-from tests.api.calls import workflows
+from tests.api.fixture import workflows
 from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (plugin, projections)

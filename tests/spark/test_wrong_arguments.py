@@ -14,7 +14,7 @@ from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.tables.refresh import refresh
 from squid_dagster.spark.tables.run_tables import cut_frame
 from squid_dagster.spark.tables.warehouse import Warehouse
-from tests.api.calls import World
+from tests.api.fixture import ApiFixture
 from tests.api.wrong_values import Call, complaints
 from tests.spark.reading import location
 
@@ -22,7 +22,7 @@ from tests.spark.reading import location
 @pytest.fixture
 def calls(spark: SparkSession, postgres: PostgresStorage, tmp_path: Path) -> dict[str, Call]:
     """A call that works for each, on a journal whose tables are made."""
-    World(postgres)
+    ApiFixture(postgres)
     where, warehouse, cut = location(postgres), Warehouse(str(tmp_path / "tables")), postgres.cut()
     entries = read_journal(spark, where, schema=postgres.schema, upto=cut, only=COLUMNS)
     refresh(spark, postgres, where, warehouse)
