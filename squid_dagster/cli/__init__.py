@@ -1,4 +1,4 @@
-"""The `squid` command. Everything heavy is imported by the command that needs it, so that `--help` is quick."""
+"""The `squid` command. A command imports what it needs when it is used, so that `--help` is quick."""
 
 import click
 
@@ -13,14 +13,14 @@ _COMMANDS = {
     "run": ("squid_dagster.cli.run.group:run", "Start, list, look at and control runs."),
     "queue": (
         "squid_dagster.cli.queue.command:queue",
-        "Look at queues, pause and resume them, and put dead letters back.",
+        "Show, pause and resume queues, and put dead letters back.",
     ),
     "cron": ("squid_dagster.cli.cron:cron", "Cron triggers, and what they start next."),
     "worker": ("squid_dagster.cli.worker:worker", "Run steps until stopped."),
     "recover": ("squid_dagster.cli.worker:recover", "Close what crashes have left open."),
     "backlog": ("squid_dagster.cli.backlog.command:backlog", "Cards that people and programs claim."),
     "journal": ("squid_dagster.cli.journal.command:journal", "Follow, verify, export and import the facts."),
-    "views": ("squid_dagster.cli.views:views", "Check the live views, or make them anew from the facts."),
+    "views": ("squid_dagster.cli.views:views", "Check the live views, or rebuild them from the facts."),
     "db": ("squid_dagster.cli.db:db", "The database that holds the journal."),
     "doctor": ("squid_dagster.cli.doctor.command:doctor", "Look for what is wrong, and name it."),
 }
@@ -29,4 +29,4 @@ _COMMANDS = {
 @click.group(cls=Root, lazy=_COMMANDS)
 @click.version_option(package_name="squid-dagster")
 def main() -> None:
-    """Durable workflows on a Postgres journal."""
+    """Run durable workflows on a Postgres journal."""

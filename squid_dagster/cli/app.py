@@ -1,8 +1,8 @@
-"""The frame of the `squid` command: commands that are loaded when they are needed, and errors in one line.
+"""Frame of the `squid` command: commands are imported when they are used, and an error is one line on stderr.
 
 Exit codes: 0 done; 1 refused because of how things stand, or something was found that is not well; 2 bad input; 3 not
-found; 4 no usable database; 130 interrupted; 141 the output could not be written. There is never a traceback, unless
-SQUID_DEBUG=1 asks for it.
+found; 4 no usable database; 130 interrupted; 141 the output could not be written. A traceback is printed only with
+SQUID_DEBUG=1.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import click
 
 from squid_dagster.cli.terminal.printable_text import printable
-from squid_dagster.cli.terminal.streams import OutputClosed, end_stdout, flush, is_unwritable, kept_stdout, open_streams
+from squid_dagster.cli.terminal.streams import OutputClosed, end_stdout, flush, is_unwritable, open_streams, own_stdout
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -31,18 +31,15 @@ class Refused(click.ClickException):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands stand elsewhere, named "module:attribute", with the line that `--help` shows of each.
-
-    Nothing of them is imported before one is asked for, so that `--help` is quick.
-    """
+    """A group of commands by "module:attribute" and line for `--help`. A command is imported when it is used."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
-        """Take a click group's arguments, and `lazy`: where each command stands and what it is for."""
+        """Store `lazy`: "module:attribute" and line by the command's name. The rest are a click group's arguments."""
         super().__init__(*args, **options)
         self._lazy = dict(lazy or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the names in the order in which they were declared."""
+        """Return the names in the order in which they were declared."""
         return [*self._lazy, *(name for name in super().list_commands(ctx) if name not in self._lazy)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -55,7 +52,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without loading those that stand elsewhere."""
+        """List the commands without importing the lazy ones."""
         rows = []
         for name in self.list_commands(ctx):
             command = None if name in self._lazy else super().get_command(ctx, name)
@@ -66,7 +63,7 @@ class LazyGroup(click.Group):
 
 
 class Root(LazyGroup):
-    """The outermost group: whatever goes wrong is one line on stderr, JSON with `--json`, and an exit code."""
+    """The outermost group: every error is one line on stderr, JSON with `--json`, and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line.
@@ -74,19 +71,19 @@ class Root(LazyGroup):
         Raises:
             click.UsageError: an argument is no text, which no command could store or print.
         """
-        for each in args:
-            if not is_text(each):
-                raise click.UsageError(f"{each!r:.80} is not UTF-8: every argument must be")
+        for argument in args:
+            if not is_text(argument):
+                raise click.UsageError(f"{argument!r:.80} is not UTF-8: every argument must be")
         return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """Read the command line; `--help` and `--version` print here."""
-        with _named():
+        with _click_errors():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
-        with _named():
+        with _click_errors():
             return super().invoke(ctx)
 
     def main(
@@ -97,15 +94,15 @@ class Root(LazyGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and leave with its exit code; or, not `standalone_mode`, give what it gives."""
+        """Run the command line and exit with its code; without `standalone_mode`, return the command's result."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         open_streams()
-        given = list(sys.argv[1:] if args is None else args)
-        leave = _Leaving(as_json="--json" in given)
+        arguments = list(sys.argv[1:] if args is None else args)
+        exit_with = _ErrorExit(as_json="--json" in arguments)
         try:
-            code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
-            with _named():
+            code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
+            with _click_errors():
                 flush()
         except click.exceptions.Exit as asked:
             sys.exit(asked.exit_code)
@@ -113,22 +110,22 @@ class Root(LazyGroup):
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            leave(type(error).__name__, error.format_message(), error.exit_code)
+            exit_with(type(error).__name__, error.format_message(), error.exit_code)
         except (click.Abort, KeyboardInterrupt):
-            leave.interrupted()
+            exit_with.interrupted()
         except OutputClosed as error:
-            leave.unwritten(error)
+            exit_with.unwritten(error)
         except Exception as error:  # noqa: BLE001  there is never a traceback
-            leave.failed(error)
+            exit_with.failed(error)
         finally:
-            if leave.as_json:
+            if exit_with.as_json:
                 end_stdout(discard=False)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Name what click would take for itself: it leaves with 1 and says nothing, or prints an empty line first."""
+def _click_errors() -> Iterator[None]:
+    """Raise errors that click handles badly as others: it exits with 1 without a message, or prints an empty line."""
     try:
         yield
     except (KeyboardInterrupt, EOFError) as error:
@@ -136,12 +133,12 @@ def _named() -> Iterator[None]:
     except OSError as error:
         if not is_unwritable(error):
             raise
-        told = "whoever read it went away before its end" if isinstance(error, BrokenPipeError) else error.strerror
-        raise OutputClosed(told) from error
+        reason = "the reader went away before its end" if isinstance(error, BrokenPipeError) else error.strerror
+        raise OutputClosed(reason) from error
 
 
-class _Leaving:
-    """Says what went wrong, and leaves."""
+class _ErrorExit:
+    """Exit of the process after an error: a line on stderr, and the code."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
@@ -150,9 +147,9 @@ class _Leaving:
         from squid_dagster.redaction import redacted_text
 
         line = printable(" ".join(redacted_text(message).split()))
-        told = {"error": name, "message": line, "exit_code": code}
+        document = {"error": name, "message": line, "exit_code": code}
         with suppress(OSError):  # stderr may be full too: the exit code is what is left
-            click.echo(json.dumps(told) if self.as_json else f"Error: {line}", err=True)
+            click.echo(json.dumps(document) if self.as_json else f"Error: {line}", err=True)
         sys.exit(code)
 
     def interrupted(self) -> NoReturn:
@@ -176,8 +173,8 @@ class _Leaving:
             click.echo(printable(trace), err=True, nl=False)
         if isinstance(error, SquidError):
             self(type(error).__name__, str(error), _exit_code(error))
-        told = f"{type(error).__name__}: {error} (this was not foreseen: SQUID_DEBUG=1 shows where it comes from)"
-        self("Unforeseen", told, REFUSED)
+        message = f"{type(error).__name__}: {error} (this was not foreseen: SQUID_DEBUG=1 shows where it comes from)"
+        self("Unforeseen", message, REFUSED)
 
 
 def _exit_code(error: Exception) -> int:
@@ -197,7 +194,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def is_text(value: str) -> bool:
-    """Tell whether a text can be stored and printed: it holds no NUL, and no byte that was not UTF-8."""
+    """Return whether a text can be stored and printed: it holds no NUL, and no byte that was not UTF-8."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -205,12 +202,11 @@ def json_option(command: _Command) -> _Command:
     """Add `--json` to a command, as the parameter `as_json`: with it, nothing but the command prints on stdout."""
 
     @functools.wraps(command)
-    def alone(*args: Any, as_json: bool, **more: Any) -> Any:
+    def wrapper(*args: Any, as_json: bool, **parameters: Any) -> Any:
         if not as_json:
-            return command(*args, as_json=False, **more)
-        with kept_stdout():
-            return command(*args, as_json=True, **more)
+            return command(*args, as_json=False, **parameters)
+        with own_stdout():
+            return command(*args, as_json=True, **parameters)
 
-    return cast(
-        "_Command", click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")(alone)
-    )
+    option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+    return cast("_Command", option(wrapper))

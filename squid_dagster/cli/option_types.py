@@ -1,4 +1,4 @@
-"""Values that options of many commands take: names that say something, and directories. Nothing blank is taken."""
+"""Types of options of many commands: names and directories. A blank text is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,17 @@ class Directory(click.Path):
     """A directory that is there or is to be made, as a `Path`. Unlike click's, an empty text is not the current one."""
 
     def __init__(self) -> None:
-        """Take nothing: there is one kind."""
+        """Configure click's type."""
         super().__init__(file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it. Raises `click.BadParameter`."""
+        """Return the path. Raises `click.BadParameter`."""
         if isinstance(value, str) and (problem := _problem(value)) is not None:
             self.fail(problem, param, ctx)
         return super().convert(value, param, ctx)
 
 
 def _problem(text: str) -> str | None:
-    from squid_dagster.protocol.display_names import name_problem  # here, for `--help` needs no protocol
+    from squid_dagster.protocol.argument_checks import name_problem  # here, for `--help` needs no protocol
 
     return name_problem(text)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from squid_dagster.workflow import Workflow
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_ANY_MODULE = " -m MODULE"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the command line says about the journal and the workflows; the rest is said by the environment."""
+    """The journal and the workflows that a command line names; what it does not name comes from the environment."""
 
     schema: str | None = None
     data_dir: Path | None = None
@@ -48,18 +50,18 @@ class Place:
             storage.close()
 
     def workflows(self) -> "list[Workflow]":
-        """Collect the workflows of the modules; none where none was named. Raises as `load_workflows`."""
+        """Load the workflows of the modules; none if no module is named. Raises as `load_workflows`."""
         from squid_dagster.workflow.loader import load_workflows
 
         if self.modules and "" not in sys.path:
-            sys.path.insert(0, "")  # modules of the directory at hand, as `python -m` finds them
+            sys.path.insert(0, "")  # the current directory, where `python -m` looks too
         return load_workflows(list(self.modules)) if self.modules else []
 
     @contextmanager
     def squid(
         self, resources: "Mapping[str, object] | None" = None, wait: timedelta | None = timedelta(0)
     ) -> "Iterator[Squid]":
-        """Open the journal with the workflows of the modules, and what their steps ask for.
+        """Open the journal with the workflows of the modules, and the resources of their steps.
 
         Waits as `open_journal`; raises as that and `Squid`.
         """
@@ -73,6 +75,20 @@ class Place:
             finally:
                 squid.close()
 
+    def command_line(self, command: str) -> str:
+        """Return a command with the options for this journal and these modules: to be pasted into the same shell.
+
+        Options that the environment gives are left out. If workflows are needed and none is named, `-m MODULE` stays.
+        """
+        named = os.environ.get("SQUID_MODULES", "").split()
+        if named and list(self.modules) in ([], named):
+            command = command.replace(_ANY_MODULE, "")
+        elif self.modules:
+            command = command.replace(_ANY_MODULE, "".join(f" -m {shlex.quote(name)}" for name in self.modules))
+        if self.schema not in (None, os.environ.get("SQUID_SCHEMA")):
+            command += f" --schema {shlex.quote(str(self.schema))}"
+        return command if self.data_dir is None else f"{command} --data-dir {shlex.quote(str(self.data_dir))}"
+
 
 def data_dir_option(command: _Command) -> _Command:
     """Add `--data-dir`."""
@@ -81,8 +97,8 @@ def data_dir_option(command: _Command) -> _Command:
 
 def schema_option(command: _Command) -> _Command:
     """Add `--schema`."""
-    told = "The schema of the journal.  [default: squid]"
-    return click.option("--schema", envvar="SQUID_SCHEMA", show_envvar=True, callback=name_option, help=told)(command)
+    text = "The schema of the journal.  [default: squid]"
+    return click.option("--schema", envvar="SQUID_SCHEMA", show_envvar=True, callback=name_option, help=text)(command)
 
 
 def on_journal(command: _Command) -> _Command:
@@ -91,23 +107,25 @@ def on_journal(command: _Command) -> _Command:
 
 
 def with_workflows(command: _Command) -> _Command:
-    """As `on_journal`, and `-m/--module` for the modules that hold the workflows."""
+    """Add the options of `on_journal`, and `-m/--module` for the modules that hold the workflows."""
     return cast("_Command", _placed(command, with_modules=True))
 
 
 def _placed(command: Any, *, with_modules: bool) -> Any:
     @functools.wraps(command)
-    def placed(*args: Any, schema: str | None, data_dir: Path | None, module: tuple[str, ...] = (), **more: Any) -> Any:
-        return command(*args, place=Place(schema, data_dir, module), **more)
+    def wrapper(
+        *args: Any, schema: str | None, data_dir: Path | None, module: tuple[str, ...] = (), **parameters: Any
+    ) -> Any:
+        return command(*args, place=Place(schema, data_dir, module), **parameters)
 
-    placed = schema_option(data_dir_option(json_option(placed)))
+    placed = schema_option(data_dir_option(json_option(wrapper)))
     if with_modules:
-        told = (
+        text = (
             "A module that holds workflows, by its dotted name; may be given more than once (in the variable with "
             "blanks between them)."
         )
         option = click.option(
-            "-m", "--module", multiple=True, envvar="SQUID_MODULES", show_envvar=True, metavar="MODULE", help=told
+            "-m", "--module", multiple=True, envvar="SQUID_MODULES", show_envvar=True, metavar="MODULE", help=text
         )
         placed = option(placed)
     return placed

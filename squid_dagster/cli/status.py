@@ -8,7 +8,6 @@ from squid_dagster.cli.db import tier_of
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.queue.display import queue_facts, queues_shown, worker_facts
 from squid_dagster.cli.terminal.output import emit, table
-from squid_dagster.cli.terminal.pasted_command import pasted
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -70,7 +69,7 @@ def _attention(each: "Attention", place: Place) -> dict[str, Any]:
         "more": each.more,
         "queue": each.queue,
         "summary": each.summary,
-        "commands": [pasted(command, place) for command in each.commands],
+        "commands": [place.command_line(command) for command in each.commands],
         "run_ids": list(each.run_ids),
     }
 

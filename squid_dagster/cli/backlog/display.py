@@ -8,7 +8,7 @@ from squid_dagster.cli.terminal.output import emit, show, table
 
 if TYPE_CHECKING:
     from squid_dagster.backlog import Card, Stats
-    from squid_dagster.cli.terminal.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import TerminalTable
     from squid_dagster.protocol.entries import Entry
 
 
@@ -50,7 +50,7 @@ def why_not(card: "Card", phase: str | None) -> str:
             return f"{card.id} is {status}"
 
 
-def _table(cards: "Sequence[Card]") -> "FittingTable":
+def _table(cards: "Sequence[Card]") -> "TerminalTable":
     rows = [
         (
             card.id,
@@ -96,7 +96,7 @@ def fact_values(entry: "Entry") -> dict[str, Any]:
     }
 
 
-def facts_shown(facts: "Sequence[dict[str, Any]]") -> "FittingTable":
+def facts_shown(facts: "Sequence[dict[str, Any]]") -> "TerminalTable":
     """Give facts, as `fact_values` makes them, as a table."""
 
     def said(data: dict[str, Any]) -> str:

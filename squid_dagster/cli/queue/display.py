@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from squid_dagster.cli.terminal.output import table
 
 if TYPE_CHECKING:
-    from squid_dagster.cli.terminal.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import TerminalTable
     from squid_dagster.inspection import QueueState
     from squid_dagster.journal.contract.queries import QueueRow
     from squid_dagster.journal.contract.worker_liveness import WorkerRow
@@ -37,7 +37,7 @@ def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, An
     }
 
 
-def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "FittingTable":
+def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "TerminalTable":
     """Show queues, one a line."""
     headings = ("queue", "state", "due", "later", "claimed", "expired", "oldest due", "workers")
     cells = [
@@ -91,7 +91,7 @@ def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
     }
 
 
-def workers_shown(workers: "Sequence[WorkerRow]") -> "FittingTable":
+def workers_shown(workers: "Sequence[WorkerRow]") -> "TerminalTable":
     """Show workers, one a line."""
     rows = [(each.worker_id, each.kind, f"{each.running} of {each.capacity}", each.seen_at) for each in workers]
     return table(("worker", "kind", "busy", "seen"), rows)
@@ -113,7 +113,7 @@ def dead_facts(attempt: "Attempt") -> dict[str, Any]:
     }
 
 
-def dead_shown(dead: "Sequence[Attempt]") -> "FittingTable":
+def dead_shown(dead: "Sequence[Attempt]") -> "TerminalTable":
     """Show dead letters, one a line."""
     rows = [
         (each.run_id, each.workflow, each.step, each.queue, each.deliveries, each.last_at, each.runnable_key)

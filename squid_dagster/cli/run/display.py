@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from squid_dagster.cli.terminal.output import show, table
-from squid_dagster.cli.terminal.pasted_command import pasted
 from squid_dagster.cli.terminal.streams import on_terminal
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _typed(found: "Explanation", place: "Place") -> list[str | None]:
             text += f" {keys.pop(0)}"
         if "allow_irreversible=True" in action.call:
             text += " --allow-irreversible"
-        typed.append(pasted(text, place))
+        typed.append(place.command_line(text))
     return typed
 
 

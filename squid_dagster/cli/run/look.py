@@ -18,7 +18,7 @@ from squid_dagster.cli.run.display import (
 from squid_dagster.cli.run.options import status_option, time_option
 from squid_dagster.cli.run.session import looking
 from squid_dagster.cli.terminal.output import emit, say
-from squid_dagster.cli.terminal.streams import kept_stdout, stdout
+from squid_dagster.cli.terminal.streams import own_stdout, stdout
 
 _STATUS = (
     "One status, or several with commas: new, started, running, idle, paused, quarantined, completed, failed, "
@@ -95,7 +95,7 @@ def graph(place: Place, as_json: bool, run_id: str, at_revision: int | None, for
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} do not go together: choose one")
     # A picture or a document is for programs, too, whatever modules print when they are loaded.
-    with kept_stdout() if form is not None else nullcontext(), looking(place) as journal:
+    with own_stdout() if form is not None else nullcontext(), looking(place) as journal:
         found = journal.graph(run_id, at_revision)
     match "json" if as_json else form:
         case "json":

@@ -1,4 +1,4 @@
-"""What commands print: JSON and nothing else, or text for people, with tables and colours where a terminal is."""
+"""Output of commands: one JSON document, or text for people, with tables, and with colours on a terminal."""
 
 import codecs
 import json
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from squid_dagster.cli.terminal.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import TerminalTable
 
-_C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON may hold as they are
+_C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON does not escape
 _ENDLESS = 10**9  # columns, where neither a terminal nor COLUMNS says how many there are
 
 
-def emit(as_json: bool, facts: object, *shown: "RenderableType") -> None:
-    """Print `facts` as one line of JSON, or else what is to be `shown` to people.
+def emit(as_json: bool, document: object, *parts: "RenderableType") -> None:
+    """Print `document` as one line of JSON, or else `parts` for people.
 
     Raises:
         OutputClosed, OSError: it cannot be written.
@@ -35,51 +35,51 @@ def emit(as_json: bool, facts: object, *shown: "RenderableType") -> None:
     if as_json:
         out = stdout()
         is_utf8 = codecs.lookup(out.encoding or "ascii").name == "utf-8"
-        text = json.dumps(facts, default=_plain, ensure_ascii=not is_utf8)
-        click.echo(_C1.sub(lambda found: f"\\u{ord(found.group()):04x}", text), file=out)
+        text = json.dumps(document, default=_json_value, ensure_ascii=not is_utf8)
+        click.echo(_C1.sub(lambda match: f"\\u{ord(match.group()):04x}", text), file=out)
         out.flush()
     else:
-        say(*shown)
+        say(*parts)
 
 
-def say(*shown: "RenderableType") -> None:
-    """Print text, tables and trees for people. Elsewhere than on a terminal no line ends with blanks.
+def say(*parts: "RenderableType") -> None:
+    """Print text, tables and trees for people. Except on a terminal, no line ends with blanks.
 
     Raises:
         OutputClosed, OSError: it cannot be written.
     """
     out, printing = stdout(), console()
     with printing.capture() as captured:
-        for each in shown:
-            printing.print(printable(each) if isinstance(each, str) else each)
+        for part in parts:
+            printing.print(printable(part) if isinstance(part, str) else part)
     text = captured.get()
     out.write(text if on_terminal() else "\n".join(line.rstrip() for line in text.split("\n")))
     out.flush()
 
 
 def console() -> "Console":
-    """Give a console on stdout: colours and its width on a terminal; elsewhere none, and all the width one wants.
+    """Return a console on stdout: with the colours and width of a terminal; elsewhere without colours, of any width.
 
-    NO_COLOR and COLUMNS are heard. Text is shown as it is: no markup, no names of emoji, nothing that steers a
-    terminal. Raises `OutputClosed` if there is no stdout.
+    NO_COLOR and COLUMNS are obeyed. Text is printed literally: no markup, no names of emoji, no control characters.
+    Raises `OutputClosed` if there is no stdout.
     """
     from rich.console import Console
     from rich.segment import Segment
 
-    class Printing(Console):
+    class LiteralConsole(Console):
         def on_broken_pipe(self) -> None:
             raise
 
         def render(self, renderable: Any, options: Any = None) -> "Iterator[Segment]":
-            for each in super().render(renderable, options):
-                yield each if each.control else Segment(printable(each.text), each.style)
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
-    plain: dict[str, Any] = {"file": stdout(), "markup": False, "emoji": False, "highlight": False}
+    settings: dict[str, Any] = {"file": stdout(), "markup": False, "emoji": False, "highlight": False}
     if on_terminal():
-        return Printing(**plain, soft_wrap=False)
-    asked = os.environ.get("COLUMNS", "")
-    width = int(asked) if asked.isdecimal() and int(asked) else _ENDLESS
-    return Printing(**plain, width=width, color_system=None)
+        return LiteralConsole(**settings, soft_wrap=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) else _ENDLESS
+    return LiteralConsole(**settings, width=width, color_system=None)
 
 
 def table(
@@ -87,14 +87,14 @@ def table(
     rows: Iterable[Sequence[object]],
     styles: "dict[str, str] | None" = None,
     first_to_go: Sequence[str] = (),
-) -> "FittingTable":
-    """Give a table for people. A cell whose text is a key of `styles` is shown in that style.
+) -> "TerminalTable":
+    """Return a table for people. A cell whose text is a key of `styles` has that style.
 
-    Where there is no room for all columns, those named `first_to_go` are left out, in this order.
+    If the columns do not fit the width, those of `first_to_go` are left out, in this order.
     """
-    from squid_dagster.cli.terminal.tables import FittingTable
+    from squid_dagster.cli.terminal.tables import TerminalTable
 
-    return FittingTable(headings, list(rows), show, styles or STATUS_STYLES, first_to_go)
+    return TerminalTable(headings, list(rows), show, styles or STATUS_STYLES, first_to_go)
 
 
 STATUS_STYLES = {
@@ -111,7 +111,7 @@ STATUS_STYLES = {
 
 
 def show(value: object) -> str:
-    """Write one value for people: nothing for None, a time in UTC to the second, yes and no."""
+    """Format one value for people: nothing for None, a time in UTC to the second, yes and no."""
     match value:
         case None:
             return ""
@@ -127,7 +127,7 @@ def show(value: object) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None = None) -> "Iterator[Callable[[int], None]]":
-    """Show how far long work has come, on stderr and on a terminal only; give what is to be told the number so far."""
+    """Show progress on stderr if it is a terminal; yield the function that takes the number done so far."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -140,8 +140,8 @@ def progress(label: str, total: int | None = None) -> "Iterator[Callable[[int], 
         yield lambda done: bar.update(task, completed=done)
 
 
-def _plain(value: Any) -> Any:
-    """Spell what JSON has no form for."""
+def _json_value(value: Any) -> Any:
+    """Convert a value for which JSON has no form."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -1,6 +1,6 @@
-"""The standard streams as a command finds them: open or closed, full, and not able to say every character.
+"""The standard streams of a command: open or closed, full, or unable to encode every character.
 
-stdout belongs to what a command has to say; with `--json`, to nobody else. Imports nothing heavy.
+stdout is for the output of the command; with `--json`, for nothing else. Imports nothing heavy.
 """
 
 import errno
@@ -14,18 +14,18 @@ from typing import TextIO
 _STDOUT, _STDERR = 1, 2
 _UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
-_kept: TextIO | None = None  # where stdout leads, while others are kept from it
+_reserved: TextIO | None = None  # stdout, while `own_stdout` sends all other output to stderr
 
 
 class OutputClosed(Exception):
-    """What a command has to say cannot be written: the reader went away, or stdout is closed or full."""
+    """The output of a command cannot be written: the reader went away, or stdout is closed or full."""
 
 
 def open_streams() -> None:
-    """Make closed streams safe to use, and let stdout replace characters that its encoding does not have.
+    """Open the null device for closed descriptors, and let stdout replace characters that its encoding does not have.
 
-    A closed descriptor is held by the null device, so that no file or connection gets its number; a closed stdin is at
-    its end, a closed stderr swallows. `sys.stdout` stays None: `stdout` tells.
+    So no file or connection gets their numbers; a closed stdin is at its end, a closed stderr discards. `sys.stdout`
+    stays None: `stdout` raises.
     """
     for descriptor in range(3):
         try:
@@ -41,71 +41,71 @@ def open_streams() -> None:
 
 
 def stdout() -> TextIO:
-    """Give the stream for what a command has to say.
+    """Return the stream for the output of the command.
 
     Raises:
         OutputClosed: there is none.
     """
-    stream = sys.stdout if _kept is None else _kept
+    stream = sys.stdout if _reserved is None else _reserved
     if stream is None:
         raise OutputClosed("stdout is closed")
     return stream
 
 
 def on_terminal() -> bool:
-    """Tell whether people read what is printed on a terminal."""
-    stream = sys.stdout if _kept is None else _kept
+    """Return whether stdout is a terminal."""
+    stream = sys.stdout if _reserved is None else _reserved
     return stream is not None and stream.isatty()
 
 
 def flush() -> None:
-    """Write what is still to be written, of others too."""
+    """Flush `sys.stdout`, which holds output of modules and steps too."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 @contextmanager
-def kept_stdout() -> Iterator[None]:
-    """Keep stdout for those who ask `stdout` for it: what anybody else prints in the block goes to stderr.
+def own_stdout() -> Iterator[None]:
+    """Reserve stdout for callers of `stdout`: all other output of the block goes to stderr.
 
-    That holds for modules, steps, and the processes that are started meanwhile. Within such a block it changes nothing.
+    That includes modules, steps, and processes that are started in the block. A nested block changes nothing.
     """
-    global _kept
-    known = sys.stdout
-    if known is None or _kept is not None:
+    global _reserved
+    before = sys.stdout
+    if before is None or _reserved is not None:
         yield
         return
-    with _led_apart(known) as ours:
-        _kept, sys.stdout = ours, sys.stderr
+    with _separate(before) as reserved:
+        _reserved, sys.stdout = reserved, sys.stderr
         try:
             yield
         finally:
-            _kept, sys.stdout = None, known
+            _reserved, sys.stdout = None, before
 
 
 @contextmanager
-def _led_apart(stream: TextIO) -> Iterator[TextIO]:
-    """Give a stream that leads where `stream` does; if that is descriptor 1, let this one lead to stderr meanwhile."""
+def _separate(stream: TextIO) -> Iterator[TextIO]:
+    """Yield a stream to where `stream` leads; if that is descriptor 1, point descriptor 1 to stderr meanwhile."""
     if _descriptor(stream) != _STDOUT:
         yield stream
         return
     stream.flush()
-    kept = os.dup(_STDOUT)
+    copy = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:
-        with open(kept, "w", encoding=stream.encoding, errors="replace", closefd=False) as ours:
-            yield ours
+        with open(copy, "w", encoding=stream.encoding, errors="replace", closefd=False) as separate:
+            yield separate
     finally:
         with suppress(OSError, ValueError):
-            stream.flush()  # what those printed who had it from before
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+            stream.flush()  # output of code that took `sys.stdout` before the block
+        os.dup2(copy, _STDOUT)
+        os.close(copy)
 
 
 def end_stdout(*, discard: bool) -> None:
-    """Let nothing more get to stdout before the process ends: it goes to stderr, or nowhere.
+    """Close stdout for the rest of the process: output goes to stderr, or nowhere if `discard`.
 
-    Exit handlers of modules may print, and what could not be written would be tried again.
+    Exit handlers of modules may print, and Python writes again at exit what could not be written.
     """
     if _descriptor(sys.stdout) == _STDOUT:
         os.dup2(os.open(os.devnull, os.O_WRONLY) if discard else _STDERR, _STDOUT)
@@ -119,5 +119,5 @@ def _descriptor(stream: TextIO | None) -> int | None:
 
 
 def is_unwritable(error: OSError) -> bool:
-    """Tell whether an error is that of writing to a stream: one of opening a file names the file."""
+    """Return whether an error is that of writing to a stream: one of opening a file names the file."""
     return error.filename is None and error.errno in _UNWRITABLE

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.cli.terminal.printable_text import LineFormatter, printable, printable_line
+from squid_dagster.cli.terminal.printable_text import printable, printable_line
+from squid_dagster.cli.terminal.stderr_log import LineFormatter
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.workflow import Fail, Workflow
