@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -68,7 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of a server of our own, in a directory that any user can traverse and that is gone afterwards."""
+    """The URL of a server of our own, in a directory that any user can traverse and that is gone afterwards.
+
+    Thousands of schemas are created in it, and none outlives the tests: so it does not wait for the disk, and its log
+    holds no whole pages. A crash of the server's processes loses nothing by that.
+    """
     if SERVER_VARIABLE in os.environ:
         yield os.environ[SERVER_VARIABLE]
         return
@@ -76,7 +81,14 @@ def postgres_url() -> Iterator[str]:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         try:
-            yield server.ensure_running()
+            from tests.journal.access import plain_url  # its assertions are rewritten, as registered above
+
+            url = server.ensure_running()
+            with psycopg.connect(plain_url(url), autocommit=True) as connection:
+                for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '4GB'", "jit = off"):
+                    connection.execute(f"ALTER SYSTEM SET {setting}")
+                connection.execute("SELECT pg_reload_conf()")
+            yield url
         finally:
             server.stop()
 

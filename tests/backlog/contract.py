@@ -68,3 +68,15 @@ class Board:
         assert told.anomalies == []
         assert {card.id: card for card in self.backlog.list()} == told.cards
         assert self.backlog.differences() == []
+
+
+def write_history(board: Board) -> None:
+    """Write cards in every state."""
+    board.cards("A", "B", idempotency_key=None)
+    board.cards("C", depends_on=["A", "B"], acceptance={"n": 1e300}, body="ü 🦑")
+    board.backlog.complete("A", token=board.claim(ttl=MINUTE).claim_token)
+    board.backlog.fail("B", token=board.claim().claim_token, retry_after=MINUTE, error="no")
+    board.backlog.create("D", "d", max_attempts=1)
+    board.claim(ttl=timedelta(seconds=5))
+    board.later(seconds=5)
+    board.backlog.reclaim()

@@ -19,7 +19,8 @@ from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable,
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.runtime.commands.signals import Receipt
 from tests.chaos import effects
-from tests.chaos.workflows import HURTFUL, SHARES, WORKFLOWS
+from tests.chaos.expectations import HURTFUL, SHARES
+from tests.chaos.workflows import WORKFLOWS
 
 GENTLE = "SQUID_CHAOS_GENTLE"  # start nothing that hurts its process
 LEASE = timedelta(seconds=3)

@@ -5,7 +5,8 @@ import pytest
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.protocol.entries import by_run
 from tests.facts import entries
-from tests.rules import RULES, Rule
+from tests.rules.rule import Rule
+from tests.rules.table import RULES
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from squid_dagster.protocol.codec import encode
 from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
 from tests.facts import RUN, entries
-from tests.rules import RULES, Rule
+from tests.rules.rule import Rule
+from tests.rules.table import RULES
 
 Views = dict[str, list[dict[str, Any]]]
 

@@ -25,7 +25,8 @@ from squid_dagster.protocol.facts import (
 from squid_dagster.testing import violations
 from squid_dagster.testing.violation import Rule
 from tests.chaos.checker.evidence import Evidence, Run
-from tests.chaos.workflows import CHILDREN, OPEN_RESULTS, SILENT_STEPS, expected_results, expected_status
+from tests.chaos.expectations import OPEN_RESULTS, SILENT_STEPS, expected_results, expected_status
+from tests.chaos.workflows import CHILDREN
 
 F = TypeVar("F")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -20,19 +19,13 @@ from squid_dagster.workflow import Workflow
 from tests.facts import (
     QUEUE,
     RUN,
-    T0,
-    applied,
-    child,
     key,
     planned,
     queued,
     runnable,
     scheduled,
-    signal,
     started,
-    step_paused,
     t,
-    terminal,
 )
 from tests.journal.access import (
     Wire,
@@ -44,6 +37,7 @@ from tests.journal.access import (
     wait_for_a_lock,
 )
 from tests.journal.dispatch_fixture import Desk, claim, done, refused, seconds, statuses
+from tests.journal.fast_settlement.planners import PLANNERS, apply_results, next_visit, pauses
 from tests.journal.fast_settlement.workflows import facts_without_names, fast
 
 
@@ -275,214 +269,10 @@ def test_a_lease_that_was_extended_counts_and_its_row_keeps_it(postgres_desk: De
     assert postgres_desk.store.heartbeat([held.ref], seconds(60))[0].unwrap().lease_until == t(70)
     postgres_desk.wait(waited - 10)
     # when it is settled with the attempt as it was claimed
-    (answer,) = postgres_desk.store.settle([done(held)], _next)
+    (answer,) = postgres_desk.store.settle([done(held)], next_visit)
     # then it counts, and nothing that the heartbeat wrote is lost
     assert answer.unwrap().settled_at == t(waited)
     assert statuses(postgres_desk) == {key(): "completed", key(visit=2): "available"}
-
-
-# --- planners that are not like ours --------------------------------------------------------------------------------
-
-
-def _apply(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, attempt.step, at=0, result=None) for attempt in request.settled]
-
-
-def _next(request: PlanRequest, *, times: int = 1) -> list[Fact]:
-    """The same follow-up for whichever attempt is settled: the second one repeats what is planned."""
-    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
-    (attempt,) = request.settled
-    facts: list[Fact] = [applied(request.run_id, attempt.step, at=0, result=None)]
-    for _ in range(times):
-        facts.append(planned(runnable(request.run_id, **follow), run=request.run_id))
-        facts.append(scheduled(request.run_id, **follow))
-    return facts
-
-
-def _next_twice(request: PlanRequest) -> list[Fact]:
-    return _next(request, times=2)
-
-
-def _known_again(request: PlanRequest) -> list[Fact]:
-    """Plan what is planned already."""
-    fact = planned(runnable(request.run_id, "ship"), run=request.run_id)
-    return [applied(request.run_id, at=0, result=None), fact, scheduled(request.run_id, "ship")]
-
-
-def _pauses_after_the_end(request: PlanRequest) -> list[Fact]:
-    return [
-        applied(request.run_id, at=0, result=None),
-        terminal(request.run_id, at=0),
-        step_paused(request.run_id, at=0),
-    ]
-
-
-def _ends_twice(request: PlanRequest) -> list[Fact]:
-    return [terminal(request.run_id, at=0), terminal(request.run_id, at=0, status="failed", error={"message": "no"})]
-
-
-def _applies_after_the_end(request: PlanRequest) -> list[Fact]:
-    return [terminal(request.run_id, at=0), applied(request.run_id, at=0, result=None)]
-
-
-def _two_runs_in_one_plan(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), planned(runnable("run-9"), run="run-9")]
-
-
-def _schedules_elsewhere(request: PlanRequest) -> list[Fact]:
-    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
-    return [
-        applied(request.run_id, at=0, result=None),
-        planned(runnable(request.run_id, queue="slow", **follow), run=request.run_id),
-        scheduled(request.run_id, queue="slow", **follow),
-    ]
-
-
-def _for_another_run(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), signal("run-9")]
-
-
-def _plans_without_a_schedule(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), planned(runnable(request.run_id, visit=2), run=request.run_id)]
-
-
-def _schedules_without_a_plan(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), scheduled(request.run_id, visit=2)]
-
-
-def _schedules_what_is_settled(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), scheduled(request.run_id)]
-
-
-def _skips_a_visit(request: PlanRequest) -> list[Fact]:
-    follow: dict[str, Any] = {"visit": 5, "visible_at": T0}
-    return [
-        applied(request.run_id, at=0, result=None),
-        planned(runnable(request.run_id, **follow), run=request.run_id),
-        scheduled(request.run_id, **follow),
-    ]
-
-
-def _applies_another(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, "ship", at=0, result=None)]
-
-
-def _applies_twice(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), applied(request.run_id, at=0, result="other")]
-
-
-def _signals(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), signal(request.run_id)]
-
-
-def _starts_a_child(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), child(request.run_id, at=0)]
-
-
-def _folds_a_part(request: PlanRequest) -> list[Fact]:
-    facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
-    request.run.add_fact(facts[0])
-    return facts
-
-
-def _folds_all(request: PlanRequest) -> list[Fact]:
-    facts: list[Fact] = [applied(request.run_id, at=0, result=None), step_paused(request.run_id, at=0)]
-    for fact in facts:
-        request.run.add_fact(fact)
-    return facts
-
-
-def _applies_at_another_time(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=40, result=None)]
-
-
-def _plans_twice(request: PlanRequest) -> list[Fact]:
-    follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
-    plans = [planned(runnable(request.run_id, input={"n": n}, **follow), run=request.run_id) for n in (1, 2)]
-    return [applied(request.run_id, at=0, result=None), *plans, scheduled(request.run_id, input={"n": 1}, **follow)]
-
-
-def _plans_a_retry(request: PlanRequest) -> list[Fact]:
-    follow: dict[str, Any] = {"attempt": 2, "visible_at": T0}
-    return [
-        applied(request.run_id, at=0, result=None),
-        planned(runnable(request.run_id, **follow), run=request.run_id),
-        scheduled(request.run_id, **follow),
-    ]
-
-
-def _pauses(request: PlanRequest) -> list[Fact]:
-    return [*_apply(request), step_paused(request.run_id, at=0)]
-
-
-def _pauses_twice(request: PlanRequest) -> list[Fact]:
-    pauses: list[Fact] = [step_paused(request.run_id, step, at=0) for step in ("review", "sign")]
-    return [applied(request.run_id, at=0, result=None), *pauses]
-
-
-def _pauses_and_goes_on(request: PlanRequest) -> list[Fact]:
-    return [*_next(request), step_paused(request.run_id, at=0)]
-
-
-def _pauses_before_the_end(request: PlanRequest) -> list[Fact]:
-    return [
-        applied(request.run_id, at=0, result=None),
-        step_paused(request.run_id, at=0),
-        terminal(request.run_id, at=0),
-    ]
-
-
-def _fails(request: PlanRequest) -> list[Fact]:
-    end = terminal(request.run_id, at=0, status="failed", error={"code": "no"})
-    return [applied(request.run_id, at=0, result=None), end]
-
-
-def _ends(request: PlanRequest) -> list[Fact]:
-    return [applied(request.run_id, at=0, result=None), terminal(request.run_id, at=0)]
-
-
-def _applies_by_state(request: PlanRequest) -> list[Fact]:
-    assert request.run.planned, "the visit is open"
-    return _apply(request)
-
-
-def _nothing_at_all(_: PlanRequest) -> list[Fact]:
-    return []
-
-
-PLANNERS: list[Planner] = [
-    _apply,
-    _next,
-    _next_twice,
-    _known_again,
-    _pauses_after_the_end,
-    _ends_twice,
-    _applies_after_the_end,
-    _two_runs_in_one_plan,
-    _schedules_elsewhere,
-    _for_another_run,
-    _plans_without_a_schedule,
-    _schedules_without_a_plan,
-    _schedules_what_is_settled,
-    _skips_a_visit,
-    _applies_another,
-    _applies_twice,
-    _signals,
-    _starts_a_child,
-    _folds_a_part,
-    _folds_all,
-    _applies_by_state,
-    _applies_at_another_time,
-    _plans_twice,
-    _plans_a_retry,
-    _pauses,
-    _pauses_twice,
-    _pauses_and_goes_on,
-    _pauses_before_the_end,
-    _fails,
-    _ends,
-    _nothing_at_all,
-]
 
 
 @pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "has paused the run", "was followed"])
@@ -501,11 +291,11 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
         held = {each.attempt.step: each for each in claim(desk, limit=9) if each.ref.run_id == run}
         mine, other = held["charge"], held[steps[-1]]
         if other_step == "is done":
-            assert settles.settle([done(other)], _apply)[0].error is None
+            assert settles.settle([done(other)], apply_results)[0].error is None
         elif other_step == "has paused the run":
-            assert settles.settle([done(other)], _pauses)[0].error is None
+            assert settles.settle([done(other)], pauses)[0].error is None
         elif other_step == "was followed":
-            assert settles.settle([done(other)], _next)[0].error is None
+            assert settles.settle([done(other)], next_visit)[0].error is None
             assert key(run, visit=2) in [each.ref.runnable_key for each in claim(desk, limit=9)]
         # when the first one is settled with a plan of any kind, by a store that has claimed it and by one that has not
         (answer,) = settles.settle([done(mine)], plan)
@@ -528,7 +318,7 @@ def test_a_claim_on_a_run_that_cannot_be_takes_nobody_with_it(postgres_desk: Des
     (good,) = claim(postgres_desk)
     bad = ClaimRef(QUEUE, run_id, good.ref.runnable_key, good.ref.claim_id, good.ref.token)
     # when both are settled together
-    answers = postgres_desk.store.settle([Settlement(bad, Completed(None)), done(good)], _next)
+    answers = postgres_desk.store.settle([Settlement(bad, Completed(None)), done(good)], next_visit)
     # then each is answered as it would be alone
     refused(answers[0], NotFound)
     assert answers[1].unwrap().status == "completed"
@@ -541,7 +331,7 @@ def test_a_claim_that_is_not_the_one_at_hand_is_refused_as_ever(postgres_desk: D
     (good,) = claim(postgres_desk)
     given = {name: getattr(good.ref, name) for name in ("queue", "run_id", "runnable_key", "claim_id", "token")}
     bad = ClaimRef(**{**given, what: "other"})
-    (answer,) = postgres_desk.store.settle([Settlement(bad, Completed(None))], _next)
+    (answer,) = postgres_desk.store.settle([Settlement(bad, Completed(None))], next_visit)
     refused(answer, NotFound if what in ("queue", "runnable_key") else StaleClaim)
 
 
@@ -555,8 +345,8 @@ def test_what_was_claimed_by_another_hand_is_not_believed(postgres_desk: Desk) -
     assert isinstance(storage, PostgresStorage)
     before = all_entries(storage)
     known, templates = {mine.ref.claim_id: forged}, SettleTemplates(10_000)
-    assert settle_fast(storage, PlanStates(), templates, known, [done(mine)], _next) == {}
+    assert settle_fast(storage, PlanStates(), templates, known, [done(mine)], next_visit) == {}
     assert all_entries(storage) == before
-    (answer,) = postgres_desk.store.settle([done(mine)], _next)
+    (answer,) = postgres_desk.store.settle([done(mine)], next_visit)
     assert answer.unwrap().run_id == mine.ref.run_id
     assert_views_agree_with_the_journal(postgres_desk.storage)  # type: ignore[arg-type]

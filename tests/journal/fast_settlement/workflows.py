@@ -6,11 +6,12 @@ from typing import Any
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Completed, Planner, Settlement
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
+from squid_dagster.protocol import Fact
 from squid_dagster.workflow import Workflow, path
 from tests.facts import QUEUE
 from tests.journal.access import facts_of
@@ -106,3 +107,8 @@ def facts_without_names(storage: Storage, run_id: str) -> list[str]:
     """Return a run's facts as JSON, without what is made by chance."""
     made = {"claim_id", "claim_token_hash"}
     return [fact.model_dump_json(exclude=made).replace(run_id, "<run>") for fact in facts_of(storage.read_run(run_id))]
+
+
+def raises(_: PlanRequest) -> Sequence[Fact]:
+    """Raise instead of planning."""
+    raise RuntimeError("nothing follows")

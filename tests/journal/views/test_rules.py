@@ -8,7 +8,8 @@ from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.protocol import Fact
-from tests.rules import RULES, Rule
+from tests.rules.rule import Rule
+from tests.rules.table import RULES
 
 
 def _one_by_one(facts: list[Fact]) -> list[list[Append]]:

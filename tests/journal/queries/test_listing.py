@@ -1,0 +1,181 @@
+"""Listings of runs: the fold on every storage, and the live views of Postgres."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from squid_dagster.journal import RunFilter
+from squid_dagster.journal.contract.queries import RUN_STATUSES
+from squid_dagster.protocol.errors import InvalidArgument
+from tests.facts import (
+    cataloged,
+    indexed,
+    planned,
+    quarantined,
+    queued,
+    scheduled,
+    signal,
+    started,
+    step_paused,
+    t,
+    terminal,
+)
+from tests.journal.queries.fixture import Room, pages
+
+# --- listing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(room: Room) -> Room:
+    """Runs a1 to a6 in the order of their starts, in several states, and workflows, and queues."""
+    room.put(started("a1", workflow="billing", at=10), queued("a1"))
+    room.put(terminal("a1", at=20))
+    room.put(started("a2", workflow="billing", trigger="nightly", at=20), queued("a2", queue="slow"), step_paused("a2"))
+    room.put(started("a3", workflow="refund", definition_version="v2", at=30), queued("a3"))
+    room.put(started("a4", workflow="billing", at=40, context={"parent": {"run_id": "a1"}}), queued("a4"))
+    room.put(started("a5", workflow="refund", at=50, context={"parent": {"run_id": "a1"}}), planned(run="a5"))
+    room.put(started("a6", workflow="billing", at=60), queued("a6", queue="slow"), quarantined("a6"))
+    # a1 gets news last, which does not move it
+    room.put(signal("a1", at=70))
+    return room
+
+
+def test_runs_are_listed_newest_first(busy: Room) -> None:
+    assert busy.listed() == ["a6", "a5", "a4", "a3", "a2", "a1"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"workflow": "billing"}, ["a6", "a4", "a2", "a1"]),
+        ({"workflow": "nothing"}, []),
+        ({"status": "paused"}, ["a2"]),
+        ({"status": ["paused", "completed", "running"]}, ["a5", "a2", "a1"]),
+        ({"status": {"cancelled"}}, []),
+        ({"status": ()}, []),
+        ({"open_only": True}, ["a6", "a5", "a4", "a3", "a2"]),
+        ({"open_only": True, "status": "completed"}, []),
+        ({"open_only": True, "status": ("completed", "quarantined")}, ["a6"]),
+        ({"workflow": "billing", "status": "started"}, ["a4"]),
+        ({"workflow": "billing", "open_only": True}, ["a6", "a4", "a2"]),
+        ({"queue": "slow"}, ["a6", "a2"]),
+        ({"queue": "default"}, ["a4", "a3", "a1"]),
+        ({"queue": "slow", "status": "paused"}, ["a2"]),
+        ({"queue": "slow", "workflow": "refund"}, []),
+        ({"trigger": "nightly"}, ["a2"]),
+        ({"trigger": "nightly", "workflow": "billing", "status": ["paused", "failed"]}, ["a2"]),
+        ({"definition_version": "v2"}, ["a3"]),
+        ({"parent_run_id": "a1"}, ["a5", "a4"]),
+        ({"parent_run_id": "a1", "workflow": "refund"}, ["a5"]),
+        ({"parent_run_id": "a1", "status": "started"}, ["a4"]),
+        ({"parent_run_id": "a1", "queue": "default", "open_only": True}, ["a4"]),
+        ({"started_after": t(30)}, ["a6", "a5", "a4"]),
+        ({"started_before": t(30)}, ["a2", "a1"]),
+        ({"started_after": t(10), "started_before": t(50), "workflow": "billing"}, ["a4", "a2"]),
+        ({"started_after": t(10), "status": "running"}, ["a5"]),
+    ],
+    ids=str,
+)
+def test_a_listing_shows_what_it_was_asked_for(busy: Room, filters: dict[str, Any], expected: list[str]) -> None:
+    assert busy.listed(**filters) == expected
+    # also in pages, and from a row on
+    rows = pages(
+        lambda before, limit: busy.queries.list_runs(RunFilter(**filters), before, limit), lambda r: r.position, None, 2
+    )
+    assert [row.run_id for row in rows] == expected
+    if len(expected) > 1:
+        assert busy.listed(before=rows[0].position, limit=1, **filters) == expected[1:2]
+
+
+def test_a_page_begins_with_the_newest_of_many_runs_of_one_status(room: Room) -> None:
+    room.start(*(f"b{n}" for n in range(5)))
+    assert room.listed(limit=2) == room.listed(limit=2, workflow="billing") == ["b4", "b3"]
+
+
+def test_only_the_children_of_one_parent_are_listed(room: Room) -> None:
+    for parent in ("one", "two"):
+        room.start(f"child-of-{parent}", context={"parent": {"run_id": parent}})
+    assert room.listed(parent_run_id="one") == ["child-of-one"]
+    assert room.listed(parent_run_id="three") == []
+
+
+def test_every_status_can_be_asked_for(busy: Room) -> None:
+    by_status = [busy.listed(status=status) for status in RUN_STATUSES]
+    assert sorted(run for found in by_status for run in found) == ["a1", "a2", "a3", "a4", "a5", "a6"]
+    assert busy.listed(status=RUN_STATUSES) == busy.listed()
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"status": "held"},
+        {"status": ["running", "held"]},
+        {"status": 7},
+        {"workflow": ""},
+        {"workflow": "a\0b"},
+        {"queue": 5},
+        {"trigger": "x" * 1001},
+        {"started_after": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"started_before": "yesterday"},
+    ],
+    ids=str,
+)
+def test_a_filter_that_makes_no_sense_is_refused(filters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        RunFilter(**filters)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001, True, "5", None, 1.0])
+def test_a_bad_limit_is_refused(room: Room, limit: Any) -> None:
+    calls: list[Any] = [
+        lambda: room.queries.list_runs(RunFilter(), None, limit),
+        lambda: room.queries.runs_to_repair("", limit),
+        lambda: room.queries.runs_to_list(limit),
+        lambda: room.queries.dead_letters(None, limit),
+        lambda: room.queries.anomalies(None, limit),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="limit"):
+            call()
+
+
+def test_other_bad_arguments_are_refused(room: Room) -> None:
+    calls: list[Any] = [
+        lambda: room.queries.list_runs({"status": "running"}, None, 5),  # type: ignore[arg-type]
+        lambda: room.queries.list_runs(RunFilter(), -1, 5),
+        lambda: room.queries.get_run(""),
+        lambda: room.queries.get_run("a\0b"),
+        lambda: room.queries.runs_to_repair("a\0b", 5),
+        lambda: room.queries.runs_to_repair("", 5, ""),
+        lambda: room.queries.dead_letters("", 5),
+        lambda: room.queries.dead_letters(None, 5, -1),
+        lambda: room.queries.anomalies("a\0b", 5),
+        lambda: room.queries.anomalies(None, 5, -1),
+        lambda: room.queries.schedule_cursor("", "x"),
+        lambda: room.queries.schedule_cursor("x", "\ud800"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument):
+            call()
+
+
+# --- index and catalog ----------------------------------------------------------------------------------------------
+
+
+def test_started_runs_without_index_or_catalog_fact_are_found_oldest_first(room: Room) -> None:
+    room.put(started("b1"), indexed("b1"))
+    room.put(started("b2"))
+    room.put(started("b3"), cataloged("b3"), terminal("b3"))
+    room.put(started("b4"), indexed("b4"), cataloged("b4"))
+    room.put(scheduled("b5"))
+    found = room.queries.runs_to_list(10)
+    assert [(row.run_id, row.indexed, row.cataloged) for row in found] == [
+        ("b1", True, False),
+        ("b2", False, False),
+        ("b3", False, True),
+    ]
+    assert room.queries.runs_to_list(2) == found[:2]
+    # once they are listed, nothing is left
+    room.put(*(indexed(run) for run in ("b2", "b3")), *(cataloged(run) for run in ("b1", "b2")))
+    assert room.queries.runs_to_list(10) == []

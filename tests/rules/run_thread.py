@@ -1,0 +1,115 @@
+"""Rules of a run's own thread, of the index and of the catalog."""
+
+from tests.facts import (
+    applied,
+    cataloged,
+    child,
+    indexed,
+    key,
+    planned,
+    runnable,
+    signal,
+    started,
+    step_paused,
+    step_resolved,
+    terminal,
+)
+from tests.rules.rule import FIRST, Rule, at, attempt_columns
+
+RUN_THREAD = [
+    Rule("a signal alone starts nothing", [signal()], run={"status": "new", "workflow": None}),
+    Rule("a start says what runs", [started()], run={"status": "started", "workflow": "billing", "started_at": at(0)}),
+    Rule("the same start again is nothing", [started(), started(at=9)], run={"started_at": at(0)}),
+    Rule(
+        "another start is refused",
+        [started(), started(workflow="other")],
+        run={"workflow": "billing"},
+        anomalies=["conflicting_run_start"],
+    ),
+    Rule(
+        "planned work makes the run go",
+        [started(), planned()],
+        attempt_columns(status=None),
+        {"status": "running", "planned_visits": 1},
+    ),
+    Rule("the same plan again is nothing", [planned(), planned(at=3)], run={"planned_visits": 1}),
+    Rule(
+        "another plan under the same key is refused",
+        [planned(), planned(runnable(input={"amount": 7}))],
+        run={"planned_visits": 1},
+        anomalies=["conflicting_runnable_intent"],
+    ),
+    Rule(
+        "a planned retry is another attempt at the same visit",
+        [planned(), planned(runnable(attempt=2)), applied(attempt=2)],
+        run={"planned_visits": 1, "applied_visits": 1, "status": "idle"},
+    ),
+    Rule("applied work makes the run idle", [planned(), applied()], run={"status": "idle", "applied_visits": 1}),
+    Rule("the same application again is nothing", [planned(), applied(), applied(at=45)], run={"applied_visits": 1}),
+    Rule(
+        "another result under the same key is refused",
+        [planned(), applied(), applied(result={"ok": False})],
+        run={"applied_visits": 1},
+        anomalies=["conflicting_result"],
+    ),
+    Rule(
+        "nothing is applied that was not planned",
+        [started(), applied()],
+        run={"applied_visits": 0},
+        anomalies=["unknown_runnable_intent"],
+    ),
+    Rule(
+        "a child is linked once",
+        [child(), child(at=25), child(child_key="refund-2")],
+        anomalies=["conflicting_child_run"],
+    ),
+    Rule("a manual step pauses the run", [started(), step_paused()], run={"status": "paused"}),
+    Rule("the same pause again is nothing", [step_paused(), step_paused()], run={"status": "paused"}),
+    Rule(
+        "a second manual step is refused",
+        [step_paused(), step_paused(step="other")],
+        run={"manual_state": ["review", "approval", at(20), {}]},
+        anomalies=["active_manual_step"],
+    ),
+    Rule("a resolution lets the run go on", [started(), step_paused(), step_resolved()], run={"status": "started"}),
+    Rule(
+        "a resolution of another step is stale",
+        [step_paused(), step_resolved(step="other")],
+        run={"status": "paused"},
+        anomalies=["stale_manual_resolution"],
+    ),
+    Rule(
+        "an approval is not resumed",
+        [step_paused(), step_resolved(action="resumed")],
+        run={"status": "paused"},
+        anomalies=["stale_manual_resolution"],
+    ),
+    Rule(
+        "a run ends once",
+        [started(), terminal(), terminal(at=60), terminal(at=61, status="failed")],
+        run={"status": "completed", "ended_at": at(50), "manual_state": None},
+        anomalies=["terminal_run"],
+    ),
+    Rule(
+        "nothing is planned, applied, linked or paused after the end",
+        [planned(), terminal(), planned(runnable(step="ship")), applied(at=60), child(at=61), step_paused(at=62)],
+        {FIRST: None, key(step="ship"): None},
+        {"status": "completed", "planned_visits": 1, "applied_visits": 0},
+        ["terminal_run"] * 4,
+    ),
+    Rule("an indexed run is found", [indexed()], run={"indexed": ["billing", "default", at(0)], "cataloged": None}),
+    Rule("indexing again is nothing", [indexed(), indexed(at=9)], run={"indexed": ["billing", "default", at(0)]}),
+    Rule(
+        "a run is indexed in one place",
+        [indexed(), indexed(queue="slow")],
+        run={"indexed": ["billing", "default", at(0)]},
+        anomalies=["conflicting_run_index"],
+    ),
+    Rule("a cataloged run is found", [cataloged()], run={"cataloged": ["billing", "default", at(0)], "indexed": None}),
+    Rule(
+        "a run is cataloged in one place",
+        [cataloged(), cataloged(workflow="other")],
+        run={"cataloged": ["billing", "default", at(0)]},
+        anomalies=["conflicting_run_catalog"],
+    ),
+]
