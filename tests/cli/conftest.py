@@ -2,21 +2,10 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from squid_dagster.journal import PostgresStorage
 from tests.cli.command_line import Typed
-from tests.journal.access import plain_url
-
-
-@pytest.fixture(scope="session")
-def postgres_url(postgres_url: str) -> str:
-    """The same server, told not to wait for the disk: many schemas are made here, none outlives the tests."""
-    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return postgres_url
 
 
 @pytest.fixture

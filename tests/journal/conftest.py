@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from squid_dagster.journal.contract.clock import VirtualClock
@@ -19,19 +18,10 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
-from tests.journal.access import Opener, Wire, plain_url
+from tests.journal.access import Opener, Wire
 from tests.journal.dispatch_fixture import Desk
 
 _shared = count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres_url(postgres_url: str) -> str:
-    """The same server, told not to wait for the disk: a hundred schemas are made here, and none outlives the tests."""
-    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return postgres_url
 
 
 def _storage(name: str, clock: VirtualClock, request: pytest.FixtureRequest) -> Storage:

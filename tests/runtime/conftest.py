@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from squid_dagster.api import Squid
@@ -11,17 +10,7 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
-from tests.journal.access import plain_url
 from tests.runtime.runs import MakeSquid, Workflows, unsound
-
-
-@pytest.fixture(scope="session")
-def postgres_url(postgres_url: str) -> str:
-    """The same server, told not to wait for the disk: hundreds of schemas are made here, none outlives the tests."""
-    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return postgres_url
 
 
 @pytest.fixture(params=["memory", "memory, thread by thread", "postgres"])

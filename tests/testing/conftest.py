@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 
 from squid_dagster.journal.contract.clock import VirtualClock
@@ -10,16 +9,6 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
-from tests.journal.access import plain_url
-
-
-@pytest.fixture(scope="session")
-def postgres_url(postgres_url: str) -> str:
-    """The same server, told not to wait for the disk: nothing here outlives the tests."""
-    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    return postgres_url
 
 
 @pytest.fixture
