@@ -8,7 +8,7 @@ from typing import Any
 from bench.journals import by_thread, claim_fact, end_facts, life, new_journal, start_facts
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal.postgres.connection.pool import pooled_connection
 from squid_dagster.protocol import Fact, encode
 
 BATCH, ROUNDS = 100, 60
@@ -19,7 +19,7 @@ _INSERT = f"INSERT INTO bench.copy ({_COLUMNS}) VALUES " + ", ".join(["(%s, %s, 
 def measure() -> list[Measure]:
     """Measure batches of several kinds; each round writes ours and theirs, in turn."""
     with new_journal() as storage:
-        with borrow(storage.engine) as connection:
+        with pooled_connection(storage.engine) as connection:
             connection.execute("CREATE TABLE bench.copy (LIKE bench.journal_entries INCLUDING ALL)")
         lives = _batches(chain.from_iterable(life(f"life-{n}") for n in range(100_000)))
         runs = [f"stage-{n}" for n in range(BATCH * ROUNDS)]
@@ -42,7 +42,7 @@ def _batches(facts: Any) -> Any:
 
 def _race(storage: PostgresStorage, name: str, batches: list[list[Fact]], target: float | None) -> Measure:
     ours, theirs = [], []
-    with borrow(storage.engine) as connection:
+    with pooled_connection(storage.engine) as connection:
         first = connection.execute("SELECT coalesce(max(position), 0) FROM bench.copy").fetchone()
         position = first[0] if first else 0
         for number, batch in enumerate(batches):

@@ -7,7 +7,7 @@ from statistics import median
 from bench.journals import T0, attempt, by_thread, new_journal
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage
-from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal.postgres.connection.pool import pooled_connection
 
 SHALLOW, DEEP, CLAIMS, SEED_BATCH = 1_000, 1_000_000, 200, 2_000
 LATER = T0 + timedelta(days=36_500)
@@ -18,7 +18,7 @@ def measure(deep: int = DEEP) -> list[Measure]:
     with new_journal() as storage:
         _fill(storage, "shallow", SHALLOW)
         _fill(storage, "deep", deep)
-        with borrow(storage.engine) as connection:
+        with pooled_connection(storage.engine) as connection:
             connection.execute("VACUUM ANALYZE bench.attempts")
         store = PostgresDispatchStore(storage)
         return [_race(store, 1, CLAIMS, deep), _race(store, 10, 20, deep)]

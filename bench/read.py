@@ -6,7 +6,7 @@ from statistics import median
 from bench.journals import by_thread, life, new_journal
 from bench.report import Measure, progress
 from squid_dagster.journal import PostgresStorage
-from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal.postgres.connection.pool import pooled_connection
 
 FEW, MANY, READS, SEED_BATCH = 100, 100_000, 300, 200
 
@@ -27,7 +27,7 @@ def _fill(storage: PostgresStorage, start: int, end: int) -> None:
         progress("filling runs", first, end)
         facts = [fact for n in range(first, min(first + SEED_BATCH, end)) for fact in life(f"run-{n}")]
         storage.commit(by_thread(facts))
-    with borrow(storage.engine) as connection:
+    with pooled_connection(storage.engine) as connection:
         connection.execute("VACUUM ANALYZE bench.journal_entries")
 
 

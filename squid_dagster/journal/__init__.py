@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.queries import PostgresQueries
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.postgres.views.rebuild import rebuild_views
-    from squid_dagster.journal.postgres.views.verification import Finding, FindingKind, verify
+    from squid_dagster.journal.postgres.views.verification import Discrepancy, DiscrepancyKind, verify
     from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
     from squid_dagster.journal.run_quarantine import quarantine
 
@@ -60,7 +60,7 @@ _HOMES = {
     "postgres.queries": ("PostgresQueries",),
     "postgres.views.rebuild": ("rebuild_views",),
     "postgres.storage": ("PostgresStorage",),
-    "postgres.views.verification": ("Finding", "FindingKind", "verify"),
+    "postgres.views.verification": ("Discrepancy", "DiscrepancyKind", "verify"),
     "contract.worker_liveness": ("MemoryLiveness", "WorkerLiveness", "WorkerRow"),
     "run_quarantine": ("quarantine",),
     "contract.queries": ("JournalQueries", "QueueRow", "RunFilter", "RunRow"),
@@ -76,10 +76,10 @@ __all__ = [
     "ClaimRef",
     "Clock",
     "Completed",
+    "Discrepancy",
+    "DiscrepancyKind",
     "DispatchStore",
     "Failed",
-    "Finding",
-    "FindingKind",
     "FoldDispatchStore",
     "FoldQueries",
     "JournalQueries",

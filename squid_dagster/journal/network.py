@@ -1,6 +1,6 @@
 """Bounds of waits for the network, and what of them the kernel keeps.
 
-How the rest is kept is in `postgres/connection/silence_probe.py`.
+How the rest is kept is in `postgres/connection/probe.py`.
 """
 
 import os

@@ -4,51 +4,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import psycopg
 from hypothesis import Phase
 from psycopg import sql
-from pydantic import JsonValue
 from sqlalchemy import make_url
 
 from squid_dagster.journal.contract.storage import Append, Storage, check_appends
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views import rows
-from squid_dagster.journal.postgres.views.row_changes import Touched
+from squid_dagster.journal.postgres.views.row_changes import LockTargets
 from squid_dagster.protocol import (
     BACKLOG_THREAD,
     Entry,
     Fact,
     MalformedFact,
     RunUnit,
-    dispatch_thread,
-    run_thread,
     to_json,
 )
-from tests.facts import QUEUE, RUN
-
-T = TypeVar("T")
-
-THREAD, QUEUE_THREAD = run_thread(RUN), dispatch_thread(QUEUE)
-OTHER, OTHER_THREAD = "run-2", run_thread("run-2")
-
-AWKWARD: dict[str, JsonValue] = {
-    "big": 10**30,
-    "negative": -(2**63) - 1,
-    "huge": 1e300,
-    "tiny": 5e-324,
-    "whole": 1.0,
-    "minus zero": -0.0,
-    "text": "ü 🦑 \u2028 \\u0000 \\ \" ' \t\n %s {schema} $1",
-    "nothing": None,
-    "nested": [{"": [[], {}, [None, True, False]]}],
-    "Schlüssel 🦑": "ключ",
-}
-"""Values that a careless storage changes on the way."""
+from squid_dagster.testing.example_facts import *  # noqa: F403  what the storage contract needs, too
 
 # A failing example on a shared journal is told as it was found: another try would meet what the first one left.
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
@@ -56,8 +33,6 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
 LONG = 30.0
 """Seconds: nobody waits so long unless something is broken."""
 
-EVERYTHING = 2**62
-"""A position beyond all others."""
 
 Opener = Callable[..., PostgresStorage]
 """Opens a storage: `open_storage(url, schema_name, **options)`."""
@@ -66,34 +41,16 @@ Opener = Callable[..., PostgresStorage]
 # --- looking at a journal -------------------------------------------------------------------------------------------
 
 
-def all_entries(storage: Storage) -> list[Entry]:
-    """Everything that anybody can read, by position."""
-    return storage.read_between(0, EVERYTHING)
-
-
-def facts_of(found: Sequence[Entry]) -> list[Any]:
-    """The facts of entries."""
-    return [entry.fact for entry in found]
-
-
 def as_json(entry: Entry) -> str:
     """The entry's fact as one JSON object, to the last sign; one that cannot be read fails the test."""
     assert not isinstance(entry.fact, MalformedFact)
     return to_json(entry.fact)
 
 
-def put(storage: Storage, *facts: Fact) -> None:
-    """Write facts in one commit, grouped by thread in the order in which threads appear."""
-    by_thread: dict[str, list[Fact]] = {}
-    for fact in facts:
-        by_thread.setdefault(fact.thread, []).append(fact)
-    storage.commit([Append(thread, found) for thread, found in by_thread.items()])
-
-
 def plant(storage: PostgresStorage, facts: Sequence[Fact]) -> int:
     """Write facts about cards past the backlog, which nobody may: their table is not told. Gives the last number."""
     with storage.transaction() as transaction:
-        units = transaction.lock(Touched())
+        units = transaction.lock(LockTargets())
         verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
         return transaction.write(verified, units.changes(), uuid4())[BACKLOG_THREAD]
 
@@ -185,18 +142,6 @@ def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Seque
 
 
 # --- many at once ---------------------------------------------------------------------------------------------------
-
-
-def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make all calls at the same time, each in a thread of its own; raise what the first of them raised."""
-    barrier = threading.Barrier(len(calls))
-
-    def call(one: Callable[[], T]) -> T:
-        barrier.wait(30)
-        return one()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(60) for future in [pool.submit(call, one) for one in calls]]
 
 
 # --- lost answers ---------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from typing import Any, LiteralString
 from uuid import uuid4
 
 from squid_dagster.backlog import card_decisions
-from squid_dagster.backlog.card_store import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.card_store import CardFilter, CardRebuild, CardSelection, ClaimRequest, Decision, Stats
 from squid_dagster.backlog.postgres.rebuild import differences, rebuild
-from squid_dagster.backlog.postgres.rows import card_from_row, to_text
+from squid_dagster.backlog.postgres.rows import card_from_row, cards_json
 from squid_dagster.journal.contract.storage import Append, check_appends
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.connection.message import Value, execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN
@@ -65,13 +65,13 @@ class PostgresCardStore:
         """Bind to a storage."""
         self._storage = storage
 
-    def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
+    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
         """Lock cards, write what a decision makes of them, as the contract says."""
         commit = OneCommit[BacklogProjection]()
-        return persistently(lambda: self._decide_once(wanted, decision, commit))
+        return retry_if_safe(lambda: self._decide_once(wanted, decision, commit))
 
     def _decide_once(
-        self, wanted: Wanted, decision: Decision, commit: OneCommit[BacklogProjection]
+        self, wanted: CardSelection, decision: Decision, commit: OneCommit[BacklogProjection]
     ) -> BacklogProjection:
         storage = self._storage
         with storage.connection() as connection:
@@ -79,7 +79,7 @@ class PostgresCardStore:
             transaction = storage.join_transaction(connection)
             if commit.is_made(transaction):
                 return commit.answer
-            now = storage.hear_now(answer["now"])
+            now = storage.observe_db_time(answer["now"])
             at_hand = BacklogProjection.of(map(card_from_row, answer["cards"] or ()), answer["edges"])
             known = set(at_hand.cards)
             facts = list(decision(at_hand, now))
@@ -93,7 +93,7 @@ class PostgresCardStore:
             transaction.write(verified, RowChanges(), commit.id)
             return at_hand
 
-    def _lock(self, connection: PgConnection, wanted: Wanted) -> dict[str, Any]:
+    def _lock(self, connection: PgConnection, wanted: CardSelection) -> dict[str, Any]:
         hold = int(self._storage.hold / timedelta(milliseconds=1))
         values = (hold, list(wanted.ids), wanted.key, wanted.closure_of, wanted.links, wanted.frees)
         found: dict[str, Any] = json_of(execute(connection, self._storage.sql(_BEGIN_AND_LOCK), values)[-1])
@@ -143,7 +143,7 @@ class PostgresCardStore:
         """Give all facts about a card, in order."""
         return read_entries(self._rows(_HISTORY, card_id))
 
-    def rebuild(self) -> Rebuilt:
+    def rebuild(self) -> CardRebuild:
         """Make the table anew from the facts, while others go on."""
         return rebuild(self._storage)
 
@@ -164,7 +164,7 @@ class PostgresCardStore:
             with self._storage.connection() as connection:
                 return connection.execute(self._storage.sql(text), given).fetchall()
 
-        return persistently(read)
+        return retry_if_safe(read)
 
     def _call(self, text: LiteralString, values: Callable[[], tuple[Value, ...]]) -> Any:
         """Call a function that is safe to repeat, and give its answer."""
@@ -173,12 +173,12 @@ class PostgresCardStore:
             with self._storage.connection() as connection:
                 return json_of(execute(connection, self._storage.sql(BEGIN + text + "; COMMIT"), values())[-2])
 
-        return persistently(call)
+        return retry_if_safe(call)
 
 
 def _changes(at_hand: BacklogProjection, known: set[str], facts: Iterable[CardFactType]) -> tuple[object, ...]:
     """Give the arguments of `put_cards`."""
     changed = sorted(at_hand.changed)
     done = [fact.card_id for fact in facts if fact.type == "card_completed"]
-    new = to_text(at_hand.cards[card_id] for card_id in changed if card_id not in known)
-    return new, to_text(at_hand.cards[card_id] for card_id in changed if card_id in known), done or None
+    new = cards_json(at_hand.cards[card_id] for card_id in changed if card_id not in known)
+    return new, cards_json(at_hand.cards[card_id] for card_id in changed if card_id in known), done or None

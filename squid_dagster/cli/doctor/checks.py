@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def schema_drift(patient: Patient) -> list[Finding]:
     """Compare the schema with one that the migrations make, in a transaction that is rolled back."""
-    from squid_dagster.journal.postgres.schema.drift import NothingToCompare, drift
+    from squid_dagster.journal.postgres.schema.drift import DriftUnknown, drift
     from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 
     version = patient.storage.check()
@@ -34,7 +34,7 @@ def schema_drift(patient: Patient) -> list[Finding]:
         raise CannotTell(f"the schema is at version {version}, this code only knows what version {CODE_VERSION} is")
     try:
         found = drift(patient.storage)
-    except NothingToCompare as error:
+    except DriftUnknown as error:
         raise CannotTell(str(error)) from None
     if not found:
         return []

@@ -216,13 +216,13 @@ class Session:
     @staticmethod
     def _is_used(server: "EmbeddedPostgres") -> bool:
         """Tell whether anybody but us is connected; those whom we have ended are given time to leave."""
-        from squid_dagster.journal.postgres.connection.pool import borrow, make_engine
+        from squid_dagster.journal.postgres.connection.pool import make_engine, pooled_connection
         from squid_dagster.protocol.errors import StorageUnavailable
 
         engine = make_engine(server.url)
         ends = time.monotonic() + _LEAVING_SECONDS
         try:
-            with borrow(engine) as connection:
+            with pooled_connection(engine) as connection:
                 while connection.execute(_OTHERS).fetchone() is not None:
                     if time.monotonic() > ends:
                         return True

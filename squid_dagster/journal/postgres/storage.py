@@ -23,11 +23,11 @@ from squid_dagster.journal.contract.storage import (
     check_revision,
 )
 from squid_dagster.journal.network import NetworkBounds
-from squid_dagster.journal.postgres.connection.failures import NotNew, persistently, translated
+from squid_dagster.journal.postgres.connection.failures import NotNew, retry_if_safe, translated
 from squid_dagster.journal.postgres.connection.pool import (
-    Lender,
-    Loan,
+    ConnectionPool,
     PgConnection,
+    PooledConnection,
     make_engine,
     make_schema_engine,
     make_step_engine,
@@ -40,7 +40,7 @@ from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, VIEWS, c
 from squid_dagster.journal.postgres.schema.upgrade import missing
 from squid_dagster.journal.postgres.thread_deletion import delete_thread
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
-from squid_dagster.journal.postgres.views.row_changes import Touched
+from squid_dagster.journal.postgres.views.row_changes import LockTargets
 from squid_dagster.protocol.argument_checks import checks_arguments, unchecked
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
 from squid_dagster.protocol.entries import Entry
@@ -97,7 +97,7 @@ class PostgresStorage:
         """
         self.engine = make_engine(engine, bounds=bounds) if isinstance(engine, str) else engine
         watch = make_watch(self.engine, bounds)
-        self._lender = Lender(self.engine, watch)
+        self._lender = ConnectionPool(self.engine, watch)
         self._explain = partial(_explained, schema)
         self.step_engine = make_step_engine(self.engine, watch)
         self.schema_engine = make_schema_engine(self.engine, watch)
@@ -128,7 +128,7 @@ class PostgresStorage:
                 self.engine.dispose()
                 raise translated(self.engine, error) from None
 
-        return persistently(attempt)
+        return retry_if_safe(attempt)
 
     def close(self) -> None:
         """Give all connections back to the database."""
@@ -142,13 +142,13 @@ class PostgresStorage:
             with self.connection() as connection:
                 delete_thread(connection, self.schema, thread)
 
-        persistently(delete)
+        retry_if_safe(delete)
 
     def sql(self, text: LiteralString) -> bytes:
         """Fill the schema's name into a statement."""
         return statement(text, self.schema)
 
-    def likely_now(self) -> datetime | None:
+    def estimate_db_now(self) -> datetime | None:
         """Tell what time the database is likely to have, a moment late rather than early; None when it is not known."""
         if self.clock is not None:
             return self.clock.now()
@@ -156,7 +156,7 @@ class PostgresStorage:
             return None
         return self._heard[0] + timedelta(seconds=passed)
 
-    def hear_now(self, told: str) -> datetime:
+    def observe_db_time(self, told: str) -> datetime:
         """Read the time from an answer of the database; the bound clock's, if there is one."""
         if self.clock is not None:
             return self.clock.now()
@@ -164,11 +164,11 @@ class PostgresStorage:
         self._heard = (now, monotonic())
         return now
 
-    def hear_earlier(self, told: str) -> None:
+    def observe_earlier_db_time(self, told: str) -> None:
         """Note a time that the database had some time before its answer came, where that is news to us."""
-        known = self.likely_now()
+        known = self.estimate_db_now()
         if known is None or utc(datetime.fromisoformat(told)) > known:
-            self.hear_now(told)
+            self.observe_db_time(told)
 
     def now(self) -> datetime:
         """Tell the database's time, or the bound clock's."""
@@ -191,15 +191,15 @@ class PostgresStorage:
         verified = check_appends(appends, self.max_fact_bytes)
         if any(one.thread == BACKLOG_THREAD for one in verified):
             raise InvalidArgument("cards are changed by a Backlog, which keeps their table in step with their facts")
-        touched, named = Touched(), commit_id or uuid4()
+        touched, named = LockTargets(), commit_id or uuid4()
         for one in verified:
             for fact in one.facts:
                 touched.add(fact)
         # While it waits for one run, it holds others: it does so but shortly, and the caller decides what to do.
         unless: tuple[str, ...] = (LOCK_TIMEOUT,) if len(touched.runs) > 1 else ()
-        return persistently(lambda: self._commit(verified, touched, named), unless)
+        return retry_if_safe(lambda: self._commit(verified, touched, named), unless)
 
-    def _commit(self, verified: list[Verified], touched: Touched, commit_id: UUID) -> dict[str, int]:
+    def _commit(self, verified: list[Verified], touched: LockTargets, commit_id: UUID) -> dict[str, int]:
         with self.transaction() as transaction:
             units = transaction.lock_group(touched) if len(touched.runs) > 1 else transaction.lock(touched)
             units.fold(verified)
@@ -216,7 +216,7 @@ class PostgresStorage:
         """Take part in the transaction that is open on a connection; `write` commits all of it."""
         return Transaction(self, connection, joined=True)
 
-    def connection(self) -> Loan:
+    def connection(self) -> PooledConnection:
         """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
         return self._lender.lend(self._explain)
 
@@ -282,7 +282,7 @@ class PostgresStorage:
             with self.connection() as connection:
                 return connection.execute(self.sql(text), values).rowcount
 
-        return persistently(change)
+        return retry_if_safe(change)
 
     def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...] | None:
         return next(iter(self.rows(text, *values)), None)
@@ -298,7 +298,7 @@ class PostgresStorage:
             with self.connection() as connection:
                 return connection.execute(self.sql(text), given, binary=True).fetchall()
 
-        return persistently(read)
+        return retry_if_safe(read)
 
 
 def _explained(schema: str, error: psycopg.Error) -> SquidError | None:

@@ -16,7 +16,7 @@ from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN, BEGIN_GROUP, BEGIN_STATEMENTS, WAIT_LONG
 from squid_dagster.journal.postgres.dispatch.start_template import NewRuns
 from squid_dagster.journal.postgres.entry_reader import ENTRY, PLANNED_BY, read_entries
-from squid_dagster.journal.postgres.views.row_changes import RowChanges, Touched, Units, entries_json
+from squid_dagster.journal.postgres.views.row_changes import LockTargets, RowChanges, Units, entries_json
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.facts import RunSignalReceived, RunStarted
@@ -104,19 +104,19 @@ class Transaction:
         self._joined = joined
         self._waits_short = False
 
-    def lock(self, touched: Touched) -> Units:
+    def lock(self, touched: LockTargets) -> Units:
         """Lock and load what the facts touch, in the one lock order."""
         text = _LOCK if self._joined else _BEGIN_AND_LOCK
         return self._units(self._execute(text, self._arguments(touched))[-1], touched)
 
-    def lock_group(self, touched: Touched) -> Units:
+    def lock_group(self, touched: LockTargets) -> Units:
         """Lock and load as `lock`, for many members: a row that another session holds is waited for but shortly."""
         if self._joined:
             return self.lock(touched)
         self._waits_short = True
         return self._units(self._execute(_BEGIN_GROUP_AND_LOCK, self._arguments(touched))[-1], touched)
 
-    def lock_more(self, units: Units, touched: Touched) -> None:
+    def lock_more(self, units: Units, touched: LockTargets) -> None:
         """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
         missing = touched.without(units)
         if missing:
@@ -125,7 +125,7 @@ class Transaction:
     def _execute(self, text: LiteralString, values: Sequence[Value]) -> list[PGresult]:
         return execute(self._connection, self._storage.sql(text), values)
 
-    def _arguments(self, touched: Touched) -> tuple[Value, ...]:
+    def _arguments(self, touched: LockTargets) -> tuple[Value, ...]:
         """Return the arguments of `lock_runs`."""
         attempts, children = sorted(touched.attempts), sorted(touched.children)
         return (
@@ -138,11 +138,11 @@ class Transaction:
             [child_id for _, child_id in children],
         )
 
-    def _units(self, result: PGresult, touched: Touched) -> Units:
+    def _units(self, result: PGresult, touched: LockTargets) -> Units:
         answer = json_of(result)
-        return Units.read(answer, touched, self._storage.hear_now(answer["now"]))
+        return Units.read(answer, touched, self._storage.observe_db_time(answer["now"]))
 
-    def read_news(self, revisions: Mapping[str, int]) -> dict[str, list[Entry]]:
+    def read_new_entries(self, revisions: Mapping[str, int]) -> dict[str, list[Entry]]:
         """Read run threads from these revisions on, as they stand under the locks; nothing is planned by commands."""
         found: dict[str, list[Entry]] = {thread: [] for thread in revisions}
         values = list(revisions), list(revisions.values())
@@ -250,7 +250,7 @@ class Transaction:
         hints = [new.queue] if new.attempts else ()
         found = self._send((_START, values), BEGIN_STATEMENTS, commit_id, hints)
         if isinstance(found, str):  # else the receipt, when the hint was lost
-            self._storage.hear_earlier(found)
+            self._storage.observe_earlier_db_time(found)
 
     def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, hints: Sequence[str]) -> Any:
         """Send statements that end with a commit, and hints behind it; give the answer to one of them.

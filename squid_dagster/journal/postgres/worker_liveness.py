@@ -12,7 +12,7 @@ from squid_dagster.journal.contract.worker_liveness import (
     check_worker_id,
     checked,
 )
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.argument_checks import checks_arguments
@@ -89,7 +89,7 @@ class PostgresLiveness:
             with self._storage.connection() as connection:
                 connection.execute(self._storage.sql(text), values)
 
-        persistently(change)
+        retry_if_safe(change)
 
 
 def _worker(row: tuple[Any, ...]) -> WorkerRow:

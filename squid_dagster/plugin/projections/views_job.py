@@ -3,7 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
-from squid_dagster.journal.postgres.views.rebuild import Rebuilt
+from squid_dagster.journal.postgres.views.rebuild import RebuildReport
 from squid_dagster.plugin.failures import explained
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_PROJECTIONS, REBUILD_VIEWS_JOB, job_tags
@@ -55,7 +55,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
     return job
 
 
-def rebuilt_metadata(done: Rebuilt) -> dict[str, dg.MetadataValue]:
+def rebuilt_metadata(done: RebuildReport) -> dict[str, dg.MetadataValue]:
     """Show what a rebuild did. Pure."""
     rows = [
         ("runs folded by Spark", f"{done.runs:,}"),

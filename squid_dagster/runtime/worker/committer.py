@@ -47,7 +47,7 @@ def committer_of(run_id: str) -> int:
     return hash(run_id) % COMMITTERS
 
 
-class Executed(NamedTuple):
+class StepResult(NamedTuple):
     """A step that is done: its outcome, or the answer of one that settled itself."""
 
     job: Job
@@ -64,7 +64,7 @@ class _Unwritten:
     """Outcomes that could not be written yet, although others could, and when to try again."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Executed] = []
+        self.outcomes: list[StepResult] = []
         self._due_at, self._backoff = 0.0, _FIRST_BACKOFF
 
     @property
@@ -72,7 +72,7 @@ class _Unwritten:
         """In how long it is time to try again; None: there is nothing to try."""
         return max(0.0, self._due_at - time.monotonic()) if self.outcomes else None
 
-    def add(self, group: Sequence[Executed]) -> None:
+    def add(self, group: Sequence[StepResult]) -> None:
         """Keep outcomes that were tried for the first time: they are due soon, however long others have waited."""
         if not self.outcomes:
             self._backoff = _FIRST_BACKOFF
@@ -81,7 +81,7 @@ class _Unwritten:
             self._due_at = min(self._due_at, soon) if self.outcomes else soon
             self.outcomes += group
 
-    def replace(self, group: Sequence[Executed]) -> None:
+    def replace(self, group: Sequence[StepResult]) -> None:
         """Keep what is left after all were tried again."""
         self.outcomes = list(group)
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
@@ -112,7 +112,7 @@ class Committer:
         self._runtime, self._report = runtime, report
         self._wanted, self._written, self._due = wanted, written, due
         self._gives_up, self._on_settled = gives_up, on_settled
-        self._done: list[SimpleQueue[Executed | None]] = [SimpleQueue() for _ in range(COMMITTERS)]
+        self._done: list[SimpleQueue[StepResult | None]] = [SimpleQueue() for _ in range(COMMITTERS)]
         self._counting = threading.Lock()
         self._threads = [
             threading.Thread(target=self._loop, args=(done,), name=f"squid-committer-{i}", daemon=True)
@@ -124,7 +124,7 @@ class Committer:
         for thread in self._threads:
             thread.start()
 
-    def put(self, executed: Executed) -> None:
+    def put(self, executed: StepResult) -> None:
         """Hand over what came of a step."""
         self._done[committer_of(executed.job.claim.ref.run_id)].put(executed)
 
@@ -136,10 +136,10 @@ class Committer:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _loop(self, done: SimpleQueue[Executed | None]) -> None:
+    def _loop(self, done: SimpleQueue[StepResult | None]) -> None:
         unwritten, open_ = _Unwritten(), True
         while open_ or unwritten.outcomes:
-            group: list[Executed] = []
+            group: list[StepResult] = []
             if open_:
                 group, open_ = _next_group(done, unwritten.seconds)
             else:
@@ -151,10 +151,10 @@ class Committer:
             if not unwritten.outcomes:
                 self._outage.end(_part("an outcome"))
 
-    def _commit(self, group: list[Executed]) -> list[Executed]:
+    def _commit(self, group: list[StepResult]) -> list[StepResult]:
         """Write outcomes and let go of their jobs; return those that are to be tried again, and held until then."""
         mine = [each for each in group if self._wanted(each.job)]
-        left: list[Executed] = []
+        left: list[StepResult] = []
         try:
             answered = [(each, Completed(None), each.came) for each in mine if isinstance(each.came, Answer)]
             self._count(answered)
@@ -168,9 +168,9 @@ class Committer:
             self._written([each.job for each in group if id(each) not in again])
         return left
 
-    def _settle(self, group: list[Executed]) -> list[Executed]:
+    def _settle(self, group: list[StepResult]) -> list[StepResult]:
         """Write outcomes; return those that are to be tried again."""
-        found: list[tuple[Executed, Outcome]] = [
+        found: list[tuple[StepResult, Outcome]] = [
             (each, each.came) for each in group if not isinstance(each.came, Answer)
         ]
         if not found:
@@ -179,8 +179,8 @@ class Committer:
         with self._counting:
             self._report.commits += not all(answer.unavailable for answer in settled.answers)
         self._due(settled.dues)
-        left: list[Executed] = []
-        answered: list[tuple[Executed, Outcome, Answer]] = []
+        left: list[StepResult] = []
+        answered: list[tuple[StepResult, Outcome, Answer]] = []
         for (each, outcome), answer in zip(found, settled.answers, strict=True):
             # A claim that was lost, or a second stop, ends it: the lease runs out.
             if answer.unavailable and answer.error is not None and not each.job.cancelled and not self._gives_up():
@@ -207,7 +207,7 @@ class Committer:
         finally:
             self._outage.end(part)
 
-    def _count(self, answered: Sequence[tuple[Executed, Outcome, Answer]]) -> None:
+    def _count(self, answered: Sequence[tuple[StepResult, Outcome, Answer]]) -> None:
         with self._counting:
             for each, outcome, answer in answered:
                 self._count_one(each.job.claim, outcome, answer)
@@ -264,9 +264,9 @@ class Committer:
             _check_written(answers)
 
 
-def _next_group(done: SimpleQueue[Executed | None], seconds: float | None) -> tuple[list[Executed], bool]:
+def _next_group(done: SimpleQueue[StepResult | None], seconds: float | None) -> tuple[list[StepResult], bool]:
     """Wait for an outcome, so long; return it with all that came in meanwhile, and whether more may come."""
-    group: list[Executed] = []
+    group: list[StepResult] = []
     taken = 0
     try:
         each = done.get(timeout=seconds)

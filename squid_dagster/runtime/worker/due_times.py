@@ -8,7 +8,7 @@ from datetime import timedelta
 _MOST = 10_000  # moments that are remembered; what is beyond is found by polling
 
 
-class Dues:
+class DueTimes:
     """Moments in the future, by a clock of seconds that the caller hands in. Safe between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

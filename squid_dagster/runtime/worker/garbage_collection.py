@@ -15,7 +15,7 @@ _ours = False  # whether it was we who set objects aside
 
 
 @contextmanager
-def heap_set_aside() -> Iterator[None]:
+def frozen_heap() -> Iterator[None]:
     """Set the objects of now aside from collection until the last such block of the process ends. Costs nothing.
 
     An application that has set its own aside, as one does before it forks, is left as it is: there is one place for all

@@ -18,10 +18,10 @@ from squid_dagster.runtime.worker.outage import Outage
 
 logger = redacting_logger(__name__)
 
-PRESENCE_EVERY = timedelta(seconds=5)
+LIVENESS_EVERY = timedelta(seconds=5)
 
 
-class Housekeeping:
+class Maintenance:
     """A thread for the time of a `with` block. Whatever fails in it is logged and tried again."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Housekeeping:
         self._do("withdrawing the worker", lambda: self._runtime.liveness.withdraw(self._describe().worker_id))
 
     def _loop(self) -> None:
-        pause = PRESENCE_EVERY if self._every is None else min(PRESENCE_EVERY, self._every)
+        pause = LIVENESS_EVERY if self._every is None else min(LIVENESS_EVERY, self._every)
         waited = timedelta(0)
         while not self._ended.wait(pause.total_seconds()):
             self._announce()

@@ -31,11 +31,11 @@ from squid_dagster.runtime.execution.executor import Executor
 from squid_dagster.runtime.execution.forks import handled_here
 from squid_dagster.runtime.execution.step_execution import interrupted
 from squid_dagster.runtime.runtime import Runtime
-from squid_dagster.runtime.worker.committer import LONGEST_BACKOFF, Committer, Executed, OnSettled
-from squid_dagster.runtime.worker.due_times import Dues
-from squid_dagster.runtime.worker.garbage_collection import heap_set_aside
+from squid_dagster.runtime.worker.committer import LONGEST_BACKOFF, Committer, OnSettled, StepResult
+from squid_dagster.runtime.worker.due_times import DueTimes
+from squid_dagster.runtime.worker.garbage_collection import frozen_heap
 from squid_dagster.runtime.worker.heartbeats import Heartbeats
-from squid_dagster.runtime.worker.maintenance import Housekeeping
+from squid_dagster.runtime.worker.maintenance import Maintenance
 from squid_dagster.runtime.worker.outage import Outage
 from squid_dagster.runtime.worker.probation import Probation
 from squid_dagster.runtime.worker.report import WorkerReport
@@ -119,7 +119,7 @@ class Worker:
         )
         self._outage = Outage(f"worker {self.worker_id}")
         every = None if until_idle else housekeeping
-        self._housekeeping = Housekeeping(runtime, self._describe, every, self._queues, self._outage)
+        self._housekeeping = Maintenance(runtime, self._describe, every, self._queues, self._outage)
         self._probation = Probation(self._lease.total_seconds())
         self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat, self._outage)
         self._async = AsyncLoop()
@@ -129,7 +129,7 @@ class Worker:
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
         self._executed = 0  # of those that are held: their steps are done, and are being written down
-        self._dues = Dues(time.monotonic)
+        self._dues = DueTimes(time.monotonic)
         self._committer = Committer(
             runtime,
             self.report,
@@ -176,7 +176,7 @@ class Worker:
         began = time.monotonic()
         self._ends_at = None if self._max_age is None else began + self._max_age.total_seconds()
         self._listener = self._runtime.notifier.listen(self._queues)
-        with heap_set_aside(), self._signals(), self._housekeeping:
+        with frozen_heap(), self._signals(), self._housekeeping:
             self._committer.start()
             try:
                 self._claim_loop()
@@ -326,7 +326,7 @@ class Worker:
             self._executed += 1
             if self._free() == max(1, self._concurrency // 2):
                 self._slots.notify()
-        self._committer.put(Executed(job, outcome, seconds))
+        self._committer.put(StepResult(job, outcome, seconds))
 
     def _perform(self, job: Job) -> Outcome | Answer:
         if job.cancelled:  # its claim was lost while it waited for a thread: what it does would be dropped

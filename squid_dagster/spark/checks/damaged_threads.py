@@ -54,7 +54,7 @@ def suspects(difference: Difference, threads: RunThreads) -> Iterator[frozenset[
     columns = set(difference.columns)
     if difference.table != "runs" or not columns:
         own = {difference.key[0]} if difference.table == "anomalies" else set()
-        yield (threads.working | own) if difference.told or difference.table != "runs" else threads.every
+        yield (threads.working | own) if difference.expected or difference.table != "runs" else threads.every
         return
     for name in _LISTINGS:
         if name in columns:

@@ -73,10 +73,10 @@ class Judge:
         if not self.compared:
             return Compared(told, ViewRows())
         with storage.connection() as connection, instant(connection, self.schema) as look:
-            kept = look.kept(run_ids)
+            kept = look.actual(run_ids)
             differing = {difference.run_id for difference in differences(told, kept)}
             again = sorted(run_id for run_id in differing if run_id is not None)
-            fresh = look.told(again) if again else ViewRows()
+            fresh = look.expected(again) if again else ViewRows()
         compared = Compared(told, kept, unreadable={row["run_id"] for row in fresh.anomalies if is_unreadable(row)})
         for difference in differences(fresh, kept.only(differing)):
             compared.differences.setdefault(difference.run_id, []).append(difference)

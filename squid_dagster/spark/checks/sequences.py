@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.journal.postgres.views.verification import LOST_TAILS
@@ -135,7 +135,7 @@ def find_damaged(spark: SparkSession, location: Mapping[str, str], schema: str, 
         with connected(where, schema) as cursor:
             return ranges.by_thread(cursor, schema, 0, _ENDLESS, partitions)
 
-    shares = persistently(divide)
+    shares = retry_if_safe(divide)
     look = _Look(where, schema, shares)
     with explained("the threads could not be looked at"):
         rows = spark.range(0, len(shares) + 1, 1, len(shares)).mapInArrow(look.run, _SCHEMA).collect()

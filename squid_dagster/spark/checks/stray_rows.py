@@ -73,8 +73,8 @@ class Strays:
     def _loose(self, storage: PostgresStorage, tally: Tally) -> list[Row]:
         schema, damaged, alone = self.judge.schema, self.judge.damaged, not self.judge.compared
         with storage.connection() as connection, instant(connection, schema, facts_only=alone) as look:
-            told = look.told_loose()
-            kept = told if alone else look.kept_loose()
+            told = look.expected_loose()
+            kept = told if alone else look.actual_loose()
         unreadable = {row["thread"] for row in told.anomalies if is_unreadable(row)}
         for one in differences(told, kept):
             thread = dispatch_thread(one.key[0]) if one.table == "queues" else one.key[0]

@@ -20,7 +20,7 @@ from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows
-from squid_dagster.journal.postgres.views.rebuild import Progress, Rebuilt, rebuild_views
+from squid_dagster.journal.postgres.views.rebuild import Progress, RebuildReport, rebuild_views
 from squid_dagster.journal.postgres.views.table_swap import SHADOW
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.spark.fold.folds import COLUMNS, Groups, map_runs
@@ -45,7 +45,7 @@ def restore_views(
     *,
     partitions: int | None = None,
     progress: Progress | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Make all live views anew from the journal, folded by Spark, and swap them in.
 
     Does what `rebuild_views` does, and is as safe: others may write, and views that are missing come back. `location`

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
@@ -122,7 +122,7 @@ class JournalReader(DataSourceReader):
             StorageUnavailable: the database cannot be reached, or holds no journal.
             StorageRefused: the database refuses to be read.
         """
-        return persistently(self._plan)
+        return retry_if_safe(self._plan)
 
     def _plan(self) -> list[Part]:
         asked = self._asked
@@ -153,7 +153,7 @@ class JournalReader(DataSourceReader):
         set_heap_aside()
         target = arrow_schema(self._declared)
         with ExitStack() as until_read:
-            for batch in persistently(lambda: self._begin(partition.statement, until_read)):
+            for batch in retry_if_safe(lambda: self._begin(partition.statement, until_read)):
                 yield batch.cast(target)
 
     def _begin(self, statement: str, until_read: ExitStack) -> Iterator[pa.RecordBatch]:

@@ -17,9 +17,9 @@ from adbc_driver_manager import Error as AdbcError
 from adbc_driver_postgresql import dbapi
 
 from squid_dagster.journal.network import NetworkBounds, tcp_settings
-from squid_dagster.journal.postgres.connection.failures import disposed
+from squid_dagster.journal.postgres.connection.failures import error_for
 from squid_dagster.journal.postgres.connection.session_settings import SET_LOCAL, refuses_options, startup_options
-from squid_dagster.journal.postgres.connection.sqlstates import meaning
+from squid_dagster.journal.postgres.connection.sqlstates import sqlstate_rule
 from squid_dagster.journal.tiers import DRIVER, display_url
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.spark.source.credentials import Location
@@ -40,7 +40,7 @@ _MISSING = ("42P01", "42883", "3F000")  # no such table, function, schema
 def connected(location: Location, schema: str) -> Iterator[Any]:
     """Lend an ADBC cursor on a connection of its own, in a transaction that is given up afterwards.
 
-    Nothing is repeated here: see `persistently`.
+    Nothing is repeated here: see `retry_if_safe`.
 
     Raises:
         InvalidArgument: the URL is not where `location` says.
@@ -108,7 +108,7 @@ def _translated(error: AdbcError, url: str, schema: str) -> StorageUnavailable |
             f"there is no journal in schema {schema!r} at {where}: check the option schema, or run `squid db upgrade`"
         )
     elif state is not None:
-        made = disposed(meaning(state), where, f"{state}: {said}")
+        made = error_for(sqlstate_rule(state), where, f"{state}: {said}")
     else:
         made = StorageUnavailable(f"cannot read from Postgres at {where}: {said}")
     made.sqlstate = state

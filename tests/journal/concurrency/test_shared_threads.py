@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.journal import FindingKind, PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal import DiscrepancyKind, PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.protocol.errors import Conflict
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, queue_paused, queue_resumed
@@ -126,7 +126,7 @@ def test_a_tail_removed_from_a_shared_thread_is_named(postgres: PostgresStorage,
         postgres.append(THREAD, [fact])
     with _unguarded(postgres), raw(postgres) as connection:
         connection.execute("DELETE FROM journal_entries WHERE seq = ANY (%s)", (list(seqs),))
-    found = [finding for finding in verify(postgres) if finding.kind is FindingKind.WRONG_REVISION]
+    found = [finding for finding in verify(postgres) if finding.kind is DiscrepancyKind.WRONG_REVISION]
     assert [(finding.thread, finding.seq) for finding in found] == [(THREAD, min(seqs) - 1)]
     assert "4" in found[0].detail
 
@@ -138,6 +138,6 @@ def test_a_shared_thread_whose_row_says_more_than_there_is_is_named_and_never_co
     with raw(postgres) as connection:
         connection.execute("UPDATE journal_threads SET rev = 9 WHERE id = %s", (THREAD,))
     (finding,) = verify(postgres)
-    assert (finding.kind, finding.thread, finding.seq) == (FindingKind.WRONG_REVISION, THREAD, 1)
+    assert (finding.kind, finding.thread, finding.seq) == (DiscrepancyKind.WRONG_REVISION, THREAD, 1)
     assert postgres.append(THREAD, [queue_resumed()]) == 10
-    assert FindingKind.GAP in {finding.kind for finding in verify(postgres)}
+    assert DiscrepancyKind.GAP in {finding.kind for finding in verify(postgres)}

@@ -11,7 +11,7 @@ import pytest
 from squid_dagster.journal import PostgresStorage, verify
 from squid_dagster.journal.contract.storage import Append, check_appends
 from squid_dagster.journal.postgres.transaction import Transaction
-from squid_dagster.journal.postgres.views.row_changes import Touched
+from squid_dagster.journal.postgres.views.row_changes import LockTargets
 from squid_dagster.protocol import RunSignalReceived
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import RUN, signal, started
@@ -26,7 +26,7 @@ def test_others_go_on_once_a_quiet_writer_has_lost_its_locks(postgres_url: str, 
     verified = check_appends([Append(THREAD, [signal(payload={"from": "quiet"})])], 1000)
     transaction = quiet.transaction()
     opened = transaction.__enter__()
-    units = opened.lock(Touched({RUN}))
+    units = opened.lock(LockTargets({RUN}))
     units.fold(verified)
 
     # when somebody else writes to the same run, it gets through

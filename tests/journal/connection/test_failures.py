@@ -13,7 +13,7 @@ from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
 from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Completed, Failed, Settlement
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
-from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, _CODES, ErrorAction, sqlstate_rule
 from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
@@ -25,8 +25,8 @@ from tests.journal.access import all_entries, raw
 
 CODES = sorted({*_CODES, *(f"{known}000" for known in _CLASSES if known not in ("00", "01", "3F"))})
 """Of each class one; the storage has words of its own for a schema that is not there."""
-REPEATED = [code for code in CODES if meaning(code).disposition is Disposition.REPEAT]
-NOT_REPEATED = [code for code in CODES if meaning(code).disposition is not Disposition.REPEAT]
+REPEATED = [code for code in CODES if sqlstate_rule(code).action is ErrorAction.REPEAT]
+NOT_REPEATED = [code for code in CODES if sqlstate_rule(code).action is not ErrorAction.REPEAT]
 
 
 class Scene(NamedTuple):
@@ -156,12 +156,12 @@ def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing
     before = len(all_entries(scene.storage))
     wrong: dict[str, object] = {}
     for code in NOT_REPEATED:
-        expected = StorageUnavailable if meaning(code).disposition is Disposition.WAIT else StorageRefused
+        expected = StorageUnavailable if sqlstate_rule(code).action is ErrorAction.WAIT else StorageRefused
         with scene.faults.raising(code):
             try:
                 wrong[code] = call()
             except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
-                words = ("grant",) if code == "42501" else (code, meaning(code).words, meaning(code).remedy)
+                words = ("grant",) if code == "42501" else (code, sqlstate_rule(code).words, sqlstate_rule(code).remedy)
                 if type(error) is not expected or any(each not in str(error) for each in words):
                     wrong[code] = repr(error)
     assert wrong == {}

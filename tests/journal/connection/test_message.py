@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.postgres.connection.message import array, execute, json_of, receive, send
-from squid_dagster.journal.postgres.connection.pool import PgConnection, borrow, make_engine
+from squid_dagster.journal.postgres.connection.pool import PgConnection, make_engine, pooled_connection
 from tests.journal.access import raw
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -21,7 +21,7 @@ zones = st.integers(-12, 14).map(lambda hours: timezone(timedelta(hours=hours)))
 @pytest.fixture(scope="module")
 def connection(postgres_url: str) -> Iterator[PgConnection]:
     engine = make_engine(postgres_url)
-    with borrow(engine) as lent:
+    with pooled_connection(engine) as lent:
         yield lent
     engine.dispose()
 

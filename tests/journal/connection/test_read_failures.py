@@ -12,7 +12,7 @@ from squid_dagster.api import Squid
 from squid_dagster.inspection.attention import attention
 from squid_dagster.journal import PostgresStorage, RunFilter, verify
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
-from squid_dagster.journal.postgres.connection.sqlstates import Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import ErrorAction, sqlstate_rule
 from squid_dagster.journal.postgres.views.counts import count_runs
 from squid_dagster.journal.transfer.transfer import export_journal
 from squid_dagster.protocol import run_thread
@@ -141,8 +141,8 @@ def test_a_read_that_fails_for_good_is_told_by_an_error_of_ours(desk: Desk) -> N
 
 def _complaint(desk: Desk, read: Callable[[Desk], object], code: str) -> str | None:
     """Return what is wrong with the error that a read raises, or with its answer."""
-    known = meaning(code)
-    expected = StorageRefused if known.disposition is Disposition.REFUSE else StorageUnavailable
+    known = sqlstate_rule(code)
+    expected = StorageRefused if known.action is ErrorAction.REFUSE else StorageUnavailable
     words = ("grant",) if code == "42501" else (code, known.words, known.remedy)
     try:
         return f"answered: {read(desk)!r}"

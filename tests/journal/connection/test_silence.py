@@ -19,7 +19,7 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.network import NetworkBounds
 from squid_dagster.journal.postgres.connection.pool import connect, make_engine
-from squid_dagster.journal.postgres.notification.listener import Patience
+from squid_dagster.journal.postgres.notification.listener import ListenerTimes
 from squid_dagster.journal.postgres.notification.notifier import PostgresNotifier
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from tests.facts import signal
@@ -302,7 +302,7 @@ def test_an_engine_that_was_handed_over_is_watched_and_left_as_it_was(
 def test_a_listener_that_is_swallowed_listens_again(
     far: PostgresStorage, postgres: PostgresStorage, proxy: Proxy
 ) -> None:
-    patience = Patience(quiet=0.2, answer=0.5)
+    patience = ListenerTimes(quiet=0.2, answer=0.5)
     with closing(PostgresNotifier(far, patience=patience).listen(["default"])) as listener:
         assert listener.wait(LONG)  # it is connected
         proxy.swallow()
@@ -317,7 +317,7 @@ def test_a_listener_that_is_swallowed_while_it_connects_connects_again(
     far: PostgresStorage, proxy: Proxy, marker: bytes
 ) -> None:
     happened = proxy.swallow_after(marker)
-    patience = Patience(quiet=0.2, answer=0.5)
+    patience = ListenerTimes(quiet=0.2, answer=0.5)
     with closing(PostgresNotifier(far, patience=patience).listen(["default"])) as listener:
         assert listener.wait(LONG)  # it is connected
     assert happened.is_set()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, BEGIN_AGAIN, Disposition, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import _CLASSES, BEGIN_AGAIN, ErrorAction, sqlstate_rule
 
 ALL = sorted(code for code in psycopg.errors._sqlcodes if len(code) == 5 and code[:2].upper() == code[:2])
 """All codes that psycopg knows: those of Postgres' Appendix A."""
@@ -27,25 +27,25 @@ def test_psycopg_names_the_codes_that_this_test_goes_by() -> None:
 
 @pytest.mark.parametrize("code", ALL)
 def test_every_code_of_postgres_has_its_disposition(code: str) -> None:
-    expected = Disposition.REPEAT if code in REPEAT else Disposition.WAIT if code in WAIT else Disposition.REFUSE
-    assert meaning(code).disposition is expected
+    expected = ErrorAction.REPEAT if code in REPEAT else ErrorAction.WAIT if code in WAIT else ErrorAction.REFUSE
+    assert sqlstate_rule(code).action is expected
     assert code[:2] in _CLASSES, "its class is known, so that a code of a later release finds it"
-    assert meaning(code).words
+    assert sqlstate_rule(code).words
 
 
 def test_a_code_that_a_later_release_adds_to_a_class_is_treated_as_its_class() -> None:
-    assert meaning("40Z99").disposition is Disposition.REPEAT
-    assert meaning("53Z99").disposition is Disposition.WAIT
-    assert meaning("42Z99").disposition is Disposition.REFUSE
+    assert sqlstate_rule("40Z99").action is ErrorAction.REPEAT
+    assert sqlstate_rule("53Z99").action is ErrorAction.WAIT
+    assert sqlstate_rule("42Z99").action is ErrorAction.REFUSE
 
 
 @given(st.none() | st.text(max_size=8))
 def test_whatever_the_code_is_there_is_a_disposition(code: str | None) -> None:
-    assert meaning(code, code).disposition in Disposition
+    assert sqlstate_rule(code, code).action in ErrorAction
 
 
 def test_a_key_that_another_writer_was_first_with_is_tried_again_and_no_other_one() -> None:
-    assert meaning("23505", "journal_commits_pkey") == meaning(BEGIN_AGAIN)
-    assert meaning("23505", "backlog_key").disposition is Disposition.REPEAT
-    assert meaning("23505", "journal_entries_pkey").disposition is Disposition.REFUSE
-    assert meaning("23505", None).disposition is Disposition.REFUSE
+    assert sqlstate_rule("23505", "journal_commits_pkey") == sqlstate_rule(BEGIN_AGAIN)
+    assert sqlstate_rule("23505", "backlog_key").action is ErrorAction.REPEAT
+    assert sqlstate_rule("23505", "journal_entries_pkey").action is ErrorAction.REFUSE
+    assert sqlstate_rule("23505", None).action is ErrorAction.REFUSE

@@ -13,13 +13,13 @@ from psycopg import sql
 
 from squid_dagster.journal import PostgresNotifier, PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from squid_dagster.journal.postgres.notification.listener import Patience
-from squid_dagster.journal.postgres.notification.notifier import Hint, Sender
+from squid_dagster.journal.postgres.notification.listener import ListenerTimes
+from squid_dagster.journal.postgres.notification.notifier import Sender, Wakeup
 from squid_dagster.protocol.errors import InvalidArgument
 from tests.journal.access import LONG, Opener, eventually, plain_url, raw
 from tests.processes import Child, children
 
-A, B = Hint("c", "a"), Hint("c", "b")
+A, B = Wakeup("c", "a"), Wakeup("c", "b")
 
 
 def sessions(storage: PostgresStorage) -> list[int]:
@@ -57,11 +57,11 @@ class Post:
     """Sends nothing, and remembers what it was given; the first of it only when told."""
 
     def __init__(self) -> None:
-        self.sent: list[list[Hint]] = []
+        self.sent: list[list[Wakeup]] = []
         self.works = True
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def __call__(self, hints: list[Hint]) -> bool:
+    def __call__(self, hints: list[Wakeup]) -> bool:
         self.sent.append(hints)
         self.begun.set()
         assert self.go_on.wait(LONG)
@@ -263,7 +263,7 @@ def test_a_session_that_the_server_ends_is_replaced_and_whoever_waits_is_woken(
 
 def test_a_server_that_does_not_answer_is_left_for_a_new_connection(postgres: PostgresStorage) -> None:
     # given a listener that asks often, and is answered
-    impatient = PostgresNotifier(postgres, patience=Patience(quiet=0.05, answer=0.5))
+    impatient = PostgresNotifier(postgres, patience=ListenerTimes(quiet=0.05, answer=0.5))
     with closing(impatient) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         eventually(lambda: len(sessions(postgres)) == 1)
@@ -323,7 +323,7 @@ def elsewhere(postgres_url: str, schema: str) -> Iterator[str]:
 def test_one_that_is_deaf_notices_warns_once_and_goes_by_timeouts(
     postgres: PostgresStorage, elsewhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patience = Patience(quiet=0.05, answer=5, echo=0.2, rest=0.2)
+    patience = ListenerTimes(quiet=0.05, answer=5, echo=0.2, rest=0.2)
     misled = PostgresNotifier(postgres, listen_url=elsewhere, patience=patience)
     with closing(misled) as notifier, closing(notifier.listen(["default"])) as listener:
         # it comes back from its rest more than once, and looks whether something was missed
@@ -334,7 +334,9 @@ def test_one_that_is_deaf_notices_warns_once_and_goes_by_timeouts(
 
 
 def test_one_with_a_url_of_its_own_hears(postgres: PostgresStorage, postgres_url: str) -> None:
-    direct = PostgresNotifier(postgres, listen_url=plain_url(postgres_url), patience=Patience(quiet=0.05, echo=0.5))
+    direct = PostgresNotifier(
+        postgres, listen_url=plain_url(postgres_url), patience=ListenerTimes(quiet=0.05, echo=0.5)
+    )
     with closing(direct) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
         # longer than it takes to be found deaf

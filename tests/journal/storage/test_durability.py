@@ -232,10 +232,10 @@ def test_a_failed_transaction_gives_its_connection_back_clean(postgres: Postgres
 
 
 def test_a_transaction_that_is_left_without_writing_leaves_nothing(postgres: PostgresStorage) -> None:
-    from squid_dagster.journal.postgres.views.row_changes import Touched
+    from squid_dagster.journal.postgres.views.row_changes import LockTargets
 
     with postgres.transaction() as transaction:
         assert isinstance(transaction, Transaction)
-        transaction.lock(Touched({RUN}))
+        transaction.lock(LockTargets({RUN}))
     assert all_entries(postgres) == []
     assert postgres.append(THREAD, [signal()], expected_rev=0) == 1

@@ -8,7 +8,7 @@ from typing import Any, LiteralString
 import pytest
 
 from squid_dagster.journal import Append, PostgresDispatchStore, PostgresStorage, rebuild_views, verify
-from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal.postgres.connection.pool import pooled_connection
 from squid_dagster.journal.postgres.schema.names import VIEWS, lock_number
 from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.protocol.errors import StorageUnavailable, ViewsMissing
@@ -35,7 +35,7 @@ def _dump(storage: PostgresStorage) -> dict[str, list[Any]]:
 
 
 def _drop_views(storage: PostgresStorage) -> None:
-    with borrow(storage.engine) as connection:
+    with pooled_connection(storage.engine) as connection:
         for view in VIEWS:
             connection.execute(f'DROP TABLE "{storage.schema}"."{view}"'.encode())
 
@@ -43,7 +43,7 @@ def _drop_views(storage: PostgresStorage) -> None:
 @contextmanager
 def _filled(storage: PostgresStorage) -> Iterator[tuple[Rebuild, int]]:
     """A rebuild that has filled its shadows up to a cut, and has yet to swap them in."""
-    with borrow(storage.engine) as connection:
+    with pooled_connection(storage.engine) as connection:
         rebuild = Rebuild(storage, connection)
         rebuild.create_shadows()
         covered = storage.cut()
@@ -129,7 +129,7 @@ def test_facts_that_come_in_after_the_fill_are_in_the_swapped_views(postgres: Po
 
 
 def test_a_second_rebuild_at_the_same_time_is_refused(postgres: PostgresStorage) -> None:
-    with borrow(postgres.engine) as connection:
+    with pooled_connection(postgres.engine) as connection:
         number = lock_number(postgres.schema, "rebuild")
         connection.execute("SELECT pg_advisory_lock(%s)", (number,))
         with pytest.raises(StorageUnavailable, match="another rebuild"):
@@ -181,7 +181,7 @@ def test_a_claim_cannot_slip_past_the_swap(postgres: PostgresStorage) -> None:
 
 def test_an_append_needs_no_view_row_of_other_runs(postgres: PostgresStorage) -> None:
     postgres.commit([Append("squid:run:run-1", [started("run-1")]), Append("squid:run:run-2", [started("run-2")])])
-    with borrow(postgres.engine) as connection, connection.transaction():
+    with pooled_connection(postgres.engine) as connection, connection.transaction():
         connection.execute(f"SELECT FROM \"{postgres.schema}\".runs WHERE run_id = 'run-1' FOR UPDATE".encode())
 
         assert postgres.append("squid:run:run-3", [started("run-3")]) == 1

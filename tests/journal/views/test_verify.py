@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from squid_dagster.journal import FindingKind, PostgresDispatchStore, PostgresStorage, quarantine, verify
-from squid_dagster.journal.postgres.connection.pool import borrow
+from squid_dagster.journal import DiscrepancyKind, PostgresDispatchStore, PostgresStorage, quarantine, verify
+from squid_dagster.journal.postgres.connection.pool import pooled_connection
 from squid_dagster.protocol import MalformedFact, RunProjection
 from tests.facts import QUEUE, queue_paused
 from tests.journal.access import all_entries
@@ -34,7 +34,7 @@ def _behind_our_back(storage: PostgresStorage) -> Iterator[None]:
 
 
 def _do(storage: PostgresStorage, text: str) -> None:
-    with borrow(storage.engine) as connection:
+    with pooled_connection(storage.engine) as connection:
         assert connection.execute(text.replace("{schema}", storage.schema).encode()).rowcount != 0
 
 
@@ -50,7 +50,7 @@ def test_a_changed_payload_is_named_with_thread_and_sequence(journal: PostgresSt
 
     (finding,) = verify(journal)
 
-    assert finding.kind is FindingKind.CORRUPT_ENTRY
+    assert finding.kind is DiscrepancyKind.CORRUPT_ENTRY
     assert (finding.thread, finding.seq, finding.run_id) == ("squid:run:run-2", 1, "run-2")
 
 
@@ -64,7 +64,7 @@ def test_a_payload_changed_to_another_valid_one_is_named_too(journal: PostgresSt
 
     (finding,) = verify(journal)
 
-    assert finding.kind is FindingKind.CORRUPT_ENTRY
+    assert finding.kind is DiscrepancyKind.CORRUPT_ENTRY
     assert "digest" in finding.detail
 
 
@@ -74,9 +74,9 @@ def test_a_gap_is_named(journal: PostgresStorage) -> None:
 
     kinds = {(finding.kind, finding.thread, finding.seq) for finding in verify(journal)}
 
-    assert (FindingKind.GAP, "squid:dispatch:default", 4) in kinds
+    assert (DiscrepancyKind.GAP, "squid:dispatch:default", 4) in kinds
     # The fact that is gone explained rows of its run; they are named as well, and nothing else is.
-    assert {kind for kind, _, _ in kinds} <= {FindingKind.GAP, FindingKind.VIEW_DIFFERS}
+    assert {kind for kind, _, _ in kinds} <= {DiscrepancyKind.GAP, DiscrepancyKind.VIEW_DIFFERS}
 
 
 def test_a_duplicate_is_named(journal: PostgresStorage) -> None:
@@ -91,7 +91,7 @@ def test_a_duplicate_is_named(journal: PostgresStorage) -> None:
 
     found = verify(journal)
 
-    assert [(f.kind, f.thread, f.seq) for f in found] == [(FindingKind.DUPLICATE, "squid:run:run-1", 1)]
+    assert [(f.kind, f.thread, f.seq) for f in found] == [(DiscrepancyKind.DUPLICATE, "squid:run:run-1", 1)]
 
 
 def test_a_wrong_revision_is_named(journal: PostgresStorage) -> None:
@@ -99,7 +99,7 @@ def test_a_wrong_revision_is_named(journal: PostgresStorage) -> None:
 
     (finding,) = verify(journal)
 
-    assert (finding.kind, finding.thread) == (FindingKind.WRONG_REVISION, "squid:run:run-3")
+    assert (finding.kind, finding.thread) == (DiscrepancyKind.WRONG_REVISION, "squid:run:run-3")
     assert "9" in finding.detail
 
 
@@ -108,7 +108,7 @@ def test_a_thread_that_lost_its_row_is_named(journal: PostgresStorage) -> None:
 
     (finding,) = verify(journal)
 
-    assert (finding.kind, finding.thread) == (FindingKind.WRONG_REVISION, "squid:run:run-3")
+    assert (finding.kind, finding.thread) == (DiscrepancyKind.WRONG_REVISION, "squid:run:run-3")
 
 
 def test_entries_that_changed_places_are_named(journal: PostgresStorage) -> None:
@@ -117,7 +117,7 @@ def test_entries_that_changed_places_are_named(journal: PostgresStorage) -> None
 
     kinds = {finding.kind for finding in verify(journal) if finding.thread == "squid:run:run-1"}
 
-    assert FindingKind.OUT_OF_ORDER in kinds
+    assert DiscrepancyKind.OUT_OF_ORDER in kinds
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_view_that_differs_is_named(journal: PostgresStorage, damage: str, nam
 
     found = verify(journal)
 
-    assert [(finding.kind, finding.detail) for finding in found] == [(FindingKind.VIEW_DIFFERS, named)]
+    assert [(finding.kind, finding.detail) for finding in found] == [(DiscrepancyKind.VIEW_DIFFERS, named)]
 
 
 def test_a_corrupted_entry_quarantines_only_its_run(journal: PostgresStorage) -> None:
@@ -176,4 +176,4 @@ def test_an_entry_of_no_run_is_surfaced_and_stops_nobody(journal: PostgresStorag
     assert isinstance(entry.fact, MalformedFact)
     assert (entry.thread, entry.seq) == ("squid:dispatch:slow", 1)
     assert quarantine(journal, [entry]) == []
-    assert FindingKind.CORRUPT_ENTRY in {finding.kind for finding in verify(journal)}
+    assert DiscrepancyKind.CORRUPT_ENTRY in {finding.kind for finding in verify(journal)}

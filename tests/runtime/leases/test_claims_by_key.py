@@ -158,14 +158,14 @@ def test_nobody_else_claims_what_a_claim_by_key_has_looked_at(
     # given somebody who claims whatever comes, while a claim by key has its locks
     for fact in (*BEGUN, scheduled(step="ship")):
         put(postgres_virtual, fact)
-    others, read_news = PostgresDispatchStore(postgres_virtual), Transaction.read_news
+    others, read_new_entries = PostgresDispatchStore(postgres_virtual), Transaction.read_new_entries
     found: list[str] = []
 
     def claiming(self: Transaction, revisions: dict[str, int]) -> dict[str, list[Entry]]:
         found.extend(each.ref.runnable_key for each in others.claim(QUEUE, "other", limit=10))
-        return read_news(self, revisions)
+        return read_new_entries(self, revisions)
 
-    monkeypatch.setattr(Transaction, "read_news", claiming)
+    monkeypatch.setattr(Transaction, "read_new_entries", claiming)
     # when one is made
     answer = claim_item(runtime_on(postgres_virtual), RUN, ITEM, "w", LEASE)
     # then each has what the other one has not

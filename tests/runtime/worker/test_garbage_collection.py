@@ -9,7 +9,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage
-from squid_dagster.runtime.worker.garbage_collection import heap_set_aside
+from squid_dagster.runtime.worker.garbage_collection import frozen_heap
 from squid_dagster.workflow import Workflow
 
 
@@ -21,19 +21,19 @@ def nothing_aside() -> Iterator[None]:
 
 
 def test_objects_are_aside_within_the_block_and_back_after_it() -> None:
-    with heap_set_aside():
+    with frozen_heap():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
 
 
 def test_they_are_back_after_an_error_too() -> None:
-    with pytest.raises(KeyError), heap_set_aside():
+    with pytest.raises(KeyError), frozen_heap():
         raise KeyError
     assert gc.get_freeze_count() == 0
 
 
 def test_they_stay_aside_until_the_last_of_several_ends_in_whatever_order() -> None:
-    first, second = heap_set_aside(), heap_set_aside()
+    first, second = frozen_heap(), frozen_heap()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -46,19 +46,19 @@ def test_what_the_application_has_set_aside_stays_aside() -> None:
     # given an application that did so before it began to work
     gc.freeze()
     # when workers come and go
-    with heap_set_aside(), heap_set_aside():
+    with frozen_heap(), frozen_heap():
         pass
     # then nothing of it was brought back
     assert gc.get_freeze_count() > 0
     # and once the application has brought it back, the next worker does as usual
     gc.unfreeze()
-    with heap_set_aside():
+    with frozen_heap():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
 
 
 def test_an_application_that_brings_everything_back_meanwhile_does_no_harm() -> None:
-    with heap_set_aside():
+    with frozen_heap():
         gc.unfreeze()
     assert gc.get_freeze_count() == 0
 

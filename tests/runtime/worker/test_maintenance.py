@@ -14,7 +14,7 @@ from squid_dagster.journal.contract.queries import ScheduleCursor
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.worker.maintenance import Housekeeping
+from squid_dagster.runtime.worker.maintenance import Maintenance
 from squid_dagster.workflow import Cron, StepContext, Workflow
 from tests.runtime.workers import NEVER, PATIENCE, all_done, at_work, queue_facts, status_of, until
 
@@ -122,6 +122,6 @@ def test_keeping_house_once_does_both(postgres: PostgresStorage) -> None:
     squid = Squid(postgres, line())
     run_id = crash(squid, "default")
     describe: Callable[[], Any] = lambda: None  # noqa: E731  nobody is announced
-    Housekeeping(squid.runtime, describe, None, ["default"]).keep()
+    Maintenance(squid.runtime, describe, None, ["default"]).keep()
     squid.worker(until_idle=True)
     assert status_of(postgres, run_id) == "completed"

@@ -18,7 +18,7 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.execution.settlement import settle
-from squid_dagster.runtime.worker.due_times import Dues
+from squid_dagster.runtime.worker.due_times import DueTimes
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
 from tests.journal.access import raw
 from tests.processes import children
@@ -195,7 +195,7 @@ def test_every_due_time_of_a_group_is_told_not_only_the_first(journal: Storage) 
 
 def test_a_worker_waits_for_the_next_due_time_and_looks_once_it_has_passed() -> None:
     now = 100.0
-    dues = Dues(lambda: now)
+    dues = DueTimes(lambda: now)
     assert dues.next_within(60) == 60
     dues.add([timedelta(seconds=9), timedelta(seconds=3), timedelta(0), timedelta(days=1)])
     assert dues.next_within(60) == 3

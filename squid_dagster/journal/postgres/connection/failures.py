@@ -12,7 +12,7 @@ from typing import TypeVar
 import psycopg
 from sqlalchemy import Engine, exc
 
-from squid_dagster.journal.postgres.connection.sqlstates import LOCK_TIMEOUT, Disposition, Meaning, meaning
+from squid_dagster.journal.postgres.connection.sqlstates import LOCK_TIMEOUT, ErrorAction, SqlstateRule, sqlstate_rule
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
@@ -27,7 +27,7 @@ _LONGEST_PAUSE_SECONDS = 0.1
 _DEADLOCK = "40P01"
 
 
-class RolledBack(StorageUnavailable):
+class TransactionFailure(StorageUnavailable):
     """The database gave up on a transaction, or the connection was lost: it may succeed when it is repeated at once."""
 
 
@@ -35,7 +35,7 @@ class NotNew(SquidError):
     """A start found its run written already, or the database at another time: take the general way."""
 
 
-def persistently(attempt: Callable[[], T], unless: Collection[str] = ()) -> T:
+def retry_if_safe(attempt: Callable[[], T], unless: Collection[str] = ()) -> T:
     """Call `attempt` again when its transaction was rolled back by chance, or its connection was lost.
 
     That is repeated some twenty times within five seconds, with growing pauses; what has to be waited for, such as a
@@ -49,7 +49,7 @@ def persistently(attempt: Callable[[], T], unless: Collection[str] = ()) -> T:
     while True:
         try:
             return attempt()
-        except RolledBack as error:
+        except TransactionFailure as error:
             if error.sqlstate in unless:
                 raise
             tries += 1
@@ -75,28 +75,30 @@ def translated(engine: Engine, error: Exception, *, lost: bool = False) -> Squid
     cause = _original(error)
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     if lost:
-        gone = RolledBack(f"cannot reach Postgres at {_place(engine)}: the connection was lost: {_said(engine, cause)}")
+        gone = TransactionFailure(
+            f"cannot reach Postgres at {_place(engine)}: the connection was lost: {_said(engine, cause)}"
+        )
         gone.sqlstate = state
         return gone
     if state is None and _is_connecting(cause):
         return unavailable(engine, cause)
-    known = meaning(state, cause.diag.constraint_name if isinstance(cause, psycopg.Error) else None)
-    made = disposed(known, _place(engine), f"{state or type(cause).__name__}: {_said(engine, cause)}")
+    known = sqlstate_rule(state, cause.diag.constraint_name if isinstance(cause, psycopg.Error) else None)
+    made = error_for(known, _place(engine), f"{state or type(cause).__name__}: {_said(engine, cause)}")
     made.sqlstate = state
     return made
 
 
-def disposed(known: Meaning, place: str, said: str) -> StorageUnavailable | StorageRefused:
+def error_for(known: SqlstateRule, place: str, said: str) -> StorageUnavailable | StorageRefused:
     """Return the error for what a SQLSTATE means; `said` is the code with the words of the database at `place`."""
     told = f"{known.words} ({said})"
     if known.remedy:
         told += f". {known.remedy}"
-    match known.disposition:
-        case Disposition.REPEAT:
-            return RolledBack(f"Postgres at {place} cannot do this now: {told}")
-        case Disposition.WAIT:
+    match known.action:
+        case ErrorAction.REPEAT:
+            return TransactionFailure(f"Postgres at {place} cannot do this now: {told}")
+        case ErrorAction.WAIT:
             return StorageUnavailable(f"Postgres at {place} cannot do this now: {told}")
-        case Disposition.REFUSE:
+        case ErrorAction.REFUSE:
             return StorageRefused(f"Postgres at {place} refuses this: {told}")
 
 

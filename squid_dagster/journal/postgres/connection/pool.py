@@ -24,14 +24,14 @@ from squid_dagster.journal.postgres.connection.inherited_sockets import (
     is_intact,
     register_socket,
 )
-from squid_dagster.journal.postgres.connection.session_settings import ISOLATION, StartupOptions, adjust, restore
-from squid_dagster.journal.postgres.connection.silence_probe import (
+from squid_dagster.journal.postgres.connection.probe import (
     Guard,
     Watch,
     guard_first_statements,
     guarding_new,
     unguard,
 )
+from squid_dagster.journal.postgres.connection.session_settings import ISOLATION, StartupOptions, adjust, restore
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
 
@@ -136,7 +136,7 @@ def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
     return connection
 
 
-class Lender:
+class ConnectionPool:
     """Lends watched psycopg connections of an engine's pool, in autocommit mode; if one broke, the pool starts anew."""
 
     def __init__(self, engine: Engine, watch: Watch | None = None) -> None:
@@ -144,9 +144,9 @@ class Lender:
         self.engine = engine
         self._watch = watch or make_watch(engine)
 
-    def lend(self, explain: Explainer | None = None) -> "Loan":
+    def lend(self, explain: Explainer | None = None) -> "PooledConnection":
         """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
-        return Loan(self, explain)
+        return PooledConnection(self, explain)
 
     def close(self) -> None:
         """Give all connections back to the database. What is lent comes back later, and is closed then."""
@@ -206,10 +206,10 @@ class _Lent(NamedTuple):
     former: Mapping[str, str] = MappingProxyType({})  # settings that were otherwise
 
 
-class Loan:
+class PooledConnection:
     """A connection for a `with` block.
 
-    Nothing is repeated here: see `persistently`.
+    Nothing is repeated here: see `retry_if_safe`.
 
     Raises:
         StorageUnavailable: the database cannot be reached or cannot do this now, or the connection broke on the way.
@@ -218,8 +218,8 @@ class Loan:
 
     __slots__ = ("_explain", "_handled", "_lender", "_lent")
 
-    def __init__(self, lender: Lender, explain: Explainer | None) -> None:
-        """Use `Lender.lend`."""
+    def __init__(self, lender: ConnectionPool, explain: Explainer | None) -> None:
+        """Use `ConnectionPool.lend`."""
         self._lender = lender
         self._explain = explain
         self._lent: _Lent | None = None
@@ -253,9 +253,9 @@ class Loan:
         return _interruption(error, self._handled) if explained is None else explained
 
 
-def borrow(engine: Engine) -> Loan:
+def borrow(engine: Engine) -> PooledConnection:
     """Lend a connection of an engine."""
-    return Lender(engine).lend()
+    return ConnectionPool(engine).lend()
 
 
 def _interruption(error: BaseException, handled: BaseException | None) -> BaseException | None:

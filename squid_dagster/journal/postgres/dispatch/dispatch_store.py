@@ -30,7 +30,7 @@ from squid_dagster.journal.contract.dispatch_store import (
 from squid_dagster.journal.contract.storage import Append, Verified, check_appends, check_revision
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.plan_state.checkpoints import keep_checkpoint, state_of
-from squid_dagster.journal.postgres.connection.failures import NotNew, persistently
+from squid_dagster.journal.postgres.connection.failures import NotNew, retry_if_safe
 from squid_dagster.journal.postgres.connection.message import execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN
@@ -42,20 +42,20 @@ from squid_dagster.journal.postgres.dispatch.settle_template import SettleTempla
 from squid_dagster.journal.postgres.dispatch.start_template import StartTemplates
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit, Transaction, names, texts
-from squid_dagster.journal.postgres.views.row_changes import Touched, Units
+from squid_dagster.journal.postgres.views.row_changes import LockTargets, Units
 from squid_dagster.journal.postgres.views.rows import attempt_from_row
 from squid_dagster.journal.settlement.first_answers import with_first_answers
-from squid_dagster.journal.settlement.group import Group, ask, judge
+from squid_dagster.journal.settlement.group import Group, call_planner, judge
 from squid_dagster.journal.settlement.member_facts import (
     FactOf,
-    arrange,
     check_held,
     dead_letter_fact,
+    group_appends,
     heartbeat_fact,
     make_claim,
+    preview,
     release_fact,
     settle_fact,
-    settled,
 )
 from squid_dagster.journal.settlement.rounds import Write, answer_in_rounds, concerns_all, outcome_bytes
 from squid_dagster.limits import MAX_CLAIMS
@@ -177,7 +177,7 @@ class PostgresDispatchStore:
                 return dict(json_of(execute(connection, self._storage.sql(_CLAIM_AND_COMMIT), values)[-2]))
 
         began = monotonic()
-        answer = persistently(call)
+        answer = retry_if_safe(call)
         lanes.move(answer.get("marks"), monotonic() - began if marks is None else None)
         attempts = [attempt_from_row(row) for row in answer["claimed"] or ()]
         if suspects is not None and "taken" in answer:
@@ -256,12 +256,12 @@ class PostgresDispatchStore:
         if at is not None:
             return at
         commit = OneCommit[datetime]()
-        return persistently(lambda: self._start_once(runs, commit))
+        return retry_if_safe(lambda: self._start_once(runs, commit))
 
     def _start_once(self, runs: Sequence[NewRun], commit: OneCommit[datetime]) -> datetime:
         run_ids = {run.run_id for run in runs}
         with self._storage.transaction() as transaction:
-            units = transaction.lock(Touched(run_ids, set(), set()))
+            units = transaction.lock(LockTargets(run_ids, set(), set()))
             if commit.is_made(transaction):
                 return commit.answer
             facts = [fact for run in runs for fact in run.facts(units.now)]
@@ -275,7 +275,7 @@ class PostgresDispatchStore:
 
         Return None without writing if they fit no template, or one of them exists.
         """
-        now = self._storage.likely_now()
+        now = self._storage.estimate_db_now()
         new = None if now is None or not runs else self._start_templates.fill(runs, now)
         if now is None or new is None:
             return None
@@ -286,7 +286,7 @@ class PostgresDispatchStore:
                 transaction.start(new, now, commit_id)
 
         try:
-            persistently(once)
+            retry_if_safe(once)
         except NotNew:
             return None
         return now
@@ -305,7 +305,7 @@ class PostgresDispatchStore:
 
         def once() -> list[Fact]:
             with self._storage.transaction() as transaction:
-                units = transaction.lock(Touched(set(run_ids), set(), held))
+                units = transaction.lock(LockTargets(set(run_ids), set(), held))
                 if commit.is_made(transaction):
                     return commit.answer
                 if fence is not None:
@@ -315,24 +315,24 @@ class PostgresDispatchStore:
                     self._write(transaction, units, self._verified(facts), commit.id, hints=_queues(facts))
                 return facts
 
-        return persistently(once)
+        return retry_if_safe(once)
 
     def _verified(self, facts: Sequence[Fact], new: Collection[str] = ()) -> list[Verified]:
         threads = {run_thread(run_id) for run_id in new}
-        appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in arrange(facts)]
+        appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in group_appends(facts)]
         return check_appends(appends, self._storage.max_fact_bytes)
 
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
         """Lock runs and write what follows from a command, as the contract says."""
         commit = OneCommit[list[Fact]]()
-        return persistently(lambda: self._command_once(targets, decision, commit))
+        return retry_if_safe(lambda: self._command_once(targets, decision, commit))
 
     def _command_once(
         self, targets: Sequence[CommandTarget], decision: CommandDecision, commit: OneCommit[list[Fact]]
     ) -> list[Fact]:
         with self._storage.transaction() as transaction:
             keys = {(target.run_id, key) for target in targets for key in target.keys}
-            units = transaction.lock(Touched({target.run_id for target in targets}, set(), keys))
+            units = transaction.lock(LockTargets({target.run_id for target in targets}, set(), keys))
             if commit.is_made(transaction):
                 return commit.answer
             known = self._read_states(transaction, [target.run_id for target in targets])
@@ -430,7 +430,7 @@ class PostgresDispatchStore:
             self._keep(known)
             return answers
 
-        return persistently(once, unless=(LOCK_TIMEOUT,))
+        return retry_if_safe(once, unless=(LOCK_TIMEOUT,))
 
     def _write_group(
         self,
@@ -444,7 +444,7 @@ class PostgresDispatchStore:
     ) -> tuple[list[Answer], dict[str, KnownState]]:
         """Write a group once; return its answers, and the planner's states that it leaves behind."""
         runs = {ref.run_id for ref in refs}
-        units = transaction.lock_group(Touched(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
+        units = transaction.lock_group(LockTargets(runs, set(), {(ref.run_id, ref.runnable_key) for ref in refs}))
         if commit.is_made(transaction):
             return commit.answer, {}
         group = judge(refs, fact_of, lambda run_id: units.units[run_id].dispatch, units.now)
@@ -487,13 +487,13 @@ class PostgresDispatchStore:
             state.begin()
 
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
-            after = settled(units.units[run_id].dispatch, (group.facts[i] for i in places))
+            after = preview(units.units[run_id].dispatch, (group.facts[i] for i in places))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             state = known[run_id].state
             state.roll_back()  # it may be the second time
             state.begin()
             before = state.facts
-            facts = ask(plan, PlanRequest(run_id, state, attempts, after.attempts, units.now, max_fact_bytes))
+            facts = call_planner(plan, PlanRequest(run_id, state, attempts, after.attempts, units.now, max_fact_bytes))
             if not fold_planned(state, before, facts, run_id):
                 odd.add(run_id)
             return facts
@@ -507,7 +507,7 @@ class PostgresDispatchStore:
         cold = [run_thread(run_id) for run_id, each in known.items() if not each.revision]
         for thread, checkpoint in (transaction.read_checkpoints(cold) if cold else {}).items():
             known[parse_thread(thread).part] = state_of(*checkpoint)
-        news = transaction.read_news({run_thread(run_id): each.revision for run_id, each in known.items()})
+        news = transaction.read_new_entries({run_thread(run_id): each.revision for run_id, each in known.items()})
         odd: list[str] = []
         for run_id, (revision, state) in known.items():
             for entry in news[run_thread(run_id)]:
@@ -516,7 +516,7 @@ class PostgresDispatchStore:
             known[run_id] = KnownState(revision, state)
             if not state.plain:
                 odd.append(run_thread(run_id))
-        for thread, entries in (transaction.read_news(dict.fromkeys(odd, 0)) if odd else {}).items():
+        for thread, entries in (transaction.read_new_entries(dict.fromkeys(odd, 0)) if odd else {}).items():
             known[parse_thread(thread).part] = KnownState(0, PlanState.of(RunProjection.fold(entries)))
         return known
 
@@ -549,10 +549,10 @@ def _commanded(transaction: Transaction, units: Units, target: CommandTarget, st
     run_id, signal = target.run_id, target.signal
     if target.dead_letters and state.planned:
         dead = transaction.find_dead_letters(run_id, list(state.planned))
-        transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in dead}))
+        transaction.lock_more(units, LockTargets({run_id}, set(), {(run_id, key) for key in dead}))
     if target.visit is not None:
         found = transaction.find_visit(run_id, target.visit)
-        transaction.lock_more(units, Touched({run_id}, set(), {(run_id, key) for key in found}))
+        transaction.lock_more(units, LockTargets({run_id}, set(), {(run_id, key) for key in found}))
     history = () if signal is None else transaction.read_signals(run_id, signal.idempotency_key)
     return CommandedRun(state, units.units[run_id].dispatch, first_signal(history, signal))
 
@@ -562,8 +562,8 @@ def _queues(facts: Iterable[Fact]) -> list[str]:
     return sorted({fact.queue for fact in facts if fact.type == "attempt_scheduled"})
 
 
-def _touched(verified: Iterable[Verified]) -> Touched:
-    found = Touched()
+def _touched(verified: Iterable[Verified]) -> LockTargets:
+    found = LockTargets()
     for one in verified:
         for fact in one.facts:
             found.add(fact)

@@ -18,17 +18,23 @@ from pydantic_core import to_json
 from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates, fold_planned
 from squid_dagster.journal.plan_state.checkpoints import keep_checkpoint, state_of
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.connection.message import execute, json_of
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN_GROUP, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.connection.sqlstates import LOCK_TIMEOUT
-from squid_dagster.journal.postgres.dispatch.settle_template import KindPlanner, Made, SettleTemplates, Texts, values_of
+from squid_dagster.journal.postgres.dispatch.settle_template import (
+    KindPlanner,
+    PlannedSettlement,
+    SettleTemplates,
+    Texts,
+    values_of,
+)
 from squid_dagster.journal.postgres.entry_reader import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.rows import Row
-from squid_dagster.journal.settlement.group import ask
+from squid_dagster.journal.settlement.group import call_planner
 from squid_dagster.journal.settlement.member_facts import completion_fact
 from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.limits import commit_bytes
@@ -150,7 +156,7 @@ def settle_fast(
 def _time(storage: PostgresStorage, members: Mapping[str, Sequence[_Member]]) -> datetime | None:
     """Return a time that the database has reached: what its clock is likely to say, and not before any claim."""
     claims = [each.claimed.last_at for several in members.values() for each in several]
-    likely = storage.likely_now()
+    likely = storage.estimate_db_now()
     return max([*claims, *([] if likely is None else [likely])]) if claims else None
 
 
@@ -218,10 +224,10 @@ def _filled(
     if kind is None or attempt.expired(now):
         return None
 
-    def make(settlement: Settlement, claimed: Attempt, at: datetime) -> Made:
+    def make(settlement: Settlement, claimed: Attempt, at: datetime) -> PlannedSettlement:
         members = [_Member(0, settlement, claimed)]
         run = _planned(storage, claimed.run_id, members, None, partial(plan.plan_kind, kind), at)
-        return Made(run.texts, _digests(run), bool(run.runnables))
+        return PlannedSettlement(run.texts, _digests(run), bool(run.runnables))
 
     template = templates.find(kind, attempt, make)
     filled = None if template is None else template.fill(run_id, settlement.ref, values_of(settlement, attempt), now)
@@ -272,7 +278,7 @@ def _planned(
         run.queue_facts.append(fact)
     facts_before = 0 if state is None else state.facts
     given = _UNKNOWN if state is None else state
-    planned = ask(plan, PlanRequest(run_id, given, tuple(run.settled.values()), dict(dispatch.attempts), now))
+    planned = call_planner(plan, PlanRequest(run_id, given, tuple(run.settled.values()), dict(dispatch.attempts), now))
     _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
     _sort_out(run, planned, dispatch, now)
     run.texts = _encode(run, dispatch, storage.max_fact_bytes)
@@ -341,11 +347,11 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
             return json_of(execute(connection, storage.sql(_SETTLE), values)[BEGIN_STATEMENTS])
 
     try:
-        answer = persistently(call, unless=(LOCK_TIMEOUT,))
+        answer = retry_if_safe(call, unless=(LOCK_TIMEOUT,))
     except BaseException:
         _put_back(states, runs)
         raise
-    storage.hear_earlier(answer["now"])
+    storage.observe_earlier_db_time(answer["now"])
     written = [runs[m - 1] for m in answer["written"] or ()]
     done = {run.run_id for run in written}
     _put_back(states, [run for run in runs if run.run_id not in done])

@@ -68,7 +68,7 @@ class Texts(NamedTuple):
         return sum(map(len, (*self.queue, *self.run)))
 
 
-class Made(NamedTuple):
+class PlannedSettlement(NamedTuple):
     """What a settlement writes, planned; and the digests in it, with the canonical texts of what they cover."""
 
     texts: Texts
@@ -76,7 +76,7 @@ class Made(NamedTuple):
     schedules: bool
 
 
-Make = Callable[[Settlement, Attempt, datetime], Made]
+Make = Callable[[Settlement, Attempt, datetime], PlannedSettlement]
 """Plans and encodes one settlement; raises for what is not plain."""
 
 
@@ -177,7 +177,9 @@ class SettleTemplates:
         return template
 
 
-def _example(attempt: Attempt, make: Make, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> Made:
+def _example(
+    attempt: Attempt, make: Make, run_id: str, values: Mapping[str, JsonValue], now: datetime
+) -> PlannedSettlement:
     """Plan and encode the settlement of another run's attempt at the same step."""
     ref = _ref(run_id, attempt)
     claimed = attempt._replace(

@@ -19,7 +19,7 @@ from squid_dagster.journal.contract.notifier import WakeupEvent
 from squid_dagster.journal.postgres.connection.failures import unavailable
 from squid_dagster.journal.postgres.connection.inherited_sockets import close_lost, is_intact
 from squid_dagster.journal.postgres.connection.pool import PgConnection, connect
-from squid_dagster.journal.postgres.connection.silence_probe import deadline
+from squid_dagster.journal.postgres.connection.probe import deadline
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -35,7 +35,7 @@ _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ListenerTimes:
     """How long a listener waits, in seconds: for a word until it asks for one, for the answer, and for its own echo.
 
     One that did not hear its echo is deaf, behind a transaction pooler for example; it rests before it tries again.
@@ -47,7 +47,7 @@ class Patience:
     rest: float = 600.0
 
 
-class Deaf(Exception):
+class NotificationMissing(Exception):
     """Hints are sent and do not arrive."""
 
 
@@ -55,14 +55,19 @@ class PostgresListener:
     """A `Listener` on a Postgres channel. While it is not connected, `wait` takes its time and that is all."""
 
     def __init__(
-        self, engine: Engine, channel: str, queues: frozenset[str], echo: EchoSender, patience: Patience | None = None
+        self,
+        engine: Engine,
+        channel: str,
+        queues: frozenset[str],
+        echo: EchoSender,
+        patience: ListenerTimes | None = None,
     ) -> None:
         """Use `PostgresNotifier.listen`."""
         self._engine = engine
         self._channel, self._own_channel = channel, f"{channel}_{token_hex(8)}"
         self._queues = queues
         self._echo = echo
-        self._patience = patience or Patience()
+        self._patience = patience or ListenerTimes()
         self._wakeup = WakeupEvent()
         self._hears = False
         self._warned = False
@@ -100,7 +105,7 @@ class PostgresListener:
             began = time.monotonic()
             try:
                 self._listen()
-            except Deaf as error:
+            except NotificationMissing as error:
                 self._warn(str(error))
                 self._stopping.wait(self._patience.rest)
             except StorageUnavailable as error:
@@ -139,7 +144,7 @@ class PostgresListener:
             self._echo(self._own_channel, echo.was_sent)
         elif time.monotonic() - echo.sent_at > self._patience.echo:
             line.ask(b"UNLISTEN *", self._patience.answer)
-            raise Deaf(
+            raise NotificationMissing(
                 "hints are sent and do not arrive, as behind a transaction pooler: give a listen_url without one"
             )
 

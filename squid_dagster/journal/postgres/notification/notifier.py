@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import LiteralString, NamedTuple
 
 from squid_dagster.journal.contract.notifier import check_queues, known_queues
-from squid_dagster.journal.postgres.connection.failures import persistently
+from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
-from squid_dagster.journal.postgres.notification.listener import Patience, PostgresListener
+from squid_dagster.journal.postgres.notification.listener import ListenerTimes, PostgresListener
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments
@@ -27,14 +27,14 @@ _NOTIFY: LiteralString = """SELECT pg_notify(channel, payload), set_config('sync
     FROM unnest(%s::text[], %s::text[]) AS hint (channel, payload)"""
 
 
-class Hint(NamedTuple):
+class Wakeup(NamedTuple):
     """One notification."""
 
     channel: str
     payload: str
 
 
-_Pending = dict[Hint, list[Callable[[], None]]]  # what is to be sent, and whom to tell when it was
+_Pending = dict[Wakeup, list[Callable[[], None]]]  # what is to be sent, and whom to tell when it was
 
 
 @checks_arguments
@@ -47,7 +47,7 @@ class PostgresNotifier:
     """
 
     def __init__(
-        self, storage: PostgresStorage, listen_url: str | None = None, *, patience: Patience | None = None
+        self, storage: PostgresStorage, listen_url: str | None = None, *, patience: ListenerTimes | None = None
     ) -> None:
         """Bind to a storage, without connecting. Raises `InvalidArgument` for a URL that cannot be used."""
         self._storage = storage
@@ -59,9 +59,9 @@ class PostgresNotifier:
 
     def notify(self, queues: Collection[str]) -> None:
         """Say that these queues have news. Within a few milliseconds, many become one; the last is never dropped."""
-        self._sender.add(Hint(self._channel, queue) for queue in known_queues(queues))
+        self._sender.add(Wakeup(self._channel, queue) for queue in known_queues(queues))
 
-    def hears(self, store: object) -> bool:
+    def covers(self, store: object) -> bool:
         """Return whether a store sends its hints by itself, right behind its commits."""
         return isinstance(store, PostgresDispatchStore)
 
@@ -74,9 +74,9 @@ class PostgresNotifier:
         self._sender.flush(_FLUSH_SECONDS)
 
     def _echo(self, channel: str, then: Callable[[], None]) -> None:
-        self._sender.add([Hint(channel, "")], then)
+        self._sender.add([Wakeup(channel, "")], then)
 
-    def _send(self, hints: list[Hint]) -> bool:
+    def _send(self, hints: list[Wakeup]) -> bool:
         """Send hints in one commit; tell whether it worked. What is lost here is found by polling."""
         values = ([hint.channel for hint in hints], [hint.payload for hint in hints])
 
@@ -85,7 +85,7 @@ class PostgresNotifier:
                 connection.execute(self._storage.sql(_NOTIFY), values)
 
         try:
-            persistently(send)
+            retry_if_safe(send)
         except SquidError as error:
             if not self._failing:
                 logger.warning("cannot notify workers, who will find their work by polling: %s", error)
@@ -103,16 +103,16 @@ class Sender:
     its last hint.
     """
 
-    def __init__(self, send: Callable[[list[Hint]], bool], window_seconds: float) -> None:
+    def __init__(self, send: Callable[[list[Wakeup]], bool], window_seconds: float) -> None:
         """Give the function that sends, and tells whether it could."""
         self._send = send
         self._window = window_seconds
         self._changed = threading.Condition()
         self._pending: _Pending = {}
-        self._sent_at: dict[Hint, float] = {}
+        self._sent_at: dict[Wakeup, float] = {}
         self._busy = False
 
-    def add(self, hints: Iterable[Hint], then: Callable[[], None] | None = None) -> None:
+    def add(self, hints: Iterable[Wakeup], then: Callable[[], None] | None = None) -> None:
         """Take hints to be sent; `then` is called for each that was."""
         with self._changed:
             for hint in hints:

@@ -55,7 +55,7 @@ _QUERIES = (
 )
 
 
-class NothingToCompare(SquidError):
+class DriftUnknown(SquidError):
     """The database does not let us make a schema beside the one that is looked at."""
 
 
@@ -65,7 +65,7 @@ def drift(storage: PostgresStorage) -> list[str]:
     The schema must be at this code's version. Storage parameters and rights are the administrator's, and not compared.
 
     Raises:
-        NothingToCompare: we may not make a schema in this database.
+        DriftUnknown: we may not make a schema in this database.
         StorageUnavailable: the database cannot be reached.
     """
     scratch = f"squid_doctor_{uuid4().hex[:12]}"
@@ -82,7 +82,7 @@ def drift(storage: PostgresStorage) -> list[str]:
         if isinstance(failure, StorageUnavailable) and failure.sqlstate not in _NOT_ALLOWED:
             raise failure from None
         said = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        raise NothingToCompare(f"a schema to compare with could not be made: {said}") from None
+        raise DriftUnknown(f"a schema to compare with could not be made: {said}") from None
     return list(differences(meant, there))
 
 

@@ -46,21 +46,21 @@ class Difference(NamedTuple):
 
     table: str
     key: tuple[Any, ...]
-    told: Row | None  # by the facts
-    kept: Row | None  # by the view
+    expected: Row | None  # by the facts
+    actual: Row | None  # in the view
     columns: tuple[str, ...] = ()
 
     @property
     def run_id(self) -> str | None:
         """The run whose row it is, if it is a run's."""
-        found: str | None = (self.told or self.kept or {}).get("run_id")
+        found: str | None = (self.expected or self.actual or {}).get("run_id")
         return found
 
     @property
     def detail(self) -> str:
         """Say in one line what is wrong with which row."""
-        if self.told is None or self.kept is None:
-            what = "a row that no fact explains" if self.told is None else "a row is missing"
+        if self.expected is None or self.actual is None:
+            what = "a row that no fact explains" if self.expected is None else "a row is missing"
         else:
             what = "other values in " + ", ".join(self.columns)
         return f"{self.table} {'/'.join(map(str, self.key))}: {what}"
@@ -74,21 +74,21 @@ class Instant:
         self._connection = connection
         self._schema = schema
 
-    def told(self, run_ids: Sequence[str]) -> ViewRows:
+    def expected(self, run_ids: Sequence[str]) -> ViewRows:
         """Fold all facts of these runs: the rows that the views should have."""
         return rows_of_runs(self._entries(_RUN_FACTS, list(run_ids)), run_ids)
 
-    def kept(self, run_ids: Sequence[str]) -> ViewRows:
+    def actual(self, run_ids: Sequence[str]) -> ViewRows:
         """Give the rows that the views have of these runs."""
         return ViewRows(**{table: self._view(text, list(run_ids)) for table, text in _VIEW_ROWS.items()})
 
-    def told_loose(self) -> ViewRows:
+    def expected_loose(self) -> ViewRows:
         """Fold all facts of queues that belong to no run."""
         found = ViewRows()
         found.add_loose(self._entries(_LOOSE_FACTS))
         return found
 
-    def kept_loose(self) -> ViewRows:
+    def actual_loose(self) -> ViewRows:
         """Give the rows that the views have of what belongs to no run."""
         return ViewRows(**{table: self._view(text) for table, text in _LOOSE_ROWS.items()})
 

@@ -54,7 +54,7 @@ Fill = Callable[[int, Progress], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuildReport:
     """What a rebuild did."""
 
     cut: int
@@ -64,7 +64,9 @@ class Rebuilt:
 
 
 @checked
-def rebuild_views(storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None) -> Rebuilt:
+def rebuild_views(
+    storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None
+) -> RebuildReport:
     """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
 
     Safe while others write, and after a rebuild that crashed. Missing views are brought back. With `fill`, somebody
@@ -88,7 +90,7 @@ class Rebuild:
         self._shadows: list[tuple[Any, ...]] = []  # by which these tables are known for ours
         self._version: int | None = None  # of the schema, when they were made
 
-    def run(self, progress: Progress) -> Rebuilt:
+    def run(self, progress: Progress) -> RebuildReport:
         """Create, fill, catch up, swap."""
         self.create_shadows()
         cut = self._cut()
@@ -101,7 +103,7 @@ class Rebuild:
             tail_runs += self.catch_up(cut, upto)
             cut = upto
         cut, swapped = self.swap(cut)
-        return Rebuilt(cut, runs, entries, tail_runs + swapped)
+        return RebuildReport(cut, runs, entries, tail_runs + swapped)
 
     def create_shadows(self) -> None:
         """Create empty shadows; those of a rebuild that crashed go away."""

@@ -30,7 +30,7 @@ _KEY_FIELDS = {
 
 
 @dataclass(slots=True)
-class Touched:
+class LockTargets:
     """What has to be locked and loaded before facts can be folded."""
 
     runs: set[str] = field(default_factory=set)
@@ -59,12 +59,12 @@ class Touched:
         """Tell whether anything is touched."""
         return bool(self.runs)
 
-    def without(self, units: "Units") -> "Touched":
+    def without(self, units: "Units") -> "LockTargets":
         """Give what is not loaded yet."""
         attempts = {key for key in self.attempts if key[0] not in units.new_runs and key not in units.seen}
         whole, children = self.whole - units.touched.whole, self.children - units.touched.children
         runs = (self.runs - units.touched.runs) | whole | {run for run, _ in attempts} | {run for run, _ in children}
-        return Touched(runs, whole, attempts, children)
+        return LockTargets(runs, whole, attempts, children)
 
 
 class RowChanges(NamedTuple):
@@ -83,7 +83,7 @@ class Units:
     """The runs at hand, as their rows stood under the lock, and as the fold leaves them."""
 
     now: datetime
-    touched: Touched
+    touched: LockTargets
     run_rows: dict[str, Row] = field(default_factory=dict)
     units: dict[str, RunUnit] = field(default_factory=dict)
     loaded: dict[str, "_Loaded"] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Units:
     new_runs: frozenset[str] = frozenset()  # of these, there is nothing to look for
 
     @classmethod
-    def read(cls, answer: dict[str, Any], touched: Touched, now: datetime) -> "Units":
+    def read(cls, answer: dict[str, Any], touched: LockTargets, now: datetime) -> "Units":
         """Read what `lock_runs` answered."""
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
@@ -119,7 +119,7 @@ class Units:
         """Give runs of which nothing is known yet."""
         units = {run_id: RunUnit() for run_id in run_ids}
         loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
-        whole = Touched(set(run_ids), set(run_ids))
+        whole = LockTargets(set(run_ids), set(run_ids))
         return cls(now, whole, units=units, loaded=loaded, new_runs=frozenset(run_ids))
 
     def merge(self, more: "Units") -> None:
@@ -136,7 +136,7 @@ class Units:
         self.run_rows = {**more.run_rows, **self.run_rows}
         self.seen |= more.seen
         mine_touched, theirs = self.touched, more.touched
-        self.touched = Touched(
+        self.touched = LockTargets(
             mine_touched.runs | theirs.runs,
             mine_touched.whole | theirs.whole,
             mine_touched.attempts | theirs.attempts,

@@ -48,7 +48,7 @@ _NEXT_RUNS: LiteralString = """WITH RECURSIVE known (run_id, n) AS (
     ) SELECT run_id FROM known WHERE n > 0 AND run_id IS NOT NULL"""
 
 
-class FindingKind(StrEnum):
+class DiscrepancyKind(StrEnum):
     """What can be wrong with a journal."""
 
     CORRUPT_ENTRY = "corrupt_entry"
@@ -60,10 +60,10 @@ class FindingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """One thing that is wrong, and where."""
 
-    kind: FindingKind
+    kind: DiscrepancyKind
     detail: str
     thread: str | None = None
     seq: int | None = None
@@ -74,7 +74,7 @@ Progress = Callable[[int], None]
 
 
 @checked
-def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[Finding]:
+def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[Discrepancy]:
     """Look over every entry, every thread and every row of the live views; an empty list means a healthy journal.
 
     Safe while others write: it reads in short transactions. `progress` is told the number of entries read so far.
@@ -83,11 +83,11 @@ def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[F
         look = _Look(connection, storage.schema)
         found = [*look.entries(storage.cut(), progress or (lambda _: None)), *look.revisions()]
         # A run with an unreadable entry cannot be folded as it was: its rows prove nothing.
-        unreadable = {finding.run_id for finding in found if finding.kind is FindingKind.CORRUPT_ENTRY}
+        unreadable = {finding.run_id for finding in found if finding.kind is DiscrepancyKind.CORRUPT_ENTRY}
         return [*found, *look.views(unreadable)]
 
 
-def check_views(storage: PostgresStorage, progress: Progress | None = None) -> list[Finding]:
+def check_views(storage: PostgresStorage, progress: Progress | None = None) -> list[Discrepancy]:
     """Compare every row of the live views with what the facts say; an empty list means that they agree.
 
     Safe while others write: it reads in short transactions. `progress` is told the number of runs looked at so far.
@@ -104,7 +104,7 @@ class _Look:
         self._connection = connection
         self._schema = schema
 
-    def entries(self, cut: int, progress: Progress) -> Iterator[Finding]:
+    def entries(self, cut: int, progress: Progress) -> Iterator[Discrepancy]:
         """Look at each entry, and at its neighbour on the thread."""
         before: Entry | None = None
         last, count = ("", 0, 0), 0
@@ -119,12 +119,12 @@ class _Look:
             progress(count)
             last = (page[-1].thread, page[-1].seq, page[-1].position)
 
-    def _without_thread(self, threads: set[str]) -> Iterator[Finding]:
+    def _without_thread(self, threads: set[str]) -> Iterator[Discrepancy]:
         known = {row[0] for row in self._rows(_HAS_THREAD, list(threads))}
         for thread in sorted(threads - known):
-            yield Finding(FindingKind.WRONG_REVISION, "the thread has entries, but no revision", thread)
+            yield Discrepancy(DiscrepancyKind.WRONG_REVISION, "the thread has entries, but no revision", thread)
 
-    def revisions(self) -> Iterator[Finding]:
+    def revisions(self) -> Iterator[Discrepancy]:
         """Compare each thread's revision with its last entry, as of one instant.
 
         The row of a shared thread tells less than its last entry (revision_of.sql): its commits have told the rest.
@@ -134,24 +134,24 @@ class _Look:
             for thread, revision, seq in page:
                 if revision > seq or (revision < seq and thread.startswith(_RUN_PREFIX)):
                     detail = f"the thread says revision {revision}, its last entry is {seq}"
-                    yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
+                    yield Discrepancy(DiscrepancyKind.WRONG_REVISION, detail, thread, seq)
             last = page[-1][0]
         for thread, revision, seq in self._rows(LOST_TAILS):
             detail = f"a commit says revision {revision}, the thread's last entry is {seq}"
-            yield Finding(FindingKind.WRONG_REVISION, detail, thread, seq)
+            yield Discrepancy(DiscrepancyKind.WRONG_REVISION, detail, thread, seq)
 
-    def views(self, unreadable: set[str | None], progress: Progress = lambda _: None) -> Iterator[Finding]:
+    def views(self, unreadable: set[str | None], progress: Progress = lambda _: None) -> Iterator[Discrepancy]:
         """Compare the rows of each run with what its facts say, as of one instant."""
         last, count = "", 0
         while run_ids := [row[0] for row in self._rows(_NEXT_RUNS, last, _RUNS_AT_ONCE)]:
             last = run_ids[-1]
             with instant(self._connection, self._schema) as look:
-                told, kept = look.told(run_ids), look.kept(run_ids)
+                told, kept = look.expected(run_ids), look.actual(run_ids)
             yield from (_differs(one) for one in differences(told, kept) if one.run_id not in unreadable)
             count += len(run_ids)
             progress(count)
         with instant(self._connection, self._schema) as look:
-            told, kept = look.told_loose(), look.kept_loose()
+            told, kept = look.expected_loose(), look.actual_loose()
         yield from map(_differs, differences(told, kept))
 
     def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
@@ -161,20 +161,20 @@ class _Look:
         return read_entries(self._rows(text, *values))
 
 
-def _judge(before: Entry, entry: Entry) -> Iterator[Finding]:
+def _judge(before: Entry, entry: Entry) -> Iterator[Discrepancy]:
     fact = entry.fact
     place = (entry.thread, entry.seq, run_of(fact))
     if isinstance(fact, MalformedFact):
-        yield Finding(FindingKind.CORRUPT_ENTRY, f"{fact.type}: {fact.reason}", *place)
+        yield Discrepancy(DiscrepancyKind.CORRUPT_ENTRY, f"{fact.type}: {fact.reason}", *place)
     if entry.seq == before.seq:
-        yield Finding(FindingKind.DUPLICATE, "the sequence number is there twice", *place)
+        yield Discrepancy(DiscrepancyKind.DUPLICATE, "the sequence number is there twice", *place)
     elif entry.seq != before.seq + 1:
         missing = f"{before.seq + 1}" if entry.seq == before.seq + 2 else f"{before.seq + 1} to {entry.seq - 1}"
-        yield Finding(FindingKind.GAP, f"sequence {missing} missing before this entry", *place)
+        yield Discrepancy(DiscrepancyKind.GAP, f"sequence {missing} missing before this entry", *place)
     elif entry.position <= before.position:
         detail = f"position {entry.position} comes after {before.position} on its thread"
-        yield Finding(FindingKind.OUT_OF_ORDER, detail, *place)
+        yield Discrepancy(DiscrepancyKind.OUT_OF_ORDER, detail, *place)
 
 
-def _differs(one: Difference) -> Finding:
-    return Finding(FindingKind.VIEW_DIFFERS, one.detail, run_id=one.run_id)
+def _differs(one: Difference) -> Discrepancy:
+    return Discrepancy(DiscrepancyKind.VIEW_DIFFERS, one.detail, run_id=one.run_id)

@@ -47,7 +47,7 @@ SELECT pg_backend_pid(),
 _TERMINATE = "SELECT pg_terminate_backend(%(pid)s)"
 
 
-class Verdict(Enum):
+class ProbeResult(Enum):
     """What a probe found out about a statement."""
 
     AT_WORK = "the server works on it"
@@ -68,7 +68,7 @@ class Watch:
         """Bound all waits of a connection from now on."""
         _bound(connection, lambda there: _Silence(self, there))
 
-    def probe(self, connection: psycopg.Connection[Any], silent_seconds: float, *, terminate: bool) -> Verdict:
+    def probe(self, connection: psycopg.Connection[Any], silent_seconds: float, *, terminate: bool) -> ProbeResult:
         """Return what the server does about a connection; `terminate` a session that does not work for it."""
         try:
             with closing(self._connect(deadline(self.bounds.probe))) as other:
@@ -78,15 +78,15 @@ class Watch:
                 row = other.execute(_LOOK, values).fetchone()
                 assert row is not None  # noqa: S101  an aggregate
                 if row[0] != other.info.backend_pid:  # a pooler: sessions are not ours, and their numbers neither
-                    return Verdict.AT_WORK if row[3] else Verdict.LOST
+                    return ProbeResult.AT_WORK if row[3] else ProbeResult.LOST
                 if row[1]:
-                    return Verdict.AT_WORK
+                    return ProbeResult.AT_WORK
                 if terminate and row[2]:  # it may hold locks, and might still get what we have sent
                     other.execute(_TERMINATE, values)
-                return Verdict.LOST
+                return ProbeResult.LOST
         except (psycopg.Error, SquidError) as error:
             # Too many connections, just starting: the server is there, and may well be at work.
-            return Verdict.UNKNOWN if "FATAL" in str(error) else Verdict.UNREACHABLE
+            return ProbeResult.UNKNOWN if "FATAL" in str(error) else ProbeResult.UNREACHABLE
 
 
 def deadline(seconds: float) -> Guard:
@@ -160,8 +160,8 @@ class _Silence:
             return
         bounds = self._watch.bounds
         verdict = self._watch.probe(self._connection, began - self._heard_at, terminate=self._suspected)
-        at_work = verdict is Verdict.AT_WORK
-        if verdict is Verdict.UNKNOWN:
+        at_work = verdict is ProbeResult.AT_WORK
+        if verdict is ProbeResult.UNKNOWN:
             at_work = began - self._heard_at < bounds.untold
         if not at_work:
             if self._suspected:
@@ -175,7 +175,7 @@ class _Silence:
         self._pause = min(2 * self._pause, max(bounds.silence, bounds.longest_pause))
         self._look_at = monotonic() + self._pause
 
-    def _give_up(self, verdict: Verdict) -> None:
+    def _give_up(self, verdict: ProbeResult) -> None:
         silent = monotonic() - self._heard_at
         _finish(self._connection)
         logger.warning("a connection is given up: no answer from Postgres for %.1f s, %s", silent, verdict.value)
