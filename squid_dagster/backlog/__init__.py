@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from squid_dagster.backlog.backlog import DEFAULT_TTL, Backlog
-    from squid_dagster.backlog.card_store import Rebuilt, Stats
+    from squid_dagster.backlog.card_store import CardRebuild, Stats
     from squid_dagster.backlog.lease_backend import BacklogLeases
     from squid_dagster.protocol.backlog.card import Card, CardStatus
 
@@ -18,11 +18,11 @@ _HOMES = {
     "BacklogLeases": "squid_dagster.backlog.lease_backend",
     "Card": "squid_dagster.protocol.backlog.card",
     "CardStatus": "squid_dagster.protocol.backlog.card",
-    "Rebuilt": "squid_dagster.backlog.card_store",
+    "CardRebuild": "squid_dagster.backlog.card_store",
     "Stats": "squid_dagster.backlog.card_store",
 }
 
-__all__ = ["DEFAULT_TTL", "Backlog", "BacklogLeases", "Card", "CardStatus", "Rebuilt", "Stats"]
+__all__ = ["DEFAULT_TTL", "Backlog", "BacklogLeases", "Card", "CardRebuild", "CardStatus", "Stats"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,15 +10,22 @@ from typing import Any, TypeAlias
 from pydantic import JsonValue, ValidationError
 
 from squid_dagster.backlog import card_decisions
-from squid_dagster.backlog.card_store import CardFilter, CardStore, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.card_store import (
+    CardFilter,
+    CardRebuild,
+    CardSelection,
+    CardStore,
+    ClaimRequest,
+    Decision,
+    Stats,
+)
 from squid_dagster.backlog.fold_store import FoldCardStore
 from squid_dagster.backlog.postgres.store import PostgresCardStore
 from squid_dagster.journal.contract.dispatch_store import check_text, hash_token, new_claims
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.argument_checks import checks_arguments
+from squid_dagster.protocol.argument_checks import checks_arguments, name_problem
 from squid_dagster.protocol.backlog.card import Card, CardStatus
-from squid_dagster.protocol.display_names import name_problem
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import InvalidArgument, explain
 from squid_dagster.protocol.facts.backlog import (
@@ -98,7 +105,7 @@ class Backlog:
             draft = CardCreated(**values, occurred_at=_SOMETIME)
         if idempotency_key is not None:
             check_text(idempotency_key, "idempotency_key", CARD_NAME_MAX_LENGTH)
-        wanted = Wanted((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
+        wanted = CardSelection((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
         found = card_decisions.known_card(self._store.decide(wanted, card_decisions.create(draft)), draft)
         assert found is not None  # noqa: S101  it was there, or was made
         return found
@@ -111,7 +118,7 @@ class Backlog:
             NotFound: one of them does not exist.
             InvalidTransition: it would close a cycle, or the card is done.
         """
-        wanted = Wanted((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
+        wanted = CardSelection((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
         return self._store.decide(wanted, card_decisions.link(card_id, depends_on)).cards[card_id]
 
     # --- working ----------------------------------------------------------------------------------------------------
@@ -228,7 +235,7 @@ class Backlog:
             raise card_decisions.no_card(card_id)
         return found
 
-    def rebuild(self) -> Rebuilt:
+    def rebuild(self) -> CardRebuild:
         """Make the cards anew from the facts, while others go on. Raises `StorageUnavailable` as `rebuild_views`."""
         return self._store.rebuild()
 
@@ -262,7 +269,7 @@ class Backlog:
 
     def _change(self, card_id: str, decision: Decision, *, frees: bool = False) -> Card:
         with _explained(f"card {_id(card_id)!r}"):
-            return self._store.decide(Wanted((card_id,), frees=frees), decision).cards[card_id]
+            return self._store.decide(CardSelection((card_id,), frees=frees), decision).cards[card_id]
 
     def _fence(self, token: str | None) -> str | None:
         if token is None:

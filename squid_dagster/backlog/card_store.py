@@ -15,7 +15,7 @@ from squid_dagster.protocol.entries import Entry
 Decision = Callable[[BacklogProjection, datetime], Sequence[CardFactType]]
 
 
-class Wanted(NamedTuple):
+class CardSelection(NamedTuple):
     """What a command looks at: cards by id, the one of an idempotency key, and all that a card depends on in the end.
 
     `links` says that edges are about to change, so that nobody else changes any meanwhile; `frees`, that cards which
@@ -69,7 +69,7 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class CardRebuild:
     """What a rebuild did: how many facts it folded into how many cards, and how many facts no rule lets through."""
 
     facts: int
@@ -80,7 +80,7 @@ class Rebuilt:
 class CardStore(Protocol):
     """Where cards are kept: always a view of the facts on the backlog's thread, changed in one commit with them."""
 
-    def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
+    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
         """Read what is wanted, write what `decision` makes of it, and give the cards as they are then.
 
         No fact about these cards comes in between.
@@ -113,7 +113,7 @@ class CardStore(Protocol):
     def history(self, card_id: str) -> list[Entry]:
         """Give all facts about a card, in order."""
 
-    def rebuild(self) -> Rebuilt:
+    def rebuild(self) -> CardRebuild:
         """Make the cards anew from the facts."""
 
     def differences(self) -> list[str]:

@@ -6,7 +6,7 @@ from threading import RLock
 from typing import TypeVar
 
 from squid_dagster.backlog import card_decisions
-from squid_dagster.backlog.card_store import CardFilter, ClaimRequest, Decision, Rebuilt, Stats, Wanted
+from squid_dagster.backlog.card_store import CardFilter, CardRebuild, CardSelection, ClaimRequest, Decision, Stats
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order
 from squid_dagster.protocol.backlog.projection import BacklogProjection
@@ -28,7 +28,7 @@ class FoldCardStore:
         self._revision = 0
         self._projection = BacklogProjection()
 
-    def decide(self, wanted: Wanted, decision: Decision) -> BacklogProjection:
+    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
         """Write what a decision makes of the cards, as the contract says."""
         del wanted  # everything is at hand
         return self._write(decision)
@@ -101,12 +101,12 @@ class FoldCardStore:
         entries = self._storage.read(BACKLOG_THREAD)
         return [entry for entry in entries if getattr(entry.fact, "card_id", None) == card_id]
 
-    def rebuild(self) -> Rebuilt:
+    def rebuild(self) -> CardRebuild:
         """Fold everything anew."""
         with self._lock:
             self._revision, self._projection = 0, BacklogProjection()
             found = self._fold()
-            return Rebuilt(self._revision, len(found.cards), len(found.anomalies))
+            return CardRebuild(self._revision, len(found.cards), len(found.anomalies))
 
     def differences(self) -> list[str]:
         """Compare the cards at hand with a fold from the beginning."""

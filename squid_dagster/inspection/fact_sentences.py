@@ -5,7 +5,8 @@ from typing import Any
 
 from squid_dagster.inspection.display import brief, message_of, when, who, without_values
 from squid_dagster.protocol.entries import MalformedFact, StoredFact, UnknownFact
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, FAIL
+from squid_dagster.protocol.folds.plan_state import FAIL
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.workflow.authoring.draft import COMPLETE
 
 _COMMANDS = {

@@ -10,16 +10,18 @@ import inspect
 import math
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, NamedTuple, TypeVar, Union, Unpack
 
 from pydantic import JsonValue
 
 from squid_dagster.protocol.errors import InvalidArgument, InvalidPayload, InvalidThread, SquidError, shown
 
 MAX_INTEGER = 2**63 - 1
-_MAX_DEPTH = 200  # of JSON; what is deeper no fact can hold
+_MAX_DEPTH = 200  # of JSON; no fact can hold a deeper value
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Zl", "Zp"})  # control characters, and separators of lines and paragraphs
 _MAX_JSON_BITS = 4_000  # of a whole number in JSON: Python spells no number of more than 4,300 digits
 
 _UNCHECKED = "__takes_anything__"
@@ -68,24 +70,44 @@ def checked(function: F) -> F:
         for each in signature.parameters.values()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    checks: dict[str, Check] | None = None
+    taken: _Taken | None = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checks
-        if checks is None:  # not when it is defined: an annotation may name what comes later
-            checks = _checks_of(function, signature)
+        nonlocal taken
+        if taken is None:  # not when it is defined: an annotation may name what comes later
+            taken = _taken_by(function, signature)
+        if taken.keywords is not None and not taken.keywords.issuperset(kwargs):
+            raise _unknown_keyword(function, kwargs, taken.keywords)
         for name, value in (*zip(positional, args, strict=False), *kwargs.items()):
-            check = checks.get(name)
+            check = taken.checks.get(name)
             if check is not None and (problem := check(value)) is not None:
-                raise _refusal(function, name, problem, value)
+                raise _refusal(function, args, name, problem, value)
         return function(*args, **kwargs)
 
     return typing.cast("F", call)
 
 
-def _refusal(function: Callable[..., Any], name: str, problem: str, value: object) -> SquidError:
+class _Taken(NamedTuple):
+    """What a function takes: the check of each parameter, and all keywords if its `**options` are a `TypedDict`."""
+
+    checks: dict[str, Check]
+    keywords: frozenset[str] | None
+
+
+def _unknown_keyword(function: Callable[..., Any], given: Collection[str], taken: Collection[str]) -> TypeError:
+    name = next(each for each in given if each not in taken)
+    return TypeError(
+        f"{function.__qualname__}() got an unexpected keyword argument {name!r}: it takes {', '.join(sorted(taken))}"
+    )
+
+
+def _refusal(
+    function: Callable[..., Any], args: tuple[object, ...], name: str, problem: str, value: object
+) -> SquidError:
     owner, dot, called = function.__qualname__.rpartition(".")
+    if args and owner in (each.__qualname__ for each in type(args[0]).__mro__):
+        owner = type(args[0]).__qualname__  # a method that it inherits
     where = owner if called == "__init__" else f"{owner}.{called}"
     where = f"{where}: " if dot and not owner.endswith("<locals>") else ""
     return _ERRORS.get(name, InvalidArgument)(f"{where}{name} must be {problem}, not {_told(value)}")
@@ -96,15 +118,20 @@ def _told(value: object) -> str:
     return name if text == name else f"{text} ({name})"
 
 
-def _checks_of(function: Callable[..., Any], signature: inspect.Signature) -> dict[str, Check]:
+def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Taken:
     hints = typing.get_type_hints(function)
-    found = {}
+    named = {}
+    keywords = None
     for name, parameter in signature.parameters.items():
-        if name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            check = check_of(hints[name])
-            if check is not None:
-                found[name] = check
-    return found
+        hint = hints.get(name)
+        if parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(hint) is Unpack:
+            options = typing.get_type_hints(typing.get_args(hint)[0])
+            keywords = frozenset(options).union(signature.parameters) - {name}
+            named |= options
+        elif name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            named[name] = hint
+    checks = {name: check for name, hint in named.items() if (check := check_of(hint)) is not None}
+    return _Taken(checks, keywords)
 
 
 # --- what an annotation asks for ------------------------------------------------------------------------------------
@@ -250,6 +277,14 @@ def text_problem(value: object) -> str | None:
     except UnicodeEncodeError:
         return "a text in UTF-8"
     return None
+
+
+def name_problem(text: str) -> str | None:
+    """Return why a text cannot be a displayed name: it is blank, or holds a character that one line cannot show."""
+    if not text.strip():
+        return "it must not be empty"
+    hidden = next((character for character in text if unicodedata.category(character) in _HIDDEN_CATEGORIES), None)
+    return None if hidden is None else f"it must not hold {hidden!r}"
 
 
 def number_problem(value: object) -> str | None:

@@ -26,7 +26,7 @@ from squid_dagster.journal.contract.queries import JournalQueries
 from squid_dagster.journal.contract.worker_liveness import WorkerLiveness
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, UnknownState
+from squid_dagster.protocol.folds.plan_state import PlanState, StateMissing, UnknownState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.assumed_state import assumed_state
@@ -126,7 +126,7 @@ class Runtime:
         """Return what tells successes apart that have other consequences; None if these depend on more than values.
 
         Raises:
-            StateNeeded: a condition looks at what the run did before.
+            StateMissing: a condition looks at what the run did before.
         """
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or attempt.step not in definition.narrow or not attempt.idempotency_key.endswith(":1"):
@@ -146,17 +146,17 @@ class Runtime:
         return _plan_settled(definition, self._assumed(request), request)
 
     def _assumed(self, request: PlanRequest) -> PlanState:
-        """Return the state that one settled attempt allows to assume. Raises `StateNeeded`."""
+        """Return the state that one settled attempt allows to assume. Raises `StateMissing`."""
         attempt = request.settled[0]
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or len(request.settled) != 1:
-            raise StateNeeded(f"run {request.run_id!r} is planned by its state")
+            raise StateMissing(f"run {request.run_id!r} is planned by its state")
         return assumed_state(definition, attempt)
 
     @property
     def store_wakes(self) -> bool:
         """Whether workers that listen to this notifier are woken by the store itself."""
-        return isinstance(self.notifier, CommitNotifier) and self.notifier.hears(self.dispatch)
+        return isinstance(self.notifier, CommitNotifier) and self.notifier.covers(self.dispatch)
 
     def start_runs(self, runs: Sequence[NewRun], queues: Collection[str]) -> datetime:
         """Write new runs, as `DispatchStore.start_runs` does, and wake the workers of their queues."""

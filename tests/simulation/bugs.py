@@ -43,7 +43,7 @@ BUGS = (
         "ended=state.terminal",
         "ended=False",
     ),
-    Bug("an ended run takes results", "journal.settlement.member_facts:find", "if run.fenced:", "if False:"),
+    Bug("an ended run takes results", "journal.settlement.member_facts:find_attempt", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
         "journal.fold_store.dispatch_store:FoldDispatchStore._claim_facts",

@@ -5,8 +5,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from squid_dagster.backlog.card_store import Rebuilt
-from squid_dagster.backlog.postgres.rows import Row, card_row, normalised, to_text
+from squid_dagster.backlog.card_store import CardRebuild
+from squid_dagster.backlog.postgres.rows import Row, card_row, cards_json, normalized_row
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock
@@ -34,7 +34,7 @@ _ROWS: LiteralString = "SELECT to_json(b) FROM {schema}.backlog b"
 _END = 2**63 - 1
 
 
-def rebuild(storage: PostgresStorage) -> Rebuilt:
+def rebuild(storage: PostgresStorage) -> CardRebuild:
     """Make the table anew and swap it in; a missing one is brought back.
 
     Raises:
@@ -49,7 +49,7 @@ def rebuild(storage: PostgresStorage) -> Rebuilt:
             release_long_lock(guard)
 
 
-def rebuild_within(storage: PostgresStorage, connection: PgConnection) -> Rebuilt:
+def rebuild_within(storage: PostgresStorage, connection: PgConnection) -> CardRebuild:
     """Make the table anew in the transaction that is open on a connection, such as that of an import.
 
     Raises:
@@ -65,7 +65,7 @@ class _Rebuild:
         self._projection, self._revision = BacklogProjection(), 0
         self._made: object = None  # by which the table in the making is known for ours
 
-    def run(self) -> Rebuilt:
+    def run(self) -> CardRebuild:
         """Fold what there is without stopping anybody; then let others wait, fold the rest, and swap."""
         schema = self._storage.schema
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
@@ -84,7 +84,7 @@ class _Rebuild:
                         f"the cards could not be swapped in: somebody holds a lock on them ({holders})"
                     ) from error
             end_vacuums(self._connection, schema, _TABLES)
-        return Rebuilt(self._revision, len(self._projection.cards), len(self._projection.anomalies))
+        return CardRebuild(self._revision, len(self._projection.cards), len(self._projection.anomalies))
 
     def _shadow(self, schema: str) -> object:
         name = f'"{schema}".backlog{SHADOW}'
@@ -99,7 +99,7 @@ class _Rebuild:
             self._revision = page[-1].seq
             changed = sorted(self._projection.changed)
             self._connection.execute(statement(_FORGET, schema, suffix), (changed,))
-            rows = to_text(self._projection.cards[card_id] for card_id in changed)
+            rows = cards_json(self._projection.cards[card_id] for card_id in changed)
             if rows is not None:
                 self._connection.execute(statement(_INSERT, schema, suffix), (rows,))
 
@@ -123,7 +123,7 @@ def differences(storage: PostgresStorage) -> list[str]:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute(storage.sql(_REVISION), (BACKLOG_THREAD,)).fetchone()
-            kept = {row["id"]: normalised(row) for (row,) in connection.execute(storage.sql(_ROWS))}
+            kept = {row["id"]: normalized_row(row) for (row,) in connection.execute(storage.sql(_ROWS))}
         # Facts stay as they are: up to there they can be read without a transaction that keeps others from cleaning up.
         last, projection, revision = row[0] if row else 0, BacklogProjection(), 0
         while page := _read(storage, connection, revision, last):

@@ -29,13 +29,13 @@ def card_from_row(row: Row) -> Card:
     return Card(**values)
 
 
-def to_text(cards: Iterable[Card]) -> str | None:
+def cards_json(cards: Iterable[Card]) -> str | None:
     """Write cards as the JSON that the database takes; None for none."""
     found = [card_row(card) for card in cards]
     return to_json(found).decode() if found else None
 
 
-def normalised(row: Row) -> Row:
+def normalized_row(row: Row) -> Row:
     """Give a row as it is read, in the form in which `card_row` makes one, so that both can be compared."""
     times = {name: _time(row[name]) for name in (*_TIMES, "queued_at", "claim_expires_at")}
     return {**row, **times, "status": CardStatus(row["status"]), "depends_on": tuple(row["depends_on"])}

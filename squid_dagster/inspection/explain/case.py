@@ -1,20 +1,25 @@
-"""Everything that an answer about a run may depend on at one moment: its facts, definition, queue and workers."""
+"""`Case`: what every answer about a run is made from. Its facts, definition, queue and workers at one moment.
+
+Pure. Of a moment in the past only the facts and the definition are known: which workers were alive then, which
+definitions they had, and whether the queue was paused, is in no fact of the run.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from squid_dagster.inspection.hold import Hold, Worker, hold_of
+from squid_dagster.inspection.hold import Hold, Worker, hold_of, status_of
 from squid_dagster.inspection.run_record import Record
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import AttemptReleased, Runnable
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, claim_order
 from squid_dagster.protocol.folds.launches import Launch, latest_launches
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external_step import is_external
 from squid_dagster.workflow.planner.schedule import unprogressed
@@ -22,7 +27,7 @@ from squid_dagster.workflow.registry import Registry
 
 
 class QueueState(NamedTuple):
-    """Whether a queue gives claims; of a paused one the fact that tells of it and since when, if they are at hand."""
+    """Whether a queue gives claims; of a paused one its latest comment as a fact and since when, if they are known."""
 
     queue: str
     paused: bool
@@ -34,7 +39,7 @@ class QueueState(NamedTuple):
 class Case:
     """One run at one moment. Attempts are sorted into what can be done about them; none once the run has stopped.
 
-    `queue_state` and `workers` are None where nobody has looked.
+    `queue_state` and `workers` are None where they are not known, as of every moment in the past.
     """
 
     record: Record
@@ -73,18 +78,16 @@ class Case:
 
     @property
     def status(self) -> str:
-        """One word for the run, as people are shown it.
+        """The status that the run is shown with: that of its own thread, or `held`. The same as in a listing."""
+        return status_of(self.run.status, self.hold)
 
-        An end, a quarantine and a pause are facts, and come first. Then `held`, by the registered definitions; all else
-        is as the run's own thread says: new, started, running or idle. The same word as in a listing.
-        """
-        status = self.run.status
-        if self.run.stopped or status == "paused":
-            return status
-        return status if self.hold is None else "held"
+    @property
+    def past(self) -> bool:
+        """Whether the moment is in the past."""
+        return self.record.as_of is not None
 
     def deferral_of(self, attempt: Attempt) -> AttemptReleased | None:
-        """Give the fact by which a step has put an attempt off, if that is why it is visible when it is."""
+        """Return the fact by which a step has put an attempt off, if that is why it is visible when it is."""
         entry = self.record.last("attempt_released", attempt.runnable_key)
         fact = entry.fact if entry is not None else None
         if attempt.owner_id is not None or not isinstance(fact, AttemptReleased) or fact.counted:
@@ -92,11 +95,11 @@ class Case:
         return fact if fact.visible_at == attempt.visible_at else None
 
     def launch_of(self, attempt: Attempt) -> Launch | None:
-        """Give the latest request for work elsewhere that an attempt waits for; None while nobody has asked for it."""
+        """Return the latest request for work elsewhere that an attempt waits for; None before the first."""
         return latest_launches(self.run.command_history).get(attempt.runnable_key)
 
     def step_of(self, attempt: Attempt) -> StepDefinition | None:
-        """Give the definition of an attempt's step, where it is known."""
+        """Return the definition of an attempt's step, where it is known."""
         return self.definition.steps.get(attempt.step) if self.definition is not None else None
 
 
@@ -108,14 +111,20 @@ def make_case(
     queue_state: QueueState | None = None,
     workers: Sequence[Worker] | None = None,
 ) -> Case:
-    """Sort out how a run stands at that time. Never raises."""
+    """Sort a run's attempts by what can be done about them, at the record's moment or `now`. Never raises.
+
+    A run is held by what is registered and announced now: no run of the past is.
+    """
     run, dispatch = record.unit.run, record.unit.dispatch
+    if record.as_of is not None:
+        now, queue_state, workers = record.as_of, None, None
     start = run.start
     definition = hold = None
     if start is not None and registry is not None:
         workflow, fingerprint = start.workflow, start.definition_fingerprint
         definition = registry.find(workflow, fingerprint, start.definition_version)
-        hold = None if run.stopped else hold_of(workflow, start.definition_version, fingerprint, registry, workers)
+        if not run.stopped and record.as_of is None:
+            hold = hold_of(workflow, start.definition_version, fingerprint, registry, workers)
     failure = PlanState.of(run).failure
     open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())
     held = [each for each in open_ if each.status is AttemptStatus.CLAIMED]
@@ -149,7 +158,7 @@ def _in_order(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
 
 
 def _goes_on(attempt: Attempt, definition: Definition | None, failure: JsonObject | None) -> bool:
-    """Tell whether a run leaves a dead letter by itself: along an error route, or because it is failing already."""
+    """Return whether a run leaves a dead letter by itself: along an error route, or because it is failing already."""
     if definition is None or attempt.step.startswith(COMPENSATE):
         return False
     return failure is not None or bool(definition.routes.get((attempt.step, "error")))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from squid_dagster.inspection.display import asks_for_secret, brief
 from squid_dagster.inspection.explain.case import Case
 from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus, Story
-from squid_dagster.protocol.folds.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.workflow.authoring.conditions import Condition, Operator
 from squid_dagster.workflow.authoring.draft import Outcome

@@ -12,7 +12,7 @@ from squid_dagster.inspection.explain.case import Case
 from squid_dagster.inspection.snapshot.parts import AttemptView, ManualView, view_attempt, view_manual, visit_of
 from squid_dagster.protocol.facts import ManualStepResolved, RunnableApplied
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
-from squid_dagster.protocol.folds.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.workflow.authoring.draft import COMPLETE, ENDS
 
 

@@ -1,4 +1,4 @@
-"""A run as it stands, or stood: one picture of everything that its facts say, for people and programs to look at."""
+"""`RunSnapshot`: everything that the facts of a run say at one moment, redacted, as a value and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,9 @@ from typing import Any
 
 from squid_dagster.inspection.deadlines import DeadlineView, open_deadlines
 from squid_dagster.inspection.display import plain, shown_object
-from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.explain.case import Case
 from squid_dagster.inspection.explain.diagnosis import diagnose
-from squid_dagster.inspection.hold import Worker
-from squid_dagster.inspection.run_record import Record, read_record
+from squid_dagster.inspection.run_record import Record
 from squid_dagster.inspection.snapshot.parts import (
     AnomalyView,
     AttemptView,
@@ -26,14 +25,11 @@ from squid_dagster.inspection.snapshot.parts import (
     view_manual,
     view_runnable,
 )
-from squid_dagster.journal.contract.storage import Storage
-from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits
+from squid_dagster.protocol.folds.visits import COMPENSATE, visits
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 from squid_dagster.workflow.planner.known_values import outputs_of
-from squid_dagster.workflow.registry import Registry
 
 # Shown by key in `to_dict`: the attempts and runnables themselves are listed once.
 _BY_KEY = (
@@ -51,9 +47,9 @@ class RunSnapshot:
     """A run at one moment (`as_of`). Inputs, outputs, errors and metadata are redacted.
 
     `status` is one of completed, failed, cancelled, quarantined, paused, held, running, idle, started and new; `reason`
-    says more, in the words of `explain_run`, such as `dead_letter` of a run that is running. `context` is what the run
-    was started with beside its input, `outputs` what its steps gave so far. `thread_revisions` holds the last revision
-    of this run's facts per thread.
+    is that of `explain_run`, such as `dead_letter` of a run that is running. `context` is what the run was started with
+    beside its input, `outputs` what its steps have returned so far. `thread_revisions` holds the last revision of this
+    run's facts per thread.
     """
 
     run_id: str
@@ -95,46 +91,20 @@ class RunSnapshot:
     history: tuple[dict[str, Any], ...] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the snapshot as JSON, always with the same keys."""
+        """Return the snapshot as JSON, always with the same keys."""
         whole: dict[str, Any] = plain(self)
         for name in _BY_KEY:
-            whole[name] = [each.runnable_key for each in getattr(self, name)]
+            whole[name] = [attempt.runnable_key for attempt in getattr(self, name)]
         return whole
 
 
-@checked
-def inspect_run(
-    storage: Storage,
-    run_id: str,
-    *,
-    now: datetime,
-    registry: Registry | None = None,
-    workers: Sequence[Worker] | None = None,
-    at_revision: int | None = None,
-    include_history: bool = False,
-) -> RunSnapshot:
-    """Show a run as it is now, or as it was at revision `at_revision` of its own thread.
-
-    An earlier state is judged by its own time, that of its latest fact: a claim that was alive then is shown alive.
-
-    Raises:
-        NotFound: no fact names this run.
-        InvalidThread: this is no id that a run could have.
-        InvalidArgument: the run has no such revision; the message names the range.
-    """
-    record = read_record(storage, run_id, at_revision)
-    at = now if at_revision is None else record.latest_at
-    case = make_case(record, at, registry=registry, workers=workers)
-    return snapshot(case, include_history=include_history)
-
-
 def snapshot(case: Case, *, include_history: bool = False) -> RunSnapshot:
-    """Show a run at the moment of the case. Pure, and never raises."""
+    """Return the run of a case as a snapshot. Pure, and never raises."""
     record, run, start = case.record, case.run, case.run.start
     deadlines = open_deadlines(run, case.now)
     manual = run.manual_state
     children = (view_child(child.fact) for child in run.children.values() if child.fact is not None)
-    plans = (each.runnable for each in run.planned.values() if each.runnable is not None)
+    runnables = (planned.runnable for planned in run.planned.values() if planned.runnable is not None)
     return RunSnapshot(
         run_id=record.run_id,
         as_of=case.now,
@@ -160,7 +130,9 @@ def snapshot(case: Case, *, include_history: bool = False) -> RunSnapshot:
         else view_manual(manual, next((each for each in deadlines if each.runnable_key is None), None)),
         command_history=tuple(view_command(entry) for entry in record.every("run_signal_received")),
         thread_revisions=_revisions(record, case.queue),
-        planned_runnables=tuple(view_runnable(each, record) for each in sorted(plans, key=lambda r: r.runnable_key)),
+        planned_runnables=tuple(
+            view_runnable(each, record) for each in sorted(runnables, key=lambda runnable: runnable.runnable_key)
+        ),
         applied_runnable_keys=tuple(run.applied),
         pending_dispatches=tuple(view_runnable(each, record) for each in case.pending_dispatches),
         pending_results=_attempts(case.pending_results, record),
@@ -183,19 +155,19 @@ def _attempts(attempts: Sequence[Attempt], record: Record) -> tuple[AttemptView,
 
 
 def _sorted(record: Record) -> list[Attempt]:
-    found = record.unit.dispatch.attempts.values()
-    return sorted(found, key=lambda each: (each.visible_at, each.runnable_key, each.attempt_number))
+    attempts = record.unit.dispatch.attempts.values()
+    return sorted(attempts, key=lambda each: (each.visible_at, each.runnable_key, each.attempt_number))
 
 
 def _outputs(case: Case) -> dict[str, Any]:
-    """Give what steps gave, by the names that the definition gives it; by the steps' own names where it is unknown."""
+    """Return the results of steps, by the names of the definition; by the steps' own names where it is unknown."""
     if case.definition is not None:
         return shown_object(outputs_of(case.definition, case.run))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for visit in visits(case.run):
         if visit.succeeded and not visit.runnable.step.startswith(COMPENSATE):
-            found[visit.runnable.step] = visit.fact.result
-    return shown_object({**found, **{each.step: each.result for each in case.run.resolutions}})
+            results[visit.runnable.step] = visit.fact.result
+    return shown_object({**results, **{each.step: each.result for each in case.run.resolutions}})
 
 
 def _parent(context: JsonObject) -> dict[str, Any] | None:

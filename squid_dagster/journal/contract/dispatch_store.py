@@ -163,7 +163,7 @@ class PlanRequest:
 
     `attempts` holds these by key, the other attempts of their visits, and the retries that their failures have created.
     The run is given away: a planner folds into it either all that it plans about the run, or nothing. It may be an
-    `UnknownState`: a planner that looks at it raises `StateNeeded`, and is asked again when it was read. A store that
+    `UnknownState`: a planner that looks at it raises `StateMissing`, and is asked again when it was read. A store that
     could not write the plan asks again with `max_fact_bytes`: then no fact may be larger, and what cannot be planned
     has to fail its run instead.
     """

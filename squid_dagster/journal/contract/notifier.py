@@ -61,7 +61,7 @@ class Notifier(Protocol):
 class CommitNotifier(Protocol):
     """A notifier whose listeners hear from some dispatch stores without being told by `notify`."""
 
-    def hears(self, store: object) -> bool:
+    def covers(self, store: object) -> bool:
         """Return whether the starts and decisions of this store wake its listeners."""
 
 

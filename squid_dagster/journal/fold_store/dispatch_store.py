@@ -38,17 +38,17 @@ from squid_dagster.journal.fold_store.run_keys import RunKeys
 from squid_dagster.journal.fold_store.thread_folds import ThreadFolds
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates
 from squid_dagster.journal.settlement.first_answers import with_first_answers
-from squid_dagster.journal.settlement.group import Group, ask, judge
+from squid_dagster.journal.settlement.group import Group, call_planner, judge
 from squid_dagster.journal.settlement.member_facts import (
     FactOf,
-    arrange,
     check_held,
     dead_letter_fact,
+    group_appends,
     heartbeat_fact,
     make_claim,
+    preview,
     release_fact,
     settle_fact,
-    settled,
 )
 from squid_dagster.journal.settlement.rounds import answer_in_rounds, outcome_bytes
 from squid_dagster.limits import MAX_CLAIMS
@@ -415,9 +415,9 @@ class FoldDispatchStore:
             group.check(self._storage.max_fact_bytes)
         written = group.members(group.facts)
         after = {
-            run_id: settled(run, (group.facts[i] for i in written.get(run_id, ()))) for run_id, run in runs.items()
+            run_id: preview(run, (group.facts[i] for i in written.get(run_id, ()))) for run_id, run in runs.items()
         }
-        planned = arrange(fact for facts in group.planned.values() for fact in facts)
+        planned = group_appends(fact for facts in group.planned.values() for fact in facts)
         appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in planned]
         new = {refs[i].claim_id: after[refs[i].run_id].attempts[refs[i].runnable_key] for i in group.facts}
         self._write(queue, revision, list(group.facts.values()), appends, lambda: recorded.update(new))
@@ -437,12 +437,12 @@ class FoldDispatchStore:
         states = {run_id: self._state(run_id) for run_id in members}
 
         def plan_of(run_id: str, places: list[int], max_fact_bytes: int | None) -> list[Fact]:
-            after = settled(runs[run_id], (group.facts[i] for i in places if i in group.facts))
+            after = preview(runs[run_id], (group.facts[i] for i in places if i in group.facts))
             attempts = tuple(after.attempts[group.refs[i].runnable_key] for i in places)
             state = states[run_id].state
             state.begin()
             try:
-                return ask(plan, PlanRequest(run_id, state, attempts, after.attempts, now, max_fact_bytes))
+                return call_planner(plan, PlanRequest(run_id, state, attempts, after.attempts, now, max_fact_bytes))
             finally:
                 state.roll_back()  # what is written of it is read with the rest
 
@@ -523,7 +523,7 @@ def commit_in_order(storage: Storage, facts: Iterable[Fact], revisions: Mapping[
     for fact in facts:
         by_thread.setdefault(fact.thread, []).append(fact)
     if storage.atomic_across_threads:
-        appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in arrange(facts)]
+        appends = [Append(one.thread, one.facts, revisions.get(one.thread)) for one in group_appends(facts)]
         guards = [Append(thread, (), rev) for thread, rev in revisions.items() if rev and thread not in by_thread]
         storage.commit([*appends, *guards])
         return
@@ -539,7 +539,7 @@ def _claimed(view: QueueIndex, facts: Iterable[Fact]) -> list[Attempt]:
     for fact in claims:
         by_run.setdefault(fact.run_id, []).append(fact)
     after = {
-        run_id: settled(view.part(run_id, [fact.runnable_key for fact in mine]), mine)
+        run_id: preview(view.part(run_id, [fact.runnable_key for fact in mine]), mine)
         for run_id, mine in by_run.items()
     }
     return [after[fact.run_id].attempts[fact.runnable_key] for fact in claims]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from squid_dagster.journal.contract.dispatch_store import ClaimRef, Planner, PlanRequest
 from squid_dagster.journal.contract.storage import Verified, check_appends
-from squid_dagster.journal.settlement.member_facts import FactOf, arrange, find
+from squid_dagster.journal.settlement.member_facts import FactOf, find_attempt, group_appends
 from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.limits import commit_bytes
 from squid_dagster.protocol.errors import InvalidFact, PlanningFailed, SquidError, explain
@@ -32,7 +32,7 @@ def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], Run
     errors: dict[int, SquidError] = {}
     for i, ref in enumerate(refs):
         try:
-            fact = fact_of(i, find(run_of(ref.run_id), ref), now)
+            fact = fact_of(i, find_attempt(run_of(ref.run_id), ref), now)
         except SquidError as error:
             errors[i] = error
         except ValidationError as error:
@@ -45,7 +45,7 @@ def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], Run
     return Group(refs, facts, errors)
 
 
-def ask(plan: Planner, request: PlanRequest) -> list[Fact]:
+def call_planner(plan: Planner, request: PlanRequest) -> list[Fact]:
     """Ask the planner about one run.
 
     Raises:
@@ -110,7 +110,7 @@ class Group:
 
     def _verified(self, max_fact_bytes: int) -> list[Verified]:
         everything = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
-        return check_appends(arrange(everything), max_fact_bytes) if everything else []
+        return check_appends(group_appends(everything), max_fact_bytes) if everything else []
 
     def _mend(self, max_fact_bytes: int) -> None:
         """Refuse each member whose own fact cannot be written, and plan again what could not be."""
@@ -148,7 +148,7 @@ class Group:
 def _refused(facts: Sequence[Fact], max_fact_bytes: int) -> SquidError | None:
     """Return why facts cannot be written, or not in one commit; None when they can."""
     try:
-        size = _size(check_appends(arrange(facts), max_fact_bytes)) if facts else 0
+        size = _size(check_appends(group_appends(facts), max_fact_bytes)) if facts else 0
     except SquidError as error:
         return error
     most = commit_bytes(max_fact_bytes)

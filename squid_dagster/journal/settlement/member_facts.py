@@ -59,7 +59,7 @@ _FACTS = frozenset(FACT_TYPES.values())
 FactOf = Callable[[int, Attempt, datetime], Fact | None]
 
 
-def find(run: RunDispatch, ref: ClaimRef) -> Attempt:
+def find_attempt(run: RunDispatch, ref: ClaimRef) -> Attempt:
     """Give the attempt that a claim is about.
 
     Raises:
@@ -81,7 +81,7 @@ def check_held(unit: RunUnit, ref: ClaimRef, now: datetime) -> None:
             f"run {ref.run_id!r} has ended as {unit.run.terminal_status}: the claim on {ref.runnable_key!r} may act no "
             "more, and starts no children"
         )
-    _checked_time(find(unit.dispatch, ref), ref, now)
+    _checked_time(find_attempt(unit.dispatch, ref), ref, now)
 
 
 def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact | None:
@@ -216,7 +216,7 @@ def refusal(reason: Reason, attempt: Attempt) -> SquidError:
             return StaleClaim(f"the claim on {key!r} is no longer the current one: drop the result")
 
 
-def arrange(facts: Iterable[Fact]) -> list[Append]:
+def group_appends(facts: Iterable[Fact]) -> list[Append]:
     """Group facts by thread, queues first and then runs: in one commit, a run's end comes after all else about it."""
     by_thread: dict[str, list[Fact]] = {}
     for fact in facts:
@@ -225,7 +225,7 @@ def arrange(facts: Iterable[Fact]) -> list[Append]:
     return [Append(thread, by_thread[thread]) for thread in order]
 
 
-def settled(run: RunDispatch, facts: Iterable[Fact]) -> RunDispatch:
+def preview(run: RunDispatch, facts: Iterable[Fact]) -> RunDispatch:
     """Show what a run's attempts will be once these facts are written."""
     preview = run.copy()
     for fact in facts:

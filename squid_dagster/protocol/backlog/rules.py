@@ -19,7 +19,7 @@ from squid_dagster.protocol.facts.backlog import (
     CardReleased,
     CardRenewed,
     CardUnblocked,
-    HolderFact,
+    FencedCardFact,
 )
 
 CardFactType = (
@@ -84,7 +84,7 @@ def judge(at_hand: Cards, fact: CardFactType) -> CardReason | None:
         return CardReason.OUT_OF_ORDER
     if isinstance(fact, CardLinked):
         return _judge_link(at_hand, card, fact)
-    if isinstance(fact, HolderFact) and (reason := fence_problem(card, fact.claim_token_hash, fact.occurred_at)):
+    if isinstance(fact, FencedCardFact) and (reason := fence_problem(card, fact.claim_token_hash, fact.occurred_at)):
         return reason
     return _RULES[type(fact)](card, fact)
 

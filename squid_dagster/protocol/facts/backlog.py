@@ -48,7 +48,7 @@ class CardFact(FactBase):
         return self
 
 
-class HolderFact(CardFact):
+class FencedCardFact(CardFact):
     """What the holder of a claim does, proven by its token; or what somebody does without one: then it is unfenced."""
 
     fence: Literal["token", "unfenced"]
@@ -105,7 +105,7 @@ class CardClaimed(CardFact):
     attempt: Count
 
 
-class CardRenewed(HolderFact):
+class CardRenewed(FencedCardFact):
     """The claim lasts longer: so many seconds, counted from its beginning."""
 
     type: Literal["card_renewed"] = "card_renewed"
@@ -119,7 +119,7 @@ class CardReleased(CardFact):
     cause: Literal["expired", "forced"]
 
 
-class CardBlocked(HolderFact):
+class CardBlocked(FencedCardFact):
     """The card is parked: nobody claims it."""
 
     type: Literal["card_blocked"] = "card_blocked"
@@ -133,13 +133,13 @@ class CardUnblocked(CardFact):
     cause: Literal["unblocked", "created_again"]
 
 
-class CardCompleted(HolderFact):
+class CardCompleted(FencedCardFact):
     """The card is done."""
 
     type: Literal["card_completed"] = "card_completed"
 
 
-class CardFailed(HolderFact):
+class CardFailed(FencedCardFact):
     """The holder did not succeed; the card is ready again, at once or from `not_before` on."""
 
     type: Literal["card_failed"] = "card_failed"
@@ -147,7 +147,7 @@ class CardFailed(HolderFact):
     not_before: UtcDatetime | None = None
 
 
-class CardDeadLettered(HolderFact):
+class CardDeadLettered(FencedCardFact):
     """The card comes back only if somebody frees it: its attempts are spent, or its holder gave it up.
 
     They are spent when the last one failed, or its claim ran out, which needs no token.

@@ -8,7 +8,7 @@ cannot be read) makes the state not `plain`: then fold the whole thread to a `Ru
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, NamedTuple, NoReturn, Self
@@ -22,9 +22,16 @@ from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunSig
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.launches import Launch, latest_launches, launched_key, next_launch
 from squid_dagster.protocol.folds.run import ManualState, RunProjection, manual_state, resolves, run_status
+from squid_dagster.protocol.folds.visits import (
+    COMPENSATE,
+    succeeded,
+    undone_visit,
+    visit_and_step,
+    visit_number,
+    visits,
+)
 from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
 
-COMPENSATE = "compensate:"  # a step's name cannot hold ':', so that no step is taken for a compensation
 FAIL = "fail"  # where a transition leads that fails the run
 DUMP_VERSION = 2  # raise it when a rule or a field of `PlanState` changes: older checkpoints are then ignored
 _RUN_PREFIX = run_thread("")
@@ -40,16 +47,16 @@ _ToUndo = Annotated[
 ]
 
 
-class StateNeeded(SquidError):
+class StateMissing(SquidError):
     """What follows cannot be planned without the run's state."""
 
 
 class UnknownState:
-    """Stands for the state of a run that was not read: whatever is asked of it raises `StateNeeded`."""
+    """Stands for the state of a run that was not read: whatever is asked of it raises `StateMissing`."""
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse."""
-        raise StateNeeded(f"{name} of a run that was not read")
+        raise StateMissing(f"{name} of a run that was not read")
 
 
 class StepState(NamedTuple):
@@ -59,31 +66,6 @@ class StepState(NamedTuple):
     applied: int = 0
     output: JsonValue = None
     has_output: bool = False
-
-
-class Visit(NamedTuple):
-    """One visit of a step whose outcome is part of the run."""
-
-    runnable: Runnable
-    fact: RunnableApplied
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the step succeeded, whatever followed from that."""
-        return succeeded(self.fact)
-
-
-def succeeded(applied: RunnableApplied) -> bool:
-    """Return whether an applied outcome is a success, whatever followed from it."""
-    return (applied.transition or {}).get("on") != "error"
-
-
-def visits(run: RunProjection) -> Iterator[Visit]:
-    """Yield all applied visits, in the order in which they were applied."""
-    for key, applied in run.applied.items():
-        planned = run.planned.get(key)
-        if planned is not None and planned.runnable is not None and applied.fact is not None:
-            yield Visit(planned.runnable, applied.fact)
 
 
 @dataclass(slots=True)
@@ -146,10 +128,10 @@ class PlanState:
         state.closed = frozenset(run.planned).difference(state.planned)
         launches = latest_launches(run.command_history)
         done = {visit for visit in entered if visit not in state.open}
-        state.launches = {key: launch for key, launch in launches.items() if _visit("", key)[0] not in done}
+        state.launches = {key: launch for key, launch in launches.items() if visit_and_step("", key)[0] not in done}
         for visit in visits(run):
             state._apply(visit.runnable, visit.fact)
-        undone = {_undone(each) for each in runnables.values()}
+        undone = {undone_visit(each) for each in runnables.values()}
         state.to_undo = {visit: result for visit, result in state.to_undo.items() if visit not in undone}
         for resolution in run.resolutions:
             state._outcome(resolution.step, resolution.result, resolution.transition)
@@ -251,7 +233,7 @@ class PlanState:
             return True
         if visit_key in self.open:
             return False
-        number = _number(visit_key)
+        number = visit_number(visit_key)
         if step.startswith(COMPENSATE):
             undone = step.removeprefix(COMPENSATE)
             return self.closed is None and number <= self.visits(undone) and (undone, number) not in self.to_undo
@@ -310,11 +292,11 @@ class PlanState:
             self._set(self.launches, key, next_launch(self.launches.get(key), signal))
             return True
         # Before it is planned here, an attempt may be on its queue already, where no commit spans both.
-        return key is None or self.is_closed(key, *_visit(self.run_id or "", key))
+        return key is None or self.is_closed(key, *visit_and_step(self.run_id or "", key))
 
     def _plan(self, runnable: Runnable) -> bool:
         run_id, step, key = self.run_id or "", runnable.step, runnable.idempotency_key
-        number = _number(key)
+        number = visit_number(key)
         if key != idempotency_key(run_id, step, number) or runnable.runnable_key != runnable_key(
             run_id, step, number, runnable.attempt_number
         ):
@@ -322,7 +304,7 @@ class PlanState:
         if runnable.attempt_number > 1:
             if self.open.get(key) != runnable.attempt_number - 1:
                 return False
-        elif (undone := _undone(runnable)) is not None:
+        elif (undone := undone_visit(runnable)) is not None:
             if undone not in self.to_undo:
                 return False
             self.weight -= _weight(self.to_undo[undone])
@@ -388,7 +370,7 @@ class PlanState:
             self._outcome(step, fact.result, fact.transition)
             if runnable.recovery is None or runnable.recovery.get("compensated"):
                 self.weight += _weight(fact.result)
-                self._set(self.to_undo, (step, _number(runnable.idempotency_key)), fact.result)
+                self._set(self.to_undo, (step, visit_number(runnable.idempotency_key)), fact.result)
         else:
             self._count(step)
             self._note_failure(fact.transition)
@@ -433,22 +415,3 @@ def _weight(value: JsonValue) -> int:
     if isinstance(value, dict):
         return sum(len(key) + _weight(each) for key, each in value.items())
     return 1 + sum(map(_weight, value)) if isinstance(value, list) else 8
-
-
-def _number(visit_key: str) -> int:
-    """Return the number of a visit by its idempotency key; 0 for a key of another form."""
-    text = visit_key.rpartition(":")[2]
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
-
-
-def _visit(run_id: str, key: str) -> tuple[str, str]:
-    """Return the visit that an attempt belongs to by its runnable key, and its step."""
-    visit = key.rpartition(":")[0]
-    return visit, visit.removeprefix(f"{run_id}:").rpartition(":")[0]
-
-
-def _undone(runnable: Runnable) -> tuple[str, int] | None:
-    """Return the step and the visit that a runnable undoes; None if it is no compensation."""
-    if not runnable.step.startswith(COMPENSATE):
-        return None
-    return runnable.step.removeprefix(COMPENSATE), _number(runnable.idempotency_key)

@@ -26,26 +26,26 @@ from squid_dagster.protocol.threads import run_thread
 class Planned(NamedTuple):
     """A planned runnable; only its digest where it was read from a view."""
 
-    kept: str | None
+    stored_digest: str | None
     runnable: Runnable | None = None
 
     @property
     def digest(self) -> str:
         """What tells a repeated plan from a conflicting one; made when somebody asks, which is rare."""
-        return plan_digest(self.runnable) if self.runnable is not None else self.kept or ""
+        return plan_digest(self.runnable) if self.runnable is not None else self.stored_digest or ""
 
 
 class Applied(NamedTuple):
     """An applied outcome; only its digest where it was read from a view."""
 
-    kept: str | None
+    stored_digest: str | None
     fact: RunnableApplied | None = None
 
     @property
     def digest(self) -> str:
         """What tells a repeated application from a conflicting one; made when somebody asks, which is rare."""
         if self.fact is None:
-            return self.kept or ""
+            return self.stored_digest or ""
         return application_digest(self.fact.result, self.fact.transition)
 
 
@@ -84,7 +84,7 @@ class RunProjection:
 
     run_id: str | None = None
     start: RunStarted | None = None
-    start_kept: str | None = None  # the digest of the start, where it was read from a view
+    stored_start_digest: str | None = None  # the digest of the start, where it was read from a view
     planned: dict[str, Planned] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     planned_visits: int = 0
@@ -129,14 +129,14 @@ class RunProjection:
             self.manual_state,
             self.planned_visits,
             self.applied_visits,
-            self.start is not None or self.start_kept is not None,
+            self.start is not None or self.stored_start_digest is not None,
         )
 
     @property
     def start_digest(self) -> str | None:
         """What tells a repeated start from a conflicting one; None when there was no start."""
         if self.start is None:
-            return self.start_kept
+            return self.stored_start_digest
         return digest(start_content(self.start))
 
     @property
@@ -211,7 +211,7 @@ def _judge(run: RunProjection, entry: Entry) -> Reason | None:
 
 
 def _start(run: RunProjection, fact: RunStarted) -> Reason | None:
-    if run.start is not None or run.start_kept is not None:
+    if run.start is not None or run.stored_start_digest is not None:
         same = run.start_digest == RunProjection(start=fact).start_digest
         return None if same else Reason.CONFLICTING_RUN_START
     run.start = fact

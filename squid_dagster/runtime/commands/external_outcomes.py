@@ -14,7 +14,7 @@ from squid_dagster.journal.contract.command_target import CommandedRun, CommandT
 from squid_dagster.journal.contract.dispatch_store import Completed, Failed, hash_token
 from squid_dagster.journal.lanes import Waiting, waiting_in_lanes
 from squid_dagster.journal.plan_state.checkpoints import load_state
-from squid_dagster.journal.settlement.member_facts import settled
+from squid_dagster.journal.settlement.member_facts import preview
 from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, NotFound
 from squid_dagster.protocol.facts import AttemptClaimed, AttemptCompleted, AttemptFailed, Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
@@ -125,7 +125,7 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         if _repeated(signal, run_id, run, receipts):
             return []
         facts = settling(run, now)
-        after = settled(run.dispatch, facts).attempts
+        after = preview(run.dispatch, facts).attempts
         definition = runtime.definition_of(run_id, run.state)
         room = runtime.storage.max_fact_bytes
         plan = plan_settled(definition, run.state, [after[key]], after, now, max_fact_bytes=room)

@@ -11,9 +11,10 @@ from squid_dagster.protocol.errors import InvalidArgument, InvalidTransition, No
 from squid_dagster.protocol.facts import Fact, QueuePaused, QueueResumed, RunSignalReceived
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import AttemptStatus
-from squid_dagster.protocol.folds.plan_state import PlanState, visits
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
+from squid_dagster.protocol.folds.visits import visits
 from squid_dagster.protocol.redaction import redact, redact_object
 from squid_dagster.protocol.threads import check_part, dispatch_thread
 from squid_dagster.runtime.commands.derived_ids import derived_run_id

@@ -26,7 +26,7 @@ from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.redaction import redacted, redacted_error, redacted_text
 from squid_dagster.runtime.execution.forks import OneProcess, OneProcessCoroutine
 from squid_dagster.runtime.execution.interrupts import is_interrupt

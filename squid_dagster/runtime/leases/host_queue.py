@@ -22,8 +22,7 @@ from squid_dagster.journal.contract.dispatch_store import (
     check_claim,
 )
 from squid_dagster.logs import redacting_logger
-from squid_dagster.protocol.argument_checks import checks_arguments
-from squid_dagster.protocol.display_names import name_problem
+from squid_dagster.protocol.argument_checks import checks_arguments, name_problem
 from squid_dagster.protocol.errors import (
     InvalidArgument,
     InvalidFact,

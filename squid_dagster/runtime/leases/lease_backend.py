@@ -33,7 +33,7 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
-from squid_dagster.protocol.folds.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.runtime.execution.settlement import settle, unwritable
 from squid_dagster.runtime.execution.step_execution import error_map, failure
 from squid_dagster.runtime.runtime import Runtime

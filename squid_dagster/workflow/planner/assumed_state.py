@@ -1,7 +1,7 @@
 """A state assumed for a run that is at one step alone, by what is known when the step was claimed. Pure.
 
 In a chain, the step's definition, its input and its result say what comes next, whatever else the run has been through:
-its thread need not be read. A plan that looks at more raises `StateNeeded`. The store checks, when it writes, that no
+its thread need not be read. A plan that looks at more raises `StateMissing`. The store checks, when it writes, that no
 other visit of the run is open.
 """
 
@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from squid_dagster.protocol.facts import Runnable
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import PlanState, StateNeeded, StepState
+from squid_dagster.protocol.folds.plan_state import PlanState, StateMissing, StepState
 from squid_dagster.protocol.threads import idempotency_key
 from squid_dagster.workflow.definition import Definition
 
@@ -30,17 +30,17 @@ class _TakenInput(Mapping[str, JsonValue]):
 
     def __getitem__(self, name: str) -> JsonValue:
         if name not in self._values:
-            raise StateNeeded(f"{name!r} was not taken by the step before")
+            raise StateMissing(f"{name!r} was not taken by the step before")
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:
         return self[name] is not None or True  # type: ignore[index]  # a text; raises if it is not known
 
     def __iter__(self) -> Iterator[str]:
-        raise StateNeeded("not all values are known")
+        raise StateMissing("not all values are known")
 
     def __len__(self) -> int:
-        raise StateNeeded("not all values are known")
+        raise StateMissing("not all values are known")
 
 
 class _AssumedStart(NamedTuple):
@@ -55,7 +55,7 @@ class _AssumedStart(NamedTuple):
 
 
 def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
-    """Return the state of the attempt's run, as far as its one open visit says. Raises `StateNeeded`."""
+    """Return the state of the attempt's run, as far as its one open visit says. Raises `StateMissing`."""
     step, run_id = attempt.step, attempt.run_id
     done = definition.narrow.get(step)
     if (
@@ -65,7 +65,7 @@ def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
         or attempt.input is None
         or attempt.idempotency_key != idempotency_key(run_id, step, 1)
     ):
-        raise StateNeeded(f"what follows from {attempt.runnable_key!r} depends on what its run did before")
+        raise StateMissing(f"what follows from {attempt.runnable_key!r} depends on what its run did before")
     start = _AssumedStart(
         attempt.workflow,
         _TakenInput(attempt.input),

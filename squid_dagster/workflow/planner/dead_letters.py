@@ -1,6 +1,6 @@
 """Dead letters: from which of them a run goes on by itself, and which wait for a person. Pure."""
 
-from squid_dagster.protocol.folds.plan_state import COMPENSATE
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.workflow.definition import Definition
 
 

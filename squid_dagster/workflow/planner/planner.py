@@ -26,8 +26,9 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, FAIL, PlanState, StateNeeded
+from squid_dagster.protocol.folds.plan_state import FAIL, PlanState, StateMissing
 from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.authoring.draft import COMPLETE, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
@@ -82,7 +83,7 @@ def taken_route(definition: Definition, state: PlanState, step_name: str, result
     """Return the place of the route that a step's success takes, among those of the step; None if none fits.
 
     Raises:
-        StateNeeded: a condition looks at what an assumed state does not know.
+        StateMissing: a condition looks at what an assumed state does not know.
     """
     step = definition.steps[step_name]
     values = known_values(definition, state, {} if step.output is None else {step.output: result})
@@ -367,7 +368,7 @@ class _Planning:
     def _undo_or_end(self) -> None:
         """Undo the newest step that was not undone yet; end the run when there is none, and nothing is under way."""
         if self.state.assumed:
-            raise StateNeeded(f"what run {self.run_id!r} has done is not known")
+            raise StateMissing(f"what run {self.run_id!r} has done is not known")
         under_way = self.state.open
         if any(f":{COMPENSATE}" in key for key in under_way):
             return

@@ -16,8 +16,9 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.verification import verify
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, PlanState, visits
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run_unit import RunUnit, apply_unit
+from squid_dagster.protocol.folds.visits import COMPENSATE, visits
 from squid_dagster.testing import assert_invariants, golden
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.planner.planner import plan_settled

@@ -25,7 +25,7 @@ from squid_dagster.journal.postgres.dispatch.template_text import (
     spellings,
 )
 from squid_dagster.journal.postgres.views.row_changes import Units
-from squid_dagster.journal.settlement.member_facts import arrange
+from squid_dagster.journal.settlement.member_facts import group_appends
 from squid_dagster.protocol.codec import EncodedFact, is_plain
 from squid_dagster.protocol.entries import canonical_text, digest_of_text
 from squid_dagster.protocol.errors import SquidError
@@ -134,7 +134,7 @@ class _Made(NamedTuple):
         cls, run: KindRun, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
     ) -> "_Made | None":
         """Plan, encode and fold one run; None if it writes about more than itself and one queue."""
-        verified = check_appends(arrange(run.facts_of(run_id, values, now)), max_fact_bytes)
+        verified = check_appends(group_appends(run.facts_of(run_id, values, now)), max_fact_bytes)
         units = Units.new([run_id], now)
         units.fold(verified)
         changes = units.changes()

@@ -215,7 +215,7 @@ def _projection(row: Row) -> RunProjection:
     manual, quarantine = row["manual_state"], row["quarantine"]
     return RunProjection(
         run_id=row["run_id"],
-        start_kept=row["start_digest"],
+        stored_start_digest=row["start_digest"],
         planned_visits=row["planned_visits"],
         applied_visits=row["applied_visits"],
         manual_state=ManualState(manual[0], manual[1], _required(manual[2]), manual[3]) if manual else None,

@@ -9,9 +9,9 @@ from squid_dagster.journal.contract.queries import parent_of
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.folds.attempt import AttemptStatus
-from squid_dagster.protocol.folds.plan_state import COMPENSATE, visits
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
+from squid_dagster.protocol.folds.visits import COMPENSATE, visits
 from squid_dagster.testing.driver import execute_until_blocked
 from squid_dagster.testing.simulation.scenario import Scenario
 from squid_dagster.workflow.definition import Definition, Mode
