@@ -1,7 +1,9 @@
-"""Plays scenarios in processes that end at a boundary, and on from there: `python -m tests.recovery.crash_processes ...`.
+"""Processes that play scenarios, end at a boundary, and go on from there.
 
-It imports everything once and forks for every play, so that a play costs milliseconds. It never connects to anything
-itself, and has one thread, so that forking is safe. What it finds goes to stdout, one JSON object for each line.
+Started by `python -m tests.recovery.crash_processes URL SCHEMA NUMBER ...`.
+
+The first process imports everything once and forks for every play, so that a play costs milliseconds. It never connects
+to anything itself and has one thread, so that forking is safe. It prints what it finds, one JSON object for each line.
 """
 
 import gc

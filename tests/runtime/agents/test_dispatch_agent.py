@@ -1,67 +1,29 @@
-"""Agents: one queue, or one run, operation by operation, with the results that callers build on."""
+"""The agent of one queue, operation by operation, with the results that callers build on."""
 
 from collections.abc import Collection
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
+from squid_dagster.agents import DispatchAgent
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, Settlement
+from squid_dagster.journal.contract.dispatch_store import ClaimRef
 from squid_dagster.journal.contract.notifier import LocalNotifier
 from squid_dagster.journal.memory import MemoryStorage
-from squid_dagster.protocol import RunnablesPlanned
 from squid_dagster.protocol.errors import (
     ConflictingCompletion,
     ExpiredClaim,
-    IncompatibleDefinition,
     InvalidArgument,
     InvalidFact,
     InvalidThread,
-    InvalidTransition,
     NotFound,
     StaleClaim,
     TerminalRun,
 )
-from squid_dagster.protocol.threads import run_thread
-from squid_dagster.workflow import Workflow
-from tests.facts import applied, runnable
+from tests.facts import runnable
+from tests.runtime.agents.orders import LEASE, claimed, orders, unscheduled
 from tests.runtime.runs import MakeSquid, drain, facts, planned_steps, run_facts, seconds, state_of, unit
-
-LEASE = seconds(60)
-
-
-class Order(BaseModel):
-    amount: int = 1
-
-
-def orders() -> Workflow:
-    wf = Workflow("orders", payload=Order)
-
-    @wf.step
-    def charge(amount: int) -> int:
-        return amount
-
-    wf.step(name="ship")(lambda: "shipped")
-    wf.step(name="apologise")(lambda: "sorry")
-    wf.route(charge, to="ship")
-    wf.route(charge, on="error", to="apologise")
-    wf.route("ship", to="complete")
-    wf.route("apologise", to="complete")
-    return wf
-
-
-def claimed(squid: Squid, **payload: Any) -> tuple[DispatchAgent, ClaimResult]:
-    squid.start("orders", payload)
-    agent = squid.dispatch_agent()
-    claim = agent.claim_next("w", lease=LEASE)
-    assert claim is not None
-    return agent, claim
-
-
-# --- the agent of a queue -------------------------------------------------------------------------------------------
 
 
 def test_a_claim_carries_the_agent_the_attempt_the_lease_and_the_only_copy_of_its_token(
@@ -211,18 +173,6 @@ def test_bad_arguments_are_named(make_squid: MakeSquid) -> None:
             act()
 
 
-# --- scheduling by hand ---------------------------------------------------------------------------------------------
-
-
-def unscheduled(squid: Squid, step: str = "extra") -> tuple[str, Any]:
-    """A run with a plan that no queue knows of, as a crash between two appends leaves it."""
-    run_id = squid.start("orders").run_id
-    planned = runnable(run_id, step)
-    fact = RunnablesPlanned(run_id=run_id, runnables=[planned], occurred_at=squid.journal.now())
-    squid.journal.append(run_thread(run_id), [fact])
-    return run_id, planned
-
-
 def test_planned_runnables_are_scheduled_once(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())
     run_id, planned = unscheduled(squid)
@@ -299,112 +249,3 @@ def test_a_note_that_comes_too_late_is_dropped(make_squid: MakeSquid) -> None:
     assert agent.schedule_attempts(run_id, [planned]) == [planned]
     assert facts(squid, run_id, "live_wakeup_emitted") == []
     assert not unit(squid, run_id).anomalies
-
-
-# --- the agent of a run ---------------------------------------------------------------------------------------------
-
-
-def unapplied(squid: Squid, result: Any = 7) -> tuple[WorkflowAgent, str]:
-    """A run with a completion that nothing followed from, as a crash between two appends leaves it."""
-    run_id = squid.start("orders").run_id
-    (claim,) = squid.runtime.dispatch.claim("default", "w")
-    squid.runtime.dispatch.settle([Settlement(claim.ref, Completed(result))])
-    return squid.workflow_agent(run_id), claim.ref.runnable_key
-
-
-def test_a_pending_result_is_applied_with_its_successor_planned(make_squid: MakeSquid) -> None:
-    squid = make_squid(orders())
-    agent, key = unapplied(squid)
-    assert [attempt.runnable_key for attempt in agent.pending_results()] == [key]
-    assert agent.apply_result(key).result == 7
-    assert run_facts(squid, agent.run_id)[-2:] == ["runnable_applied", "runnables_planned"]
-    assert agent.pending_results() == []
-    written = state_of(squid.journal)
-    assert agent.apply_result(key).runnable_key == key, "repeating does nothing"
-    assert agent.apply_pending_results() == []
-    assert state_of(squid.journal) == written
-    assert drain(squid) == 1
-    assert squid.inspect_run(agent.run_id).status == "completed"
-    assert agent.projection.terminal_status == "completed"
-
-
-def test_all_pending_results_are_applied_in_order(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    wf = Workflow("orders")
-    for name in ("a", "b", "c"):
-        wf.step(name=name)(lambda: None)
-    squid = make_squid(wf)
-    run_id = squid.start("orders").run_id
-    for claim in squid.runtime.dispatch.claim("default", "w", limit=3)[::-1]:
-        clock.advance(seconds(1))
-        squid.runtime.dispatch.settle([Settlement(claim.ref, Completed(None))])
-    done = squid.workflow_agent(run_id).apply_pending_results()
-    assert [attempt.step for attempt in done] == ["c", "b", "a"]
-    assert squid.inspect_run(run_id).status == "completed"
-
-
-def test_what_cannot_be_applied_is_refused(make_squid: MakeSquid) -> None:
-    squid = make_squid(orders())
-    agent, key = unapplied(squid)
-    other = squid.start("orders").run_id
-    written = state_of(squid.journal)
-    with pytest.raises(NotFound, match="no such key"):
-        agent.apply_result("no such key")
-    with pytest.raises(InvalidTransition, match="available"):
-        squid.workflow_agent(other).apply_result(f"{other}:charge:1:1")
-    with pytest.raises(IncompatibleDefinition):
-        make_squid([]).workflow_agent(agent.run_id).apply_result(key)
-    assert state_of(squid.journal) == written
-    squid.cancel(agent.run_id)
-    with pytest.raises(TerminalRun, match="cancelled"):
-        agent.apply_result(key)
-    assert (agent.pending_results(), agent.pending_dispatches()) == ([], [])
-
-
-@pytest.mark.parametrize("succeeds", [True, False], ids=["completion", "failure"])
-def test_repeating_what_ended_the_run_is_no_error(make_squid: MakeSquid, succeeds: bool) -> None:
-    wf = Workflow("orders", payload=Order)
-    wf.step(name="charge")(lambda: None)
-    squid = make_squid(wf)
-    agent, claim = claimed(squid)
-
-    def settle(value: str) -> Any:
-        return agent.complete(claim, value) if succeeds else agent.fail(claim, {"message": value})
-
-    first = settle("same")
-    assert squid.inspect_run(claim.attempt.run_id).terminal
-    written = state_of(squid.journal)
-    again = settle("same")
-    assert (again.attempt.status, again.attempt.settled_at) == (first.attempt.status, first.attempt.settled_at)
-    with pytest.raises(ConflictingCompletion, match="first one stands"):
-        settle("another")
-    assert state_of(squid.journal) == written
-
-
-@pytest.mark.usefixtures("spoilt")
-def test_another_result_on_record_is_a_conflict(make_squid: MakeSquid) -> None:
-    squid = make_squid(orders())
-    agent, key = unapplied(squid)
-    squid.journal.append(run_thread(agent.run_id), [applied(agent.run_id, "charge", result=8)])
-    with pytest.raises(ConflictingCompletion, match=key):
-        agent.apply_result(key)
-
-
-def test_pending_dispatches_are_scheduled_once(make_squid: MakeSquid) -> None:
-    squid = make_squid(orders())
-    run_id, planned = unscheduled(squid)
-    agent = squid.workflow_agent(run_id)
-    assert agent.pending_dispatches() == [planned]
-    assert agent.schedule_pending_dispatches() == [planned]
-    assert agent.schedule_pending_dispatches() == []
-    assert agent.pending_dispatches() == []
-    assert repr(agent) == f"WorkflowAgent({run_id!r})"
-
-
-def test_there_must_be_a_run(make_squid: MakeSquid) -> None:
-    squid = make_squid(orders())
-    agent = squid.workflow_agent("nothing")
-    for act in (agent.pending_results, agent.pending_dispatches, agent.apply_pending_results):
-        with pytest.raises(NotFound, match="nothing"):
-            act()
-    with pytest.raises(InvalidThread):
-        squid.workflow_agent("a b")

@@ -1,6 +1,6 @@
-"""Commands from processes of their own, all at once: `python -m tests.runtime.commands.command_processes <url> <schema> <runs as JSON>`.
+"""Processes that give the same commands at once: `python -m tests.runtime.commands.command_processes URL SCHEMA RUNS`.
 
-Says `ready`, waits for the starting gun (an advisory lock that the test holds), and prints one line for each receipt.
+A process prints `ready`, waits until the test releases an advisory lock, and prints one line for each receipt.
 """
 
 import json

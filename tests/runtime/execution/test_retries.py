@@ -9,7 +9,12 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.protocol.errors import (
+    ExpiredClaim,
+)
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.workflow import Defer, Fail, Retry, StepContext, Workflow, path
+from tests.runtime.linear_workflow import Order
 from tests.runtime.runs import (
     MakeSquid,
     applied_steps,
@@ -22,6 +27,7 @@ from tests.runtime.runs import (
     seconds,
     unit,
 )
+from tests.runtime.workers import facts_of
 
 Step = Callable[[StepContext], Any]
 
@@ -281,3 +287,51 @@ def test_an_input_that_the_function_cannot_take_fails_without_a_retry(
     assert snapshot.error["code"] == "invalid_input"
     assert "not a number" not in repr(snapshot.error), "a value may be a secret"
     assert planned_steps(squid, snapshot.run_id) == ["give:1:1", "take:1:1"]
+
+
+def test_defect_04_completion_time_is_taken_before_the_step_runs(make_squid: MakeSquid, clock: VirtualClock) -> None:
+    """Durations are lost, retry and wait delays are too short, and a lease that was overrun goes unnoticed.
+
+    Here times are taken after the step, by the storage's clock.
+    """
+    workflow = Workflow("slow", payload=Order)
+
+    @workflow.step(retry=Retry(max_attempts=2, initial=timedelta(minutes=1)))
+    def step(ctx: StepContext, amount: int) -> None:
+        clock.advance(timedelta(minutes=amount))
+        if ctx.attempt == 1:
+            raise ValueError("later")
+
+    squid = make_squid(workflow)
+    run_id = squid.start("slow", {"amount": 3}).run_id
+    squid.execute_next(lease=timedelta(hours=1))
+    (claimed,), (failed,) = (
+        facts_of(squid.journal, run_id, "attempt_claimed"),
+        facts_of(squid.journal, run_id, "attempt_failed"),
+    )
+    assert failed.occurred_at - claimed.occurred_at == timedelta(minutes=3)
+    assert failed.retry_visible_at - failed.occurred_at == timedelta(minutes=1)
+    clock.advance(timedelta(minutes=1))
+    with pytest.raises(ExpiredClaim):
+        squid.execute_next(lease=timedelta(minutes=2))
+    assert not facts_of(squid.journal, run_id, "attempt_completed")
+
+
+def test_defect_07_two_answers_to_which_idempotency_key_a_retry_has(make_squid: MakeSquid) -> None:
+    """A retry's planned runnable and its attempt carry different keys. Here plan, queue and step agree."""
+    keys: list[str] = []
+    workflow = Workflow("flaky")
+
+    @workflow.step(retry=Retry(max_attempts=3, initial=timedelta(0)))
+    def step(ctx: StepContext) -> None:
+        keys.append(ctx.idempotency_key)
+        if ctx.attempt < 3:
+            raise ValueError("again")
+
+    squid = make_squid(workflow)
+    run_id = squid.start("flaky").run_id
+    drain(squid)
+    unit = RunUnit.fold(squid.journal.read_run(run_id))
+    planned = [each.runnable.idempotency_key for each in unit.run.planned.values() if each.runnable is not None]
+    queued = [each.idempotency_key for each in unit.dispatch.attempts.values()]
+    assert keys == planned == queued == [f"{run_id}:step:1"] * 3

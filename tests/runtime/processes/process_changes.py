@@ -1,4 +1,7 @@
-"""Steps that fork, close descriptors and change their process: `python -m tests.runtime.processes.process_changes ...` works on them."""
+"""Steps that fork, close descriptors and change their process, and a worker that executes them.
+
+The worker is `python -m tests.runtime.processes.process_changes URL SCHEMA OPTIONS`.
+"""
 
 import asyncio
 import faulthandler

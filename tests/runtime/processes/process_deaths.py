@@ -1,6 +1,7 @@
-"""Workers whose steps end or damage their process, and a supervisor: `python -m tests.runtime.processes.process_deaths ...`.
+"""Steps that end their worker's process, and a supervisor that restarts the worker.
 
-The supervisor has imported everything and forks: a restart takes no time. It says `ended` and how, for each worker.
+The supervisor is `python -m tests.runtime.processes.process_deaths URL SCHEMA OPTIONS`. It has imported everything and
+forks, so that a restart takes no time. It prints `ended` and the exit code of each worker.
 """
 
 import ctypes

@@ -233,3 +233,31 @@ def test_a_workflow_that_makes_no_sense_is_refused_when_it_is_handed_over(make_s
     with pytest.raises(InvalidWorkflow) as refused:
         make_squid(wf)
     assert len(refused.value.problems) > 1, "all errors at once"
+
+
+def _waits(hours: int = 1, payload: type[BaseModel] = Order, version: str = "1", **markers: Any) -> Workflow:
+    workflow = Workflow("waits", payload=payload, version=version)
+    workflow.step(name="first", **markers)(lambda: 1)
+    workflow.wait("rest", timedelta(hours=hours), after="first")
+    return workflow
+
+
+class Other(BaseModel):
+    """Another payload."""
+
+    order_id: int = 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hours": 2}, {"payload": Other}, {"irreversible": True}, {"compensate": lambda: None}],
+    ids=["wait", "payload", "irreversible", "compensation"],
+)
+def test_defect_10_the_fingerprint_misses_what_matters(make_squid: MakeSquid, change: dict[str, Any]) -> None:
+    """A changed wait, payload or recovery marker goes unnoticed by runs that are under way. Here they are held."""
+    run_id = make_squid(_waits()).start("waits").run_id
+    changed = make_squid(_waits(**change))
+    assert changed.execute_next() is None
+    assert changed.inspect_run(run_id).status == "held"
+    both = make_squid([_waits(), _waits(version="2", **change)])
+    assert both.execute_next() is not None, "and it goes on beside the new one"
