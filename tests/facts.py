@@ -3,20 +3,16 @@
 Builders count time in seconds after `T0`. Those about an attempt take its `attempt` and `visit`, which are 1 unless
 told otherwise; every other argument by name is a field of the fact. What facts mean is for tests to say.
 """
+# ruff: noqa: F405
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from squid_dagster.protocol import (
-    AttemptClaimed,
-    AttemptCompleted,
     AttemptDeadLettered,
     AttemptFailed,
     AttemptHeartbeat,
     AttemptReleased,
-    AttemptScheduled,
     CardBlocked,
     CardClaimed,
     CardCompleted,
@@ -27,7 +23,6 @@ from squid_dagster.protocol import (
     CardReleased,
     CardRenewed,
     CardUnblocked,
-    ChildRunStarted,
     Entry,
     EntryQuarantined,
     Fact,
@@ -35,110 +30,27 @@ from squid_dagster.protocol import (
     MalformedFact,
     ManualStepPaused,
     ManualStepResolved,
-    Origin,
-    QueuePaused,
     QueueResumed,
-    RunCataloged,
     RunFenced,
-    RunIndexed,
-    Runnable,
     RunnableApplied,
-    RunnablesPlanned,
-    RunQueued,
-    RunSignalReceived,
-    RunStarted,
-    RunTerminal,
     UnknownFact,
 )
 from squid_dagster.protocol.entries import StoredFact
 from squid_dagster.protocol.threads import (  # as they are: wrong values are for facts to refuse
     dispatch_thread,
-    idempotency_key,
     runnable_key,
 )
+from squid_dagster.testing.example_facts import *  # noqa: F403  the builders that the storage contract needs, too
 
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
-RUN, STEP, QUEUE, WORKFLOW = "run-1", "charge", "default", "billing"
 RUNS, STEPS, QUEUES, CLAIMS = ("run-1", "run-2", "run-3"), ("charge", "ship"), ("default", "slow"), ("a", "b", "c")
 
 
 # --- builders -------------------------------------------------------------------------------------------------------
 
 
-def t(seconds: float) -> datetime:
-    """Give the time so many seconds after `T0`."""
-    return T0 + timedelta(seconds=seconds)
-
-
-def token_hash(claim: str) -> str:
-    """Give the hash of the token that belongs to a claim id."""
-    return hashlib.sha256(claim.encode()).hexdigest()
-
-
-def key(run: str = RUN, step: str = STEP, attempt: int = 1, visit: int = 1) -> str:
-    """Give a runnable key."""
-    return runnable_key(run, step, visit, attempt)
-
-
-def _about(run: str, step: str, at: float, attempt: int = 1, visit: int = 1, **fields: Any) -> dict[str, Any]:
-    """What every fact about an attempt says, and whatever else is to be said of it."""
-    return {"run_id": run, "runnable_key": runnable_key(run, step, visit, attempt), "occurred_at": t(at), **fields}
-
-
-def _intent(run: str, step: str, attempt: int, visit: int) -> dict[str, Any]:
-    return {
-        "idempotency_key": idempotency_key(run, step, visit),
-        "attempt_number": attempt,
-        "step": step,
-        "input": {"amount": 5},
-        "visible_at": t(0),
-    }
-
-
-def fence(claim: str) -> dict[str, Any]:
-    return {"claim_id": claim, "claim_token_hash": token_hash(claim)}
-
-
-def signal(run: str = RUN, *, at: float = 0, **fields: Any) -> RunSignalReceived:
-    """A command reached the run."""
-    base = {"run_id": run, "occurred_at": t(at), "signal_type": "start_run", "payload": {}, "metadata": {}}
-    return RunSignalReceived(**{**base, **fields})
-
-
-def started(run: str = RUN, *, at: float = 0, **fields: Any) -> RunStarted:
-    """The run exists."""
-    return RunStarted(**{"run_id": run, "occurred_at": t(at), "workflow": WORKFLOW, "queue": QUEUE, **fields})
-
-
-def runnable(run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, **fields: Any) -> Runnable:
-    """One planned attempt; `scheduled` with the same arguments has the same intent."""
-    named = {"run_id": run, "runnable_key": runnable_key(run, step, visit, attempt)}
-    return Runnable(**{**named, **_intent(run, step, attempt, visit), **fields})
-
-
-def planned(*runnables: Runnable, run: str = RUN, at: float = 0, **fields: Any) -> RunnablesPlanned:
-    """Work was decided on: the first attempt at `charge`, unless told otherwise."""
-    base = {"run_id": run, "occurred_at": t(at), "runnables": list(runnables) or [runnable(run)]}
-    return RunnablesPlanned(**{**base, **fields})
-
-
 def applied(run: str = RUN, step: str = STEP, *, at: float = 40, **fields: Any) -> RunnableApplied:
     """An outcome became part of the run."""
-    return RunnableApplied(**{"result": {"ok": True}, **_about(run, step, at, **fields)})
-
-
-def child(run: str = RUN, *, at: float = 20, child_run_id: str = "child-1", **fields: Any) -> ChildRunStarted:
-    """The run links a child."""
-    base = {
-        "run_id": run,
-        "occurred_at": t(at),
-        "child_run_id": child_run_id,
-        "child_workflow": "refund",
-        "child_trigger": "api",
-        "child_key": "refund-1",
-        "origin": Origin(runnable_key=key(run), step=STEP, attempt=1),
-    }
-    return ChildRunStarted(**{**base, **fields})
+    return RunnableApplied(**{"result": {"ok": True}, **attempt_fields(run, step, at, **fields)})
 
 
 def step_paused(run: str = RUN, step: str = "review", *, at: float = 20, **fields: Any) -> ManualStepPaused:
@@ -151,58 +63,29 @@ def step_resolved(run: str = RUN, step: str = "review", *, at: float = 30, **fie
     return ManualStepResolved(**{"run_id": run, "step": step, "occurred_at": t(at), "action": "approved", **fields})
 
 
-def terminal(run: str = RUN, *, at: float = 50, **fields: Any) -> RunTerminal:
-    """The run completed, unless `status` says otherwise."""
-    return RunTerminal(**{"run_id": run, "occurred_at": t(at), "status": "completed", **fields})
-
-
 def quarantined(run: str = RUN, *, at: float = 20, **fields: Any) -> EntryQuarantined:
     """An entry of the run cannot be read."""
     base = {"run_id": run, "occurred_at": t(at), "entry_thread": dispatch_thread(QUEUE), "entry_seq": 1}
     return EntryQuarantined(**{**base, "reason": "unreadable", **fields})
 
 
-def queued(run: str = RUN, *, at: float = 0, **fields: Any) -> RunQueued:
-    """The run's work goes through the queue."""
-    return RunQueued(**{"run_id": run, "occurred_at": t(at), **fields})
-
-
-def scheduled(
-    run: str = RUN, step: str = STEP, *, attempt: int = 1, visit: int = 1, at: float = 0, **fields: Any
-) -> AttemptScheduled:
-    """An attempt may be claimed from `T0` on."""
-    intent = {**_intent(run, step, attempt, visit), "workflow": WORKFLOW}
-    return AttemptScheduled(**{**intent, **_about(run, step, at, attempt, visit, **fields)})
-
-
-def claimed(
-    run: str = RUN, step: str = STEP, *, at: float = 10, claim: str = "a", lease: float = 60, **fields: Any
-) -> AttemptClaimed:
-    """A worker holds the attempt for `lease` seconds."""
-    base = {**fence(claim), "owner_id": f"worker-{claim}", "lease_until": t(at + lease)}
-    return AttemptClaimed(**{**base, **_about(run, step, at, **fields)})
-
-
 def heartbeat(
     run: str = RUN, step: str = STEP, *, at: float = 20, claim: str = "a", lease: float = 60, **fields: Any
 ) -> AttemptHeartbeat:
     """The holder extends its lease to `lease` seconds from now."""
-    return AttemptHeartbeat(**{**fence(claim), "lease_until": t(at + lease), **_about(run, step, at, **fields)})
+    return AttemptHeartbeat(**{**fence(claim), "lease_until": t(at + lease), **attempt_fields(run, step, at, **fields)})
 
 
 def released(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptReleased:
     """The holder gives the attempt back."""
-    return AttemptReleased(**{**fence(claim), **_about(run, step, at, **fields)})
-
-
-def completed(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptCompleted:
-    """The holder succeeded."""
-    return AttemptCompleted(**{**fence(claim), "result": {"ok": True}, **_about(run, step, at, **fields)})
+    return AttemptReleased(**{**fence(claim), **attempt_fields(run, step, at, **fields)})
 
 
 def failed(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptFailed:
     """The holder failed, for good."""
-    return AttemptFailed(**{**fence(claim), "error": {"message": "declined"}, **_about(run, step, at, **fields)})
+    return AttemptFailed(
+        **{**fence(claim), "error": {"message": "declined"}, **attempt_fields(run, step, at, **fields)}
+    )
 
 
 def failed_with_retry(
@@ -224,12 +107,12 @@ def dead_lettered(
     run: str = RUN, step: str = STEP, *, at: float = 100, deliveries: int = 1, **fields: Any
 ) -> AttemptDeadLettered:
     """Somebody found the attempt out of deliveries."""
-    return AttemptDeadLettered(**{"deliveries": deliveries, **_about(run, step, at, **fields)})
+    return AttemptDeadLettered(**{"deliveries": deliveries, **attempt_fields(run, step, at, **fields)})
 
 
 def wakeup(run: str = RUN, step: str = STEP, *, at: float = 5, **fields: Any) -> LiveWakeupEmitted:
     """Somebody was told about the attempt."""
-    return LiveWakeupEmitted(**_about(run, step, at, **fields))
+    return LiveWakeupEmitted(**attempt_fields(run, step, at, **fields))
 
 
 def fenced(run: str = RUN, *, at: float = 50, **fields: Any) -> RunFenced:
@@ -237,24 +120,9 @@ def fenced(run: str = RUN, *, at: float = 50, **fields: Any) -> RunFenced:
     return RunFenced(**{"run_id": run, "occurred_at": t(at), **fields})
 
 
-def queue_paused(queue: str = QUEUE, *, at: float = 5, **fields: Any) -> QueuePaused:
-    """No claim from the queue."""
-    return QueuePaused(**{"queue": queue, "occurred_at": t(at), **fields})
-
-
 def queue_resumed(queue: str = QUEUE, *, at: float = 6, **fields: Any) -> QueueResumed:
     """Claims may go on."""
     return QueueResumed(**{"queue": queue, "occurred_at": t(at), **fields})
-
-
-def indexed(run: str = RUN, *, at: float = 0, workflow: str = WORKFLOW, **fields: Any) -> RunIndexed:
-    """The run can be found under its workflow."""
-    return RunIndexed(**{"run_id": run, "occurred_at": t(at), "workflow": workflow, "queue": QUEUE, **fields})
-
-
-def cataloged(run: str = RUN, *, at: float = 0, workflow: str = WORKFLOW, **fields: Any) -> RunCataloged:
-    """The run can be found among all."""
-    return RunCataloged(**{"run_id": run, "occurred_at": t(at), "workflow": workflow, "queue": QUEUE, **fields})
 
 
 _HELD: dict[str, Any] = {"card_id": "A1", "fence": "token", "claim_token_hash": token_hash("a"), "occurred_at": T0}
@@ -306,12 +174,6 @@ EXAMPLES: tuple[Fact, ...] = (
     *CARD_EXAMPLES,
 )
 """One fact of every type."""
-
-
-def with_fields(fact: Fact, **fields: Any) -> Fact:
-    """Give the fact with some fields replaced or added, validated anew."""
-    changed: Fact = type(fact).model_validate({**dict(fact), **(fact.__pydantic_extra__ or {}), **fields})
-    return changed
 
 
 # --- places in the journal ------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import pytest
 if TYPE_CHECKING:
     from squid_dagster.testing import SquidFactory, VirtualClock, VirtualSquid
 
+pytest.register_assert_rewrite("squid_dagster.testing.storage_contract")
+
 
 @pytest.fixture
 def squid_clock() -> "VirtualClock":

@@ -5,6 +5,7 @@
 from tests.mutants.mutant import Mutant
 from tests.mutants.sql.files import (
     CLAIMING,
+    CONTRACT,
     CUTS,
     DEAD_LETTERS,
     FAST,
@@ -15,10 +16,9 @@ from tests.mutants.sql.files import (
     LOCKED,
     QUERIES,
     REPAIR,
-    THREADS,
 )
 
-DISPATCH, FILE = "journal/postgres/dispatch/dispatch_store.py", "journal/postgres/queries.py"
+DISPATCH, FILE = "journal/postgres/dispatch/attempt_queries.py", "journal/postgres/queries.py"
 TRANSACTION, READING, STORAGE = (
     "journal/postgres/transaction.py",
     "journal/postgres/entry_reader.py",
@@ -26,7 +26,7 @@ TRANSACTION, READING, STORAGE = (
 )
 COMMANDS = ("tests/journal/dispatch/test_commands.py", "tests/journal/dispatch/test_commands_after_any_history.py")
 LOCKED_RUNS, SESSION = "journal/postgres/dispatch/locked_runs.py", "journal/postgres/connection/session_settings.py"
-LANE_FILE, SETTLE_FAST = "journal/lanes.py", "journal/postgres/dispatch/settle_fast.py"
+LANE_FILE, RUN_STATES = "journal/lanes.py", "journal/postgres/dispatch/run_states.py"
 
 _LOCKED_RUNS = (
     Mutant(
@@ -77,25 +77,25 @@ _DISPATCH = (
     Mutant("a plan is made without the latest facts", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY} ORDER BY seq", "AND seq > t.rev AND type <> 'runnable_applied' ORDER BY seq", (FAST_HISTORIES,)),
     Mutant("a plan is made from facts that were folded before", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY}", "AND seq >= t.rev AND {PLANNED_BY}", (FAST_HISTORIES,)),
     Mutant("a plan is made from facts in the wrong order", TRANSACTION, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST_HISTORIES,)),
-    Mutant("a fast plan is made without the latest facts", SETTLE_FAST, "WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY}", "WHERE thread = k.id AND seq > k.rev AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
-    Mutant("a fast plan is made from facts in the wrong order", SETTLE_FAST, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", FAST),
-    Mutant("a fast plan is for another revision", SETTLE_FAST, "SELECT e.*, k.id, t.rev FROM", "SELECT e.*, k.id, t.rev - 1 FROM", FAST),
+    Mutant("a fast plan is made without the latest facts", RUN_STATES, "WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY}", "WHERE thread = k.id AND seq > k.rev AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
+    Mutant("a fast plan is made from facts in the wrong order", RUN_STATES, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", FAST),
+    Mutant("a fast plan is for another revision", RUN_STATES, "SELECT e.*, k.id, t.rev FROM", "SELECT e.*, k.id, t.rev - 1 FROM", FAST),
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", ("tests/runtime/agents/test_dispatch_agent.py",)),
     Mutant("a command is not looked for in the first entry", TRANSACTION, "WHERE thread = %(thread)s AND seq = 1)", "WHERE thread = %(thread)s AND seq = 0)", COMMANDS),
     Mutant("the last command of a key is the first", TRANSACTION, "%(key)s, 0)) ORDER BY seq", "%(key)s, 0)) ORDER BY seq DESC", COMMANDS),
     Mutant("a command is looked for among those of any key", TRANSACTION, "= hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER", "IS NOT NULL) ORDER", ("tests/journal/test_plans.py",)),
     Mutant("dead letters are not looked for", TRANSACTION, "AND status = 'dead_lettered'\"\"\"", "AND status = 'completed'\"\"\"", COMMANDS),
     Mutant("children of any key are read", TRANSACTION, "WHERE md5(c.run_id || ' ' || c.child_key) = md5(%(run_id)s::text || ' ' || %(key)s::text)\n      AND c.run_id || '' = %(run_id)s AND c.child_key = %(key)s", "WHERE c.run_id = %(run_id)s", ("tests/runtime/plans/test_long_runs.py",)),
-    Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/storage/test_fidelity.py",)),
+    Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/storage/test_fidelity.py", CONTRACT,)),
 )  # fmt: skip
 
 _STORAGE = (
-    Mutant("a slice begins with its first position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position >= %s AND position <= %s", (CUTS,)),
-    Mutant("a slice ends before its last position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position > %s AND position < %s", (CUTS,)),
-    Mutant("a run is read beyond a position", STORAGE, "AND position < coalesce(%s,", "AND position <= coalesce(%s,", (THREADS,)),
-    Mutant("a checkpoint beyond its thread is believed", TRANSACTION, "WHERE c.thread = ANY (%s) AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = ANY (%s)", ("tests/journal/storage/test_checkpoints.py",)),
-    Mutant("an older checkpoint replaces a newer one", STORAGE, "WHERE c.rev <= EXCLUDED.rev\n       OR", "WHERE true\n       OR", ("tests/journal/storage/test_checkpoints.py",)),
-    Mutant("a checkpoint beyond its thread is not replaced", STORAGE, "\n       OR c.rev > coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "", ("tests/journal/storage/test_checkpoints.py",)),
+    Mutant("a slice begins with its first position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position >= %s AND position <= %s", (CUTS, CONTRACT)),
+    Mutant("a slice ends before its last position", STORAGE, "WHERE position > %s AND position <= %s", "WHERE position > %s AND position < %s", (CUTS, CONTRACT)),
+    Mutant("a run is read beyond a position", STORAGE, "AND position < coalesce(%s,", "AND position <= coalesce(%s,", (CONTRACT,)),
+    Mutant("a checkpoint beyond its thread is believed", TRANSACTION, "WHERE c.thread = ANY (%s) AND c.rev <= coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "WHERE c.thread = ANY (%s)", (CONTRACT,)),
+    Mutant("an older checkpoint replaces a newer one", STORAGE, "WHERE c.rev <= EXCLUDED.rev\n       OR", "WHERE true\n       OR", (CONTRACT,)),
+    Mutant("a checkpoint beyond its thread is not replaced", STORAGE, "\n       OR c.rev > coalesce(\n        (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)", "", (CONTRACT,)),
 )  # fmt: skip
 
 _LANES = (

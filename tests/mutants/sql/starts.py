@@ -3,7 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import CUTS, LOCK_ORDER, LOST_ANSWERS, NEW_RUNS, START_TEMPLATES
+from tests.mutants.sql.files import CONTRACT, CUTS, LOCK_ORDER, LOST_ANSWERS, NEW_RUNS, START_TEMPLATES
 
 FILE = function("start_runs")
 
@@ -30,7 +30,7 @@ START_MUTANTS = (
     Mutant("a run's thread counts a fact too many", FILE, "SELECT 'squid:run:' || id, p_run_facts FROM unnest(p_runs) id ORDER", "SELECT 'squid:run:' || id, p_run_facts + 1 FROM unnest(p_runs) id ORDER", (START_TEMPLATES,)),
     Mutant("facts on the queue are numbered from one", FILE, "coalesce(n.k, v_rev - v_count * p_queue_facts + n.ord)", "coalesce(n.k, n.ord)", (START_TEMPLATES,)),
     Mutant("facts of runs stand on the queue", FILE, "CASE WHEN n.k IS NULL THEN v_thread ELSE 'squid:run:' || n.run_id END", "v_thread", (START_TEMPLATES,)),
-    Mutant("a start holds any number of facts", FILE, "take_number(v_count * (p_queue_facts + p_run_facts))", "take_number(1)", (CUTS,)),
+    Mutant("a start holds any number of facts", FILE, "take_number(v_count * (p_queue_facts + p_run_facts))", "take_number(1)", (CUTS, CONTRACT)),
     Mutant("a digest is of another number", FILE, "entry_digest(e.thread, e.seq,", "entry_digest(e.thread, e.ord,", (START_TEMPLATES,)),
     Mutant("all runs have the position of the first", FILE, "v_base + (r.ordinality - 1) * p_queue_facts - r.position", "v_base - r.position", (START_TEMPLATES,)),
     Mutant("attempts of all runs have positions of the first", FILE, "v_base + (a.ordinality - 1) / v_attempts * p_queue_facts - a.position", "v_base - a.position", (START_TEMPLATES,)),

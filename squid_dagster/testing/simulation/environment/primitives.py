@@ -327,8 +327,7 @@ _REPLACED: dict[int, object] = {
 _PATCHED = (
     "squid_dagster.runtime.",
     "squid_dagster.journal.contract.notifier",
-    "squid_dagster.journal.fold_store.dispatch_store",
-    "squid_dagster.journal.fold_store.queries",
+    "squid_dagster.journal.fold_store.",
     "squid_dagster.journal.contract.worker_liveness",
     "squid_dagster.workflow.authoring.step_context",
 )
