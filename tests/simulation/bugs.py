@@ -39,14 +39,14 @@ BUGS = (
     ),
     Bug(
         "an end on the run's own thread is no fence",
-        "journal.fold_store.dispatch_store:FoldDispatchStore._run",
+        "journal.fold_store.fold_cache:FoldCache.run",
         "ended=state.terminal",
         "ended=False",
     ),
     Bug("an ended run takes results", "journal.settlement.member_facts:find_attempt", "if run.fenced:", "if False:"),
     Bug(
         "fencing tokens do not grow",
-        "journal.fold_store.dispatch_store:FoldDispatchStore._claim_facts",
+        "journal.fold_store.claim_facts:claim_facts",
         "run.next_token(attempt.idempotency_key)",
         "1",
     ),
@@ -83,7 +83,7 @@ BUGS = (
     # --- groups and planning
     Bug(
         "plans are not fenced by a revision",
-        "journal.fold_store.dispatch_store:FoldDispatchStore._group_once",
+        "journal.fold_store.dispatch_store:FoldDispatchStore._write_group",
         "revisions.get(one.thread)",
         "None",
     ),
@@ -134,7 +134,7 @@ BUGS = (
     Bug(
         "commands are not fenced by a revision",
         "journal.fold_store.dispatch_store:FoldDispatchStore.command",
-        "self._compared(revisions, facts)",
+        "compared_revisions(self._storage, revisions, facts)",
         "{}",
     ),
     Bug(

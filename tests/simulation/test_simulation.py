@@ -42,7 +42,7 @@ def test_tasks_of_a_simulated_process_are_kept_apart_by_the_locks_of_its_store()
     # All tasks run on one thread, which a real lock would let in again.
     with VirtualTime():
         store = FoldDispatchStore(MemoryStorage())
-    assert isinstance(store._lock, primitives.RLock)
+    assert isinstance(store._folds.lock, primitives.RLock)
 
 
 def test_every_run_of_random_workflows_ends_as_it_does_without_faults() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from squid_dagster.journal.fold_store.thread_folds import ThreadFolds
+from squid_dagster.journal.fold_store.fold_cache import ThreadFolds
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import Entry
 from tests.facts import signal
