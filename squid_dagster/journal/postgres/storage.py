@@ -97,7 +97,7 @@ class PostgresStorage:
         """
         self.engine = make_engine(engine, bounds=bounds) if isinstance(engine, str) else engine
         watch = make_watch(self.engine, bounds)
-        self._lender = ConnectionPool(self.engine, watch)
+        self._pool = ConnectionPool(self.engine, watch)
         self._explain = partial(_explained, schema)
         self.step_engine = make_step_engine(self.engine, watch)
         self.schema_engine = make_schema_engine(self.engine, watch)
@@ -132,7 +132,7 @@ class PostgresStorage:
 
     def close(self) -> None:
         """Give all connections back to the database."""
-        self._lender.close()
+        self._pool.close()
         self.step_engine.dispose()
 
     def delete_thread(self, thread: str) -> None:
@@ -191,10 +191,7 @@ class PostgresStorage:
         verified = check_appends(appends, self.max_fact_bytes)
         if any(one.thread == BACKLOG_THREAD for one in verified):
             raise InvalidArgument("cards are changed by a Backlog, which keeps their table in step with their facts")
-        touched, named = LockTargets(), commit_id or uuid4()
-        for one in verified:
-            for fact in one.facts:
-                touched.add(fact)
+        touched, named = LockTargets.of(verified), commit_id or uuid4()
         # While it waits for one run, it holds others: it does so but shortly, and the caller decides what to do.
         unless: tuple[str, ...] = (LOCK_TIMEOUT,) if len(touched.runs) > 1 else ()
         return retry_if_safe(lambda: self._commit(verified, touched, named), unless)
@@ -218,7 +215,7 @@ class PostgresStorage:
 
     def connection(self) -> PooledConnection:
         """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
-        return self._lender.lend(self._explain)
+        return self._pool.connection(self._explain)
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
         """Write facts to one thread, as the contract says."""

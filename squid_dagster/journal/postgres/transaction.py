@@ -1,6 +1,6 @@
 """One append in the making, statement by statement: what is locked, read and written, and in which messages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, LiteralString, TypeVar
@@ -207,6 +207,21 @@ class Transaction:
     def committed(self, commit_id: UUID) -> bool:
         """Tell whether a commit of this id is on record."""
         return self._connection.execute(self._storage.sql(FIND_COMMIT), (commit_id,)).rowcount > 0
+
+    def fold_and_write(
+        self,
+        units: Units,
+        verified: list[Verified],
+        commit_id: UUID,
+        *,
+        folded: Callable[[], object] = lambda: None,
+        wake: Sequence[str] = (),
+    ) -> dict[str, int]:
+        """Fold facts into the rows at hand and write both, as `write`; `folded` is called in between."""
+        self.lock_more(units, LockTargets.of(verified))
+        units.fold(verified)
+        folded()
+        return self.write(verified, units.changes(), commit_id, wake) if verified else {}
 
     def write(
         self,

@@ -1,7 +1,7 @@
-"""Statements and their answers in one message each way, by the simple protocol: what a cursor does, and little else.
+"""Statements by the simple query protocol: one message with values to the server, and one with results back.
 
-Where nobody is busy, a cursor takes a good part of the time of a start: it knows every type that there is. What goes in
-here are a few plain values, and what comes out is JSON.
+A psycopg cursor knows every type, which takes a good part of the time of a start on an idle machine. Here, values are
+of a few plain types, and results are JSON.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
 def execute(connection: PgConnection, text: bytes, values: Sequence[Value] = ()) -> list[PGresult]:
-    """Have statements executed, with values in the place of each `%s`; give their answers.
+    """Execute statements, with a value in the place of each `%s`, and return their results.
 
     Raises:
         psycopg.Error: one of them was refused; the ones before it may have been committed.
@@ -34,12 +34,12 @@ def execute(connection: PgConnection, text: bytes, values: Sequence[Value] = ())
 
 
 def send(connection: PgConnection, text: bytes, values: Sequence[Value] = ()) -> None:
-    """Send statements; the answers are to be received. Raises `psycopg.Error`."""
+    """Send statements, whose results `receive` reads. Raises `psycopg.Error`."""
     connection.pgconn.send_query(text % tuple([_literal(connection, value) for value in values]))
 
 
 def receive(connection: PgConnection) -> list[PGresult]:
-    """Give the answers to what was sent. Raises as `execute`."""
+    """Return the results of the statements that were sent. Raises as `execute`."""
     results: list[PGresult] = connection.wait(generators.execute(connection.pgconn))
     for result in results:
         if result.status not in _FINE:
@@ -48,7 +48,7 @@ def receive(connection: PgConnection) -> list[PGresult]:
 
 
 def json_of(result: PGresult) -> Any:
-    """Give the one value of an answer, which is JSON."""
+    """Return the one value of a result, parsed as JSON."""
     value = result.get_value(0, 0)
     return None if value is None else from_json(value)
 
@@ -76,5 +76,5 @@ def _literal(connection: PgConnection, value: Value) -> bytes:
 
 
 def array(texts: Sequence[str]) -> str:
-    """Write any texts as an array."""
+    """Format any texts as a Postgres array."""
     return "{" + ",".join(['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts]) + "}"

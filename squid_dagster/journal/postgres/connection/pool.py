@@ -1,4 +1,7 @@
-"""Connections: one SQLAlchemy pool per storage, psycopg underneath, and errors that say what to do."""
+"""Connections: one SQLAlchemy pool per storage, with psycopg underneath.
+
+Owns how a connection is made, checked, handed out and put back. Errors leave here as those of the contract.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -28,27 +31,27 @@ from squid_dagster.journal.postgres.connection.probe import (
     Guard,
     Watch,
     guard_first_statements,
-    guarding_new,
+    guarded_connecting,
     unguard,
 )
 from squid_dagster.journal.postgres.connection.session_settings import ISOLATION, StartupOptions, adjust, restore
 from squid_dagster.journal.tiers import normalized_url
 from squid_dagster.protocol.errors import SquidError
 
-_startup: WeakKeyDictionary[Engine, StartupOptions] = WeakKeyDictionary()  # of engines that were made here
+_startup: WeakKeyDictionary[Engine, StartupOptions] = WeakKeyDictionary()  # of the engines of `make_engine`
 
 PgConnection = Connection[TupleRow]
 Explainer = Callable[[psycopg.Error], SquidError | None]
 
 
 def make_engine(url: str, pool_size: int = 5, bounds: NetworkBounds | None = None) -> Engine:
-    """Make an engine for a Postgres URL; nothing is connected yet. What the URL says of the network stands.
+    """Create an engine for a Postgres URL, without connecting. Network parameters in the URL take precedence.
 
     Statements are never prepared by name, so that it works behind a transaction pooler.
     """
     parsed = make_url(normalized_url(url))
     if isinstance(password := parsed.query.get("password"), str):
-        # Where SQLAlchemy knows it for one, and hides it.
+        # In the place where SQLAlchemy hides it.
         parsed = parsed.difference_update_query(["password"]).set(password=password)
     settings = {"application_name": "squid_dagster", **tcp_settings(bounds or NetworkBounds())}
     engine = create_engine(
@@ -68,16 +71,16 @@ def make_engine(url: str, pool_size: int = 5, bounds: NetworkBounds | None = Non
 
 
 def make_watch(engine: Engine, bounds: NetworkBounds | None = None) -> Watch:
-    """Make what bounds the waits of an engine's connections; its probes connect as the engine does."""
+    """Create what bounds the waits of an engine's connections; its probes connect as the engine does."""
     guard_first_statements(engine)
     return Watch(partial(connect, engine), bounds or NetworkBounds())
 
 
 def make_step_engine(engine: Engine, watch: Watch) -> Engine:
-    """Make an engine for those who keep a connection for long: however many they are, the other has its own left.
+    """Create an engine for steps, which keep connections for long: however many, the other engine's pool stays free.
 
-    Its connections are made as the other's are, watched, and tried before they are handed out. They have the defaults
-    of their role, since their SQL is not ours, but for the isolation level and the encoding, that ours relies on.
+    Its connections are made like the other engine's, watched, and tested before use. Their SQL is not ours, so they
+    have the defaults of their role; but for the isolation level and the encoding, which our SQL relies on.
     """
     return create_engine(
         engine.url,
@@ -91,32 +94,32 @@ def make_step_engine(engine: Engine, watch: Watch) -> Engine:
 
 
 def make_schema_engine(engine: Engine, watch: Watch) -> Engine:
-    """Make an engine for work on the schema, whose connections are made as the other's are, watched, and not kept."""
-    made: Engine = create_engine(
+    """Create an engine for work on the schema: connections made like the other engine's, watched, and not pooled."""
+    schema_engine: Engine = create_engine(
         engine.url,
         creator=partial(connect, engine, watch.guard),
         isolation_level="READ COMMITTED",
         poolclass=NullPool,
         hide_parameters=True,
     )
-    return made
+    return schema_engine
 
 
 def connect(engine: Engine, guard: Guard | None = None) -> PgConnection:
-    """Make a new connection as the engine makes them, that its pool knows nothing of; `guard` bounds all its waits.
+    """Open a connection as the engine does, outside its pool; `guard` bounds all its waits.
 
     Raises:
         StorageUnavailable: the database cannot be reached.
     """
     try:
-        with guarding_new(guard):
-            made = engine.pool.recreate().connect()
+        with guarded_connecting(guard):
+            pooled = engine.pool.recreate().connect()
     except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
+        if isinstance(error, OSError) and error.errno is None:  # raised by a signal handler, such as a TimeoutError
             raise
         raise translated(engine, error) from None
-    connection: Any = made.driver_connection  # before it is detached: afterwards nobody knows it
-    made.detach()
+    connection: Any = pooled.driver_connection  # detaching removes the reference
+    pooled.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
     register_socket(connection)
     return connection
@@ -137,30 +140,30 @@ def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
 
 
 class ConnectionPool:
-    """Lends watched psycopg connections of an engine's pool, in autocommit mode; if one broke, the pool starts anew."""
+    """Watched psycopg connections of an engine's pool, in autocommit mode; if one breaks, the pool starts anew."""
 
     def __init__(self, engine: Engine, watch: Watch | None = None) -> None:
-        """Lend from an engine's pool."""
+        """Bind to an engine's pool."""
         self.engine = engine
         self._watch = watch or make_watch(engine)
 
-    def lend(self, explain: Explainer | None = None) -> "PooledConnection":
-        """Lend one for a `with` block; `explain` may know better words for what the database refuses there."""
+    def connection(self, explain: Explainer | None = None) -> "PooledConnection":
+        """Return a connection for a `with` block; `explain` may return a better error for what the database refuses."""
         return PooledConnection(self, explain)
 
     def close(self) -> None:
-        """Give all connections back to the database. What is lent comes back later, and is closed then."""
+        """Close all idle connections. Those in use are closed when they are released."""
         self.engine.dispose()
 
-    def take(self) -> "_Lent":
-        """Give a connection. Raises `StorageUnavailable`."""
+    def acquire(self) -> "_Checkout":
+        """Check a connection out of the pool. Raises `StorageUnavailable`."""
         pool = self.engine.pool
-        fairy, connection = self._take_pooled()
+        proxied, connection = self._acquire_raw()
         while not is_intact(connection):
-            fairy.detach()
-            close_lost(connection, fairy)
-            fairy, connection = self._take_pooled()
-        lent = _Lent(pool, fairy, connection, connection.autocommit, connection.isolation_level)
+            proxied.detach()
+            close_lost(connection, proxied)
+            proxied, connection = self._acquire_raw()
+        checkout = _Checkout(pool, proxied, connection, connection.autocommit, connection.isolation_level)
         self._watch.guard(connection)
         try:
             connection.autocommit = True
@@ -169,131 +172,130 @@ class ConnectionPool:
             former = adjust(connection)
         except psycopg.Error as error:
             lost = connection.closed
-            self.give_back(lent)
+            self.release(checkout)
             raise translated(self.engine, error, lost=lost) from error
-        return lent._replace(former=former) if former else lent
+        return checkout._replace(former=former) if former else checkout
 
-    def _take_pooled(self) -> tuple[Any, Any]:
+    def _acquire_raw(self) -> tuple[Any, Any]:
         try:
-            with guarding_new(self._watch.guard):
-                fairy = self.engine.raw_connection()
+            with guarded_connecting(self._watch.guard):
+                proxied = self.engine.raw_connection()
         except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # of a signal's handler, such as a TimeoutError
+            if isinstance(error, OSError) and error.errno is None:  # raised by a signal handler, such as a TimeoutError
                 raise
             raise translated(self.engine, error) from None
-        connection: Any = fairy.driver_connection
+        connection: Any = proxied.driver_connection
         register_socket(connection)
-        return fairy, connection
+        return proxied, connection
 
-    def give_back(self, lent: "_Lent") -> None:
-        """Give a connection back to its pool."""
-        if not is_intact(lent.connection) and not close_lost(lent.connection, lent.fairy):
-            lent.fairy.detach()
+    def release(self, checkout: "_Checkout") -> None:
+        """Put a connection back into its pool."""
+        if not is_intact(checkout.connection) and not close_lost(checkout.connection, checkout.proxied):
+            checkout.proxied.detach()
             return
-        _give_back(self.engine, lent)
-        if self.engine.pool is not lent.pool:
-            lent.pool.dispose()  # the engine began anew meanwhile: nobody else closes what came back to the old pool
+        _reset_and_release(self.engine, checkout)
+        if self.engine.pool is not checkout.pool:
+            checkout.pool.dispose()  # the engine has a new pool: nothing else closes what came back to the old one
 
 
-class _Lent(NamedTuple):
-    """A connection that is out of its pool, and how it was found there."""
+class _Checkout(NamedTuple):
+    """A connection that is out of its pool, with the state that it had there."""
 
     pool: Pool
-    fairy: Any
+    proxied: Any
     connection: PgConnection
     autocommit: bool
     isolation_level: IsolationLevel | None
-    former: Mapping[str, str] = MappingProxyType({})  # settings that were otherwise
+    former: Mapping[str, str] = MappingProxyType({})  # the values of settings that were changed
 
 
 class PooledConnection:
-    """A connection for a `with` block.
-
-    Nothing is repeated here: see `retry_if_safe`.
+    """A connection for a `with` block, which repeats nothing: see `retry_if_safe`.
 
     Raises:
         StorageUnavailable: the database cannot be reached or cannot do this now, or the connection broke on the way.
         StorageRefused: the database refuses what it was asked.
     """
 
-    __slots__ = ("_explain", "_handled", "_lender", "_lent")
+    __slots__ = ("_checkout", "_explain", "_handled", "_pool")
 
-    def __init__(self, lender: ConnectionPool, explain: Explainer | None) -> None:
-        """Use `ConnectionPool.lend`."""
-        self._lender = lender
+    def __init__(self, pool: ConnectionPool, explain: Explainer | None) -> None:
+        """Use `ConnectionPool.connection`."""
+        self._pool = pool
         self._explain = explain
-        self._lent: _Lent | None = None
+        self._checkout: _Checkout | None = None
 
     def __enter__(self) -> PgConnection:
         self._handled = sys.exception()
-        self._lent = self._lender.take()
-        return self._lent.connection
+        self._checkout = self._pool.acquire()
+        return self._checkout.connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        lent, self._lent = self._lent, None
-        assert lent is not None  # noqa: S101  entered
+        checkout, self._checkout = self._checkout, None
+        assert checkout is not None  # noqa: S101  entered
+        connection = checkout.connection
         try:
             if isinstance(error, psycopg.Error):
-                if (known := self._known(error)) is not None:
-                    raise known from None
-                lost = lent.connection.broken or lent.connection.closed or not is_intact(lent.connection)
-                raise translated(self._lender.engine, error, lost=lost) from error
-            if isinstance(error, OSError) and not is_intact(lent.connection):
-                # psycopg waited for a descriptor that was closed behind its back. Any other one is the caller's own.
-                raise translated(self._lender.engine, error, lost=True) from error
+                if (explained := self._explained(error)) is not None:
+                    raise explained from None
+                lost = connection.broken or connection.closed or not is_intact(connection)
+                raise translated(self._pool.engine, error, lost=lost) from error
+            if isinstance(error, OSError) and not is_intact(connection):
+                # psycopg waited for a descriptor that other code has closed. Any other one is the caller's own.
+                raise translated(self._pool.engine, error, lost=True) from error
         finally:
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-                # This server is not the primary any more, or was made read-only: other sessions may find another one.
-                lent.connection.close()
-            self._lender.give_back(lent)
+                # This server is not the primary any more, or was made read-only: a new session may reach another one.
+                connection.close()
+            self._pool.release(checkout)
 
-    def _known(self, error: psycopg.Error) -> BaseException | None:
+    def _explained(self, error: psycopg.Error) -> BaseException | None:
         """Return the contract's own error, or what a signal raised meanwhile, if it is one of these."""
         explained = self._explain(error) if self._explain is not None else None
         return _interruption(error, self._handled) if explained is None else explained
 
 
-def borrow(engine: Engine) -> PooledConnection:
-    """Lend a connection of an engine."""
-    return ConnectionPool(engine).lend()
+def pooled_connection(engine: Engine) -> PooledConnection:
+    """Return a connection of an engine's pool for a `with` block."""
+    return ConnectionPool(engine).connection()
 
 
 def _interruption(error: BaseException, handled: BaseException | None) -> BaseException | None:
-    """Return what a signal raised while we waited; psycopg, busy with its pipeline, answers with an error of its own.
+    """Return what a signal handler raised while we waited; psycopg raises an error of its own over it.
 
-    What the caller was already handling when it came to us is no interruption. Neither is what the system said of the
-    socket, such as EBADF after a step has closed it: the connection is lost by that.
+    An error that the caller was already handling is no interruption. Neither is an error of the system about the
+    socket, such as EBADF after a step has closed it: by that, the connection is lost.
     """
     context = error.__context__
-    while context is not None and context is not handled and _is_of_the_wait(context):
+    while context is not None and context is not handled and _is_io_error(context):
         context = context.__context__
     return None if context is handled else context
 
 
-def _is_of_the_wait(error: BaseException) -> bool:
-    """Return whether an error is of psycopg or of the system; what a signal's handler raises has no error number."""
+def _is_io_error(error: BaseException) -> bool:
+    """Return whether an error is of psycopg or of the system; what a signal handler raises has no error number."""
     return isinstance(error, psycopg.Error) or (isinstance(error, OSError) and error.errno is not None)
 
 
-def _give_back(engine: Engine, lent: _Lent) -> None:
-    fairy, connection = lent.fairy, lent.connection
+def _reset_and_release(engine: Engine, checkout: _Checkout) -> None:
+    proxied, connection = checkout.proxied, checkout.connection
     try:
         if connection.broken or connection.closed:
-            # The server restarted, most likely: none of the pooled connections is worth trying.
-            fairy.invalidate()
+            # Most likely the server restarted: all pooled connections are broken.
+            proxied.invalidate()
             engine.dispose()
             return
         if connection.info.transaction_status == TransactionStatus.ACTIVE:
-            # A signal took us away from a statement that is still running: it must not commit behind our back.
+            # A signal interrupted the wait for a statement that still runs: it must not commit later.
             connection.cancel_safe(timeout=5)
-            fairy.invalidate()
+            proxied.invalidate()
             return
         connection.rollback()
-        restore(connection, lent.former)
-        connection.isolation_level = lent.isolation_level
-        connection.autocommit = lent.autocommit
-    except psycopg.Error:  # left in the middle of something by a signal
-        fairy.invalidate()
+        restore(connection, checkout.former)
+        connection.isolation_level = checkout.isolation_level
+        connection.autocommit = checkout.autocommit
+    except psycopg.Error:  # interrupted by a signal in the middle of a message
+        proxied.invalidate()
     finally:
         unguard(connection)
-        fairy.close()
+        proxied.close()

@@ -1,14 +1,14 @@
-"""What our SQL relies on in a session, set by us instead of taken from the defaults of a role or a database.
+"""The session settings that our SQL relies on, set by us and not taken from the defaults of a role or a database.
 
-There are four ways, since no one of them reaches everywhere:
+There are four ways, since none of them reaches every session:
 
-- `BEGIN` opens every transaction that writes, in the message that writes: it holds for any session, also one that a
-  transaction pooler lends for this transaction alone, or an engine that was handed over.
-- Settings that the server reports to its client are looked at whenever a connection is lent, which costs nothing, and
-  set where they differ. Poolers keep these apart for each client.
-- `startup_options` go with the connection of an engine of ours, and hold for all it does. A pooler that does not take
-  them is connected to without.
-- `SET_LOCAL` is for drivers without the two ways in between: the first statement of a transaction that reads.
+- `BEGIN` opens every transaction that writes, in the message that writes. It holds for any session, also behind a
+  transaction pooler, and for an engine that the caller has made.
+- Settings that the server reports to its client are compared whenever a connection is checked out, without a round
+  trip, and set if they differ. Poolers keep these per client.
+- `startup_options` are sent when an engine of ours connects, and hold for the session. If a pooler refuses them, we
+  connect without.
+- `SET_LOCAL` is for drivers that offer neither of these two: the first statement of a transaction that reads.
 
 Steps get connections with the defaults of their role, but for the isolation level. A database that was made read-only
 is left so: see `sqlstates`.
@@ -30,10 +30,10 @@ WAIT_LONG: LiteralString = "SET LOCAL lock_timeout = '30s'; "
 _WAIT_SHORT: LiteralString = "SET LOCAL lock_timeout = '500ms'; "
 
 BEGIN: LiteralString = _BEGIN + WAIT_LONG
-"""Opens a transaction that writes. Somebody who holds a lock for longer is worth an error that says so."""
+"""Opens a transaction that writes. If another session holds a lock for longer, an error says so."""
 BEGIN_GROUP: LiteralString = _BEGIN + _WAIT_SHORT
-"""Opens a transaction that writes for many independent members. It waits for a row of one of them no longer than that,
-since all others wait with it; for the row of a queue's thread, which all of them need, as long as any other."""
+"""Opens a transaction that writes for many independent members. It waits no longer than that for a row of one member,
+since all others wait with it. For the row of a queue's thread, which all need, it waits as long as `BEGIN`."""
 BEGIN_STATEMENTS = BEGIN.count(";")
 
 ISOLATION = IsolationLevel.READ_COMMITTED
@@ -54,20 +54,20 @@ _OTHERS = {
 _ALL = {**_REPORTED, **_OTHERS}
 
 SET_LOCAL = "SELECT " + ", ".join(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _ALL.items())
-"""Sets them all until the end of the transaction."""
+"""Sets all of them until the end of the transaction."""
 
-_REFUSALS = ("startup parameter", "command-line options")  # in what poolers say to options that they do not take
+_REFUSALS = ("startup parameter", "command-line options")  # in the errors of poolers that refuse options
 
 
 def startup_options(given: str | None = None) -> str:
-    """Return libpq's `options`: those that were given, by the URL or by PGOPTIONS, and ours, which go before them."""
+    """Return libpq's `options`: those of the URL or of PGOPTIONS, then ours, which take precedence."""
     before = given if given is not None else os.environ.get("PGOPTIONS", "")
     ours = [f"-c {name}={_escaped(value)}" for name, value in _ALL.items()]
     return " ".join([*filter(None, [before]), *ours])
 
 
 def refuses_options(error: Exception) -> bool:
-    """Return whether an error of connecting is the answer of a pooler that takes no options."""
+    """Return whether a connection error is that of a pooler which refuses options."""
     return any(words in str(error).lower() for words in _REFUSALS)
 
 
@@ -76,17 +76,17 @@ def _escaped(value: str) -> str:
 
 
 class StartupOptions:
-    """Gives every connection of an engine its options, unless whatever answers there does not take them."""
+    """The startup options of an engine's connections, left out if the server or pooler refuses them."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take part in the making of the engine's connections from now on."""
+        """Add the options to the connections that the engine makes from now on."""
         self._refused = False
         self._local = threading.local()
         event.listen(engine, "do_connect", self._connect)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Make connections without them in this thread, for code that is not ours."""
+        """Connect without the options in this thread, for code that is not ours."""
         self._local.left_out = True
         try:
             yield
@@ -102,32 +102,32 @@ class StartupOptions:
         except psycopg.OperationalError as error:
             if not refuses_options(error):
                 raise
-            made = dialect.connect(*arguments, **parameters)
+            connection = dialect.connect(*arguments, **parameters)
             self._refused = True
-            return made
+            return connection
 
 
 def adjust(connection: psycopg.Connection[Any]) -> dict[str, str]:
-    """Set what the server reports to be otherwise; return what it was, to be set again.
+    """Set the reported settings that differ from ours; return their former values, for `restore`.
 
     The connection is in autocommit mode. Raises `psycopg.Error`.
     """
     reported = connection.pgconn.parameter_status
-    found = {name: (reported(name.encode()) or b"").decode() for name in _REPORTED}
-    former = {name: value for name, value in found.items() if value and value.partition(",")[0] != _REPORTED[name]}
+    values = {name: (reported(name.encode()) or b"").decode() for name in _REPORTED}
+    former = {name: value for name, value in values.items() if value and value.partition(",")[0] != _REPORTED[name]}
     if former:
         _set(connection, {name: _REPORTED[name] for name in former})
     return former
 
 
 def restore(connection: psycopg.Connection[Any], former: Mapping[str, str]) -> None:
-    """Set again what `adjust` changed. Raises `psycopg.Error`."""
+    """Set the former values of settings that `adjust` changed. Raises `psycopg.Error`."""
     if former:
         _set(connection, former)
 
 
 def _set(connection: psycopg.Connection[Any], settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
-        listed = name == "DateStyle"  # which is a list of words: in quotes, it is one
+        listed = name == "DateStyle"  # a list of words, each quoted by itself
         values = [sql.Literal(part.strip()) for part in value.split(",")] if listed else [sql.Literal(value)]
         connection.execute(sql.SQL("SET {} = {}").format(sql.Identifier(name), sql.SQL(", ").join(values)))

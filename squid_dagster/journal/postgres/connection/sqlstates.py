@@ -1,7 +1,7 @@
 """What to do about each SQLSTATE: repeat the transaction at once, wait and repeat it, or give up. Pure.
 
-The table covers every class of Postgres' Appendix A. A code of its own comes before its class; what is in neither is
-refused, so that a forgotten code is told and never repeated for ever.
+The table covers every class of Postgres' Appendix A. The rule of a code takes precedence over that of its class. A code
+without a rule is refused, so that a forgotten one is reported and never repeated for ever.
 """
 
 from enum import Enum
@@ -14,18 +14,18 @@ LOCK_TIMEOUT = "55P03"
 
 
 class ErrorAction(Enum):
-    """What a failed transaction calls for."""
+    """What to do about a failed transaction."""
 
     REPEAT = "repeat"
     """It was rolled back by chance, such as by a deadlock or a cancelled statement: repeat it at once, a few times."""
     WAIT = "wait"
-    """The database cannot do it now, whoever asks: wait until an administrator, or time, has changed that."""
+    """The database cannot do it now, for any client: wait until an administrator, or time, has changed that."""
     REFUSE = "refuse"
-    """The database never does it: what was asked is wrong, or the schema is."""
+    """The database will never do it: the statement is wrong, or the schema is."""
 
 
 class SqlstateRule(NamedTuple):
-    """What a SQLSTATE calls for, in which words, and what helps."""
+    """What to do about a SQLSTATE, what it means in words, and what helps."""
 
     action: ErrorAction
     words: str
@@ -112,12 +112,12 @@ _CLASSES = {
 _UNKNOWN = SqlstateRule(_REFUSE, "it reports an error that is not known here")
 _NOT_ANSWERED = SqlstateRule(_REFUSE, "the client library does not send that")
 
-# A row of this key was written by another session, or by our own lost try, while this one waited for it.
+# Unique keys of which another session, or our own try whose answer was lost, may write the row first.
 _FIRST_WINS = frozenset({"journal_commits_pkey", "backlog_pkey", "backlog_key"})
 
 
 def sqlstate_rule(sqlstate: str | None, constraint: str | None = None) -> SqlstateRule:
-    """Return what an error of the database means. None is an error without a code: the database was not asked."""
+    """Return the rule for an error of the database. None is an error without a code, which came from the client."""
     if sqlstate is None:
         return _NOT_ANSWERED
     if sqlstate == "23505" and constraint in _FIRST_WINS:

@@ -1,12 +1,12 @@
-"""The fast way of a settlement, for what nearly all of them are: steps that succeeded, in runs that hold no surprise.
+"""The fast way of a settlement, for most of them: steps that succeeded, in runs without special cases.
 
-What follows is planned before the database is asked, by the run's state as this process knows it (`PlanStates`). One
-call of `settle_runs` then locks, checks that the state is still the run's and that every claim stands, and writes many
-runs at once. No rule stands twice: SQL compares claims and revisions with rows; the fold and the planner decide what
-becomes of them. What is not plain is left to the general way, which judges and explains it.
+What follows is planned before the database is asked, from the run's state in this process (`PlanStates`). One call of
+`settle_runs` then locks, checks that the state is still current and that every claim stands, and writes many runs at
+once. No rule stands twice: SQL compares claims and revisions with rows; the fold and the planner decide what follows.
+It is an allow-list: everything else is left to the general way (`dispatch_store.py`), which decides and explains it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -17,11 +17,11 @@ from pydantic_core import to_json
 
 from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Completed, Planner, PlanRequest, Settlement
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates, fold_planned
-from squid_dagster.journal.plan_state.checkpoints import keep_checkpoint, state_of
 from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.connection.message import execute, json_of
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN_GROUP, BEGIN_STATEMENTS
 from squid_dagster.journal.postgres.connection.sqlstates import LOCK_TIMEOUT
+from squid_dagster.journal.postgres.dispatch.run_states import keep_states, read_states
 from squid_dagster.journal.postgres.dispatch.settle_template import (
     KindPlanner,
     PlannedSettlement,
@@ -29,9 +29,8 @@ from squid_dagster.journal.postgres.dispatch.settle_template import (
     Texts,
     values_of,
 )
-from squid_dagster.journal.postgres.entry_reader import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.journal.postgres.transaction import GET_CHECKPOINTS, names, numbers
+from squid_dagster.journal.postgres.transaction import names, numbers
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.journal.settlement.group import call_planner
@@ -53,25 +52,18 @@ from squid_dagster.protocol.folds.attempt import Attempt, completed, intent_cont
 from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch
 from squid_dagster.protocol.folds.plan_state import PlanState, UnknownState
 from squid_dagster.protocol.folds.run import application_digest, end_digest, manual_state, plan_content, plan_digest
-from squid_dagster.protocol.threads import run_thread
 
 _SETTLE: LiteralString = (
     BEGIN_GROUP
     + """SELECT {schema}.settle_runs(%s::uuid, %s::timestamptz, %s::boolean, %s::text[], %s::text[], %s::bigint[],
     %s::boolean[], %s::json, %s::json, %s::json, %s::json); COMMIT"""
 )
-# journal_threads_pkey, journal_entries_thread. Thread by thread: one list would be answered by a scan of the whole
-# journal while that is short. One statement, and so one instant. A thread without news has a row without an entry.
-_READ: LiteralString = """SELECT e.*, k.id, t.rev FROM unnest(%s::text[], %s::bigint[]) k (id, rev) CROSS JOIN LATERAL (
-    SELECT rev FROM {schema}.journal_threads WHERE id = k.id OFFSET 0) t LEFT JOIN LATERAL ("""
-_READ += ENTRY + f"WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e ON true"
-
 
 _UNKNOWN = cast("PlanState", UnknownState())
 
 
 class _NotPlainError(Exception):
-    """A run is not for the fast way."""
+    """The fast way does not know this case."""
 
 
 class _Member(NamedTuple):
@@ -84,12 +76,12 @@ class _Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """What is written about one run. Without a state, the run is at one step alone, and the database checks that."""
+    """What is written about one run. Without a state, it is assumed to be at one step alone, which SQL checks."""
 
     run_id: str
     queue: str
     members: list[_Member]
-    known: KnownState | None  # with what is planned folded into the state; to be taken back if it is not written
+    known: KnownState | None  # with what is planned folded into the state; rolled back if it is not written
     settled: dict[str, Attempt] = field(default_factory=dict)
     runnables: dict[str, Runnable] = field(default_factory=dict)
     applied: dict[str, RunnableApplied] = field(default_factory=dict)
@@ -101,7 +93,7 @@ class _Run:
 
     @property
     def status(self) -> str:
-        """One word for where the run stands then."""
+        """The status of the run afterwards."""
         if self.known is not None:
             return self.known.state.status
         if self.end is not None:
@@ -117,7 +109,7 @@ def settle_fast(
     settlements: Sequence[Settlement],
     plan: Planner,
 ) -> dict[int, Answer]:
-    """Write the completions that are plain; return their answers by place. The others are not there.
+    """Write the plain completions and return their answers by place; the others are missing from the answers.
 
     `claimed` holds attempts by claim id, as they were claimed.
 
@@ -132,10 +124,10 @@ def settle_fast(
     assumed = (_assumed(storage, templates, run_id, members[run_id], plan, kinds, now) for run_id in sorted(members))
     runs = [run for run in assumed if run is not None]
     others = members.keys() - {run.run_id for run in runs}
-    for run_id, known in _known(storage, states, others).items():
+    for run_id, known in read_states(storage, states, others).items():
         try:
             runs.append(_planned(storage, run_id, members[run_id], known, plan, now))
-        except Exception:  # noqa: BLE001  whatever the planner raises, or cannot be written: the general way tells it
+        except Exception:  # noqa: BLE001  of the planner, or of what cannot be written: the general way reports it
             known.state.roll_back()
             states.put(run_id, *known)
     runs.sort(key=lambda run: run.run_id)
@@ -154,15 +146,15 @@ def settle_fast(
 
 
 def _time(storage: PostgresStorage, members: Mapping[str, Sequence[_Member]]) -> datetime | None:
-    """Return a time that the database has reached: what its clock is likely to say, and not before any claim."""
-    claims = [each.claimed.last_at for several in members.values() for each in several]
-    likely = storage.estimate_db_now()
-    return max([*claims, *([] if likely is None else [likely])]) if claims else None
+    """Return a time that the database has reached: its estimated time, and not before any claim."""
+    claimed_at = [member.claimed.last_at for of_run in members.values() for member in of_run]
+    estimate = storage.estimate_db_now()
+    return max([*claimed_at, *([] if estimate is None else [estimate])]) if claimed_at else None
 
 
 def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) -> dict[str, list[_Member]]:
-    """Return the completions by run; none of a run of which something else is settled, too."""
-    found: dict[str, list[_Member]] = {}
+    """Return the completions by run, without the runs for which something else is settled too."""
+    by_run: dict[str, list[_Member]] = {}
     others: set[str] = set()
     for place, settlement in enumerate(settlements):
         ref = settlement.ref
@@ -172,27 +164,10 @@ def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) 
             and isinstance(settlement.outcome, Completed)
             and (attempt.run_id, attempt.runnable_key, attempt.queue) == (ref.run_id, ref.runnable_key, ref.queue)
         ):
-            found.setdefault(ref.run_id, []).append(_Member(place, settlement, attempt))
+            by_run.setdefault(ref.run_id, []).append(_Member(place, settlement, attempt))
         else:
             others.add(ref.run_id)
-    return {run_id: members for run_id, members in found.items() if run_id not in others}
-
-
-def _known(storage: PostgresStorage, states: PlanStates, run_ids: Collection[str]) -> dict[str, KnownState]:
-    """Return the states of runs; those that are not known yet are read."""
-    known = {run_id: found for run_id in run_ids if (found := states.take(run_id)) is not None}
-    missing = {run_thread(run_id): run_id for run_id in run_ids if run_id not in known}
-    if missing:
-        saved = {row[0]: state_of(*row[1:]) for row in storage.rows(GET_CHECKPOINTS, list(missing))}
-        fresh = {thread: saved.get(thread) or KnownState(0, PlanState()) for thread in missing}
-        read = storage.rows(_READ, list(fresh), [each.revision for each in fresh.values()])
-        for entry in read_entries([row[:-2] for row in read if row[0] is not None]):
-            fresh[entry.thread].state.add(entry)
-        for thread, revision in {row[-2]: row[-1] for row in read}.items():
-            state = fresh[thread].state
-            if state.plain:
-                known[missing[thread]] = KnownState(revision, state)
-    return known
+    return {run_id: members for run_id, members in by_run.items() if run_id not in others}
 
 
 def _assumed(
@@ -204,32 +179,32 @@ def _assumed(
     kinds: KindPlanner | None,
     now: datetime,
 ) -> _Run | None:
-    """Plan for a run without its state, by a template where there is one; None if the planner needs the state."""
+    """Plan for a run without its state, by a template if there is one; return None if the planner needs the state."""
     if len(members) > 1:
         return None
     try:
         filled = None if kinds is None else _filled(storage, templates, run_id, members[0], kinds, now)
         return filled or _planned(storage, run_id, members, None, plan, now)
-    except Exception:  # noqa: BLE001  the plan by the run's state tells whatever is wrong
+    except Exception:  # noqa: BLE001  the plan by the run's state reports it
         return None
 
 
 def _filled(
     storage: PostgresStorage, templates: SettleTemplates, run_id: str, member: _Member, plan: KindPlanner, now: datetime
 ) -> _Run | None:
-    """Fill in the template of a settlement; None if there is none, or its values need a closer look."""
+    """Fill in the template of a settlement; return None if there is none, or if a value has to be planned."""
     attempt, settlement = member.claimed, member.settlement
     result = settlement.outcome.result  # type: ignore[union-attr]  # completed
     kind = plan.kind_of(attempt, result)
     if kind is None or attempt.expired(now):
         return None
 
-    def make(settlement: Settlement, claimed: Attempt, at: datetime) -> PlannedSettlement:
+    def plan_example(settlement: Settlement, claimed: Attempt, at: datetime) -> PlannedSettlement:
         members = [_Member(0, settlement, claimed)]
         run = _planned(storage, claimed.run_id, members, None, partial(plan.plan_kind, kind), at)
         return PlannedSettlement(run.texts, _digests(run), bool(run.runnables))
 
-    template = templates.find(kind, attempt, make)
+    template = templates.find(kind, attempt, plan_example)
     filled = None if template is None else template.fill(run_id, settlement.ref, values_of(settlement, attempt), now)
     if template is None or filled is None:
         return None
@@ -243,15 +218,15 @@ def _filled(
 
 def _digests(run: _Run) -> dict[str, str]:
     """Return the digests that a settlement writes into rows, with the canonical texts of what they cover."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for key, fact in run.applied.items():
-        found[application_digest(fact.result, fact.transition)] = canonical_text([fact.result, fact.transition])
-        found[run.settled[key].outcome_digest or ""] = canonical_text(fact.result)
-    for each in run.runnables.values():
-        intent = each.idempotency_key, each.attempt_number, each.step, each.input, each.visible_at
-        found[plan_digest(each)] = canonical_text(plan_content(each))
-        found[intent_digest(*intent)] = canonical_text(intent_content(*intent))
-    return found
+        digests[application_digest(fact.result, fact.transition)] = canonical_text([fact.result, fact.transition])
+        digests[run.settled[key].outcome_digest or ""] = canonical_text(fact.result)
+    for runnable in run.runnables.values():
+        intent = runnable.idempotency_key, runnable.attempt_number, runnable.step, runnable.input, runnable.visible_at
+        digests[plan_digest(runnable)] = canonical_text(plan_content(runnable))
+        digests[intent_digest(*intent)] = canonical_text(intent_content(*intent))
+    return digests
 
 
 def _planned(
@@ -262,12 +237,12 @@ def _planned(
     plan: Planner,
     now: datetime,
 ) -> _Run:
-    """Plan and encode what is written about one run. Raises for whatever is not plain."""
+    """Plan and encode what is written about one run. Raises for everything that is not plain."""
     queue, state = members[0].claimed.queue, None if known is None else known.state
     if state is not None:
         state.begin()
     run = _Run(run_id, queue, members, known)
-    dispatch = RunDispatch(queue, attempts={each.claimed.runnable_key: each.claimed for each in members})
+    dispatch = RunDispatch(queue, attempts={member.claimed.runnable_key: member.claimed for member in members})
     for _, settlement, attempt in members:
         _require(state is None or attempt.runnable_key in state.planned)
         fact = completion_fact(settlement.ref, settlement.outcome.result, now)  # type: ignore[union-attr]  # completed
@@ -286,7 +261,7 @@ def _planned(
 
 
 def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: datetime) -> None:
-    """Divide what was planned by thread; raise unless it is of this run and time, and schedules all that it plans."""
+    """Sort planned facts by thread; raise unless they are of this run and time, and schedule all that they plan."""
     scheduled: list[str] = []
     for fact in planned:
         _require(getattr(fact, "run_id", None) == run.run_id and fact.occurred_at == now and run.end is None)
@@ -299,9 +274,9 @@ def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: da
             case RunnableApplied() if fact.runnable_key not in run.applied:
                 run.applied[fact.runnable_key] = fact
             case RunnablesPlanned():
-                for each in fact.runnables:
-                    _require(each.attempt_number == 1 and each.runnable_key not in run.runnables)
-                    run.runnables[each.runnable_key] = each
+                for runnable in fact.runnables:
+                    _require(runnable.attempt_number == 1 and runnable.runnable_key not in run.runnables)
+                    run.runnables[runnable.runnable_key] = runnable
             case ManualStepPaused() if run.pause is None:
                 run.pause = fact
             case RunTerminal():
@@ -316,7 +291,7 @@ def _sort_out(run: _Run, planned: Sequence[Fact], dispatch: RunDispatch, now: da
 
 
 def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> Texts:
-    """Write facts, the rows of new attempts and what changes in rows that are there, as the database takes them."""
+    """Encode facts, the rows of new attempts, and the changed columns of existing rows, as `settle_runs` takes them."""
     on_queue: list[str] = []
     for fact in run.queue_facts:
         encoded, row = encode(fact, max_fact_bytes), ""
@@ -326,21 +301,21 @@ def _encode(run: _Run, dispatch: RunDispatch, max_fact_bytes: int) -> Texts:
             row = f',"row":{to_json(new).decode()}'
         on_queue.append(f'"type":"{encoded.type}","data":{encoded.data}{row}}}')
     on_run: list[str] = []
-    for k, fact in enumerate(run.run_facts, 1):
+    for number, fact in enumerate(run.run_facts, 1):
         encoded = encode(fact, max_fact_bytes)
-        on_run.append(f'"k":{k},"type":"{encoded.type}","data":{encoded.data}}}')
+        on_run.append(f'"k":{number},"type":"{encoded.type}","data":{encoded.data}}}')
     settled = [] if run.end is not None else [_tail(row) for row in _settled_rows(run)]
     return Texts(on_queue, on_run, _tail(_run_row(run)), settled, run.end is not None)
 
 
 def _tail(row: Row) -> str:
-    """Write a row without its beginning, where the place of its run is going to stand."""
+    """Return a row as JSON without its opening brace: the place of its run is put before it."""
     return to_json(row).decode()[1:]
 
 
 def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: datetime) -> list[_Run]:
-    """Write what was planned; return the runs for which that was done, and keep the states of all."""
-    values = _values(storage, runs, now, uuid4())  # of all tries, so that it does not matter which of them commits
+    """Write what was planned; return the runs that were written, and keep the states of all."""
+    values = _values(storage, runs, now, uuid4())  # the same for all tries: any of them may commit
 
     def call() -> Any:
         with storage.connection() as connection:
@@ -355,11 +330,9 @@ def _write(storage: PostgresStorage, states: PlanStates, runs: list[_Run], now: 
     written = [runs[m - 1] for m in answer["written"] or ()]
     done = {run.run_id for run in written}
     _put_back(states, [run for run in runs if run.run_id not in done])
-    for run in written:
-        if run.known is not None:
-            revision = run.known.revision + len(run.texts.run)
-            keep_checkpoint(storage, run.run_id, revision, run.known.state)
-            states.put(run.run_id, revision, run.known.state)
+    known = {run.run_id: (run.known, len(run.texts.run)) for run in written if run.known is not None}
+    after = {run_id: KnownState(before.revision + entries, before.state) for run_id, (before, entries) in known.items()}
+    keep_states(storage, states, after)
     return written
 
 
@@ -385,7 +358,7 @@ def _values(storage: PostgresStorage, runs: list[_Run], now: datetime, commit_id
         names(run.queue for run in runs),
         numbers(None if run.known is None else run.known.revision for run in runs),
         "{" + ",".join(["t" if run.texts.ends else "f" for run in runs]) + "}",
-        to_json([_claim(i, each.settlement.ref) for i, run in enumerate(runs, 1) for each in run.members]).decode(),
+        to_json([_claim(i, member.settlement.ref) for i, run in enumerate(runs, 1) for member in run.members]).decode(),
         f"[{','.join(entries)}]",
         f"[{','.join(changed)}]",
         f"[{','.join(settled)}]" if settled else None,
@@ -397,10 +370,10 @@ def _claim(m: int, ref: ClaimRef) -> Row:
 
 
 def _run_row(run: _Run) -> Row:
-    """Return what changes in the row of a run."""
+    """Return the changed columns of a run's row."""
     return {
         "status": run.status,
-        "planned": sum(each.attempt_number == 1 for each in run.runnables.values()),
+        "planned": sum(runnable.attempt_number == 1 for runnable in run.runnables.values()),
         "applied": len(run.applied),
         "manual_state": rows.manual_row(manual_state(run.pause)) if run.pause is not None else None,
         "terminal_digest": None if run.end is None else end_digest(run.end.status, run.end.error),
@@ -408,7 +381,7 @@ def _run_row(run: _Run) -> Row:
 
 
 def _settled_rows(run: _Run) -> list[Row]:
-    """Return what changes in the rows of settled attempts."""
+    """Return the changed columns of the rows of settled attempts."""
     return [
         {
             "runnable_key": key,

@@ -38,6 +38,15 @@ class LockTargets:
     attempts: set[tuple[str, str]] = field(default_factory=set)
     children: set[tuple[str, str]] = field(default_factory=set)
 
+    @classmethod
+    def of(cls, appends: Iterable[Verified]) -> "LockTargets":
+        """Return what the facts of appends touch."""
+        targets = cls()
+        for one in appends:
+            for fact in one.facts:
+                targets.add(fact)
+        return targets
+
     def add(self, fact: Fact) -> None:
         """Note what one fact touches."""
         if fact.type not in RUN_FACT_TYPES:
