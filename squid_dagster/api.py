@@ -10,25 +10,13 @@ from pydantic import JsonValue
 
 from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
 from squid_dagster.backlog.backlog import Backlog
-from squid_dagster.inspection import (
-    Explanation,
-    RunGraph,
-    RunPage,
-    RunSnapshot,
-    TimelineEvent,
-    explain_run,
-    inspect_run,
-    inspect_run_graph,
-    inspect_run_timeline,
-    list_runs,
-)
+from squid_dagster.inspection.inspection import ALIVE_WITHIN, Inspection
+from squid_dagster.inspection.snapshot.snapshot import RunSnapshot
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.contract.notifier import Notifier
-from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
-from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.runtime.adapters import adapters, definitions
 from squid_dagster.runtime.commands import cron_starts, run_commands, signal_router
 from squid_dagster.runtime.commands.child_runs import ChildStarter, start_child_run
@@ -53,11 +41,11 @@ from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 from squid_dagster.workflow.registry import Registry
 
-ALIVE_WITHIN = timedelta(seconds=20)  # a worker that has not announced itself for so long does not count
+__all__ = ["ALIVE_WITHIN", "Squid"]
 
 
 @checks_arguments
-class Squid:
+class Squid(Inspection):
     """A journal with the workflows that this process knows. Safe between threads; close it, or use it in a `with`.
 
     Commands take `actor`, `comment`, `metadata` and `idempotency_key`, and answer with a `Receipt`: using the key
@@ -67,7 +55,7 @@ class Squid:
     def __init__(
         self,
         storage: Storage,
-        workflows: Iterable[Workflow | Definition] | Workflow | str = (),
+        workflows: Iterable[Workflow | Definition] | Workflow | str | None = None,
         *,
         resources: Mapping[str, object] | None = None,
         queue: str = DEFAULT_QUEUE,
@@ -92,7 +80,7 @@ class Squid:
             WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
             MissingResource: a step asks for a resource that was not given.
         """
-        registry = Registry(definitions(workflows))
+        registry = Registry(definitions(() if workflows is None else workflows))
         given = dict(resources or {})
         missing = {key: each.name for each in registry for key in each.resources if key not in given}
         if missing:
@@ -111,12 +99,14 @@ class Squid:
             lease=lease,
             **{name: value for name, value in more.items() if value is not None},
         )
+        known = None if workflows is None else registry
+        super().__init__(storage, self.runtime.queries, self.runtime.liveness, known)
 
     @classmethod
     def connect(
         cls,
         url: str | None = None,
-        workflows: Iterable[Workflow | Definition] | Workflow | str = (),
+        workflows: Iterable[Workflow | Definition] | Workflow | str | None = None,
         *,
         schema: str | None = None,
         wait: timedelta | None = timedelta(0),
@@ -151,11 +141,6 @@ class Squid:
     ) -> None:
         """Close it."""
         self.close()
-
-    @property
-    def journal(self) -> Storage:
-        """The storage that holds all facts."""
-        return self.runtime.storage
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
@@ -420,10 +405,6 @@ class Squid:
         """Close all crash windows, of all queues or one. Any number at once are as good as one."""
         return recovery.recover(self.runtime, queue)
 
-    def dead_letters(self, queue: str | None = None, limit: int = 100, after: int = 0) -> list[Attempt]:
-        """List attempts that were delivered too often and wait for a person."""
-        return self.runtime.queries.dead_letters(queue, limit, after)
-
     def dispatch_agent(self, queue: str | None = None) -> DispatchAgent:
         """Give the agent of a queue. What it completes is planned on, and it claims only what is registered here."""
         runtime = self.runtime
@@ -440,68 +421,6 @@ class Squid:
     def workflow_agent(self, run_id: str) -> WorkflowAgent:
         """Give the agent of a run."""
         return WorkflowAgent(self.runtime.storage, self.runtime.dispatch, run_id, self.runtime.definition_of)
-
-    # --- looking ----------------------------------------------------------------------------------------------------
-
-    def inspect_run(self, run_id: str, at_revision: int | None = None, include_history: bool = False) -> RunSnapshot:
-        """Show a run, now or as it was at a revision of its thread; redacted.
-
-        Raises:
-            NotFound: no such run.
-            InvalidArgument: a revision that it does not have.
-        """
-        return inspect_run(
-            self.journal,
-            run_id,
-            now=self.runtime.now(),
-            registry=self.runtime.registry,
-            at_revision=at_revision,
-            include_history=include_history,
-        )
-
-    def explain_run(self, run_id: str) -> Explanation:
-        """Say why a run is where it is, which facts show that, and what can be done. Raises `NotFound`."""
-        return explain_run(
-            self.journal,
-            self.runtime.queries,
-            run_id,
-            now=self.runtime.now(),
-            registry=self.runtime.registry,
-            workers=self._workers(),
-        )
-
-    def inspect_run_graph(self, run_id: str, at_revision: int | None = None, include_history: bool = False) -> RunGraph:
-        """Show a run's steps and routes, with what was chosen and skipped. Raises as `inspect_run`."""
-        return inspect_run_graph(
-            self.journal,
-            run_id,
-            now=self.runtime.now(),
-            registry=self.runtime.registry,
-            at_revision=at_revision,
-            include_history=include_history,
-        )
-
-    def inspect_run_timeline(self, run_id: str, at_revision: int | None = None) -> list[TimelineEvent]:
-        """Tell a run's story in order. Raises as `inspect_run`."""
-        return inspect_run_timeline(self.journal, run_id, at_revision=at_revision)
-
-    def list_runs(self, *, limit: int = 50, cursor: str | None = None, **filters: Any) -> RunPage:
-        """List runs, newest first: `workflow`, `status`, `queue`, `trigger`, `parent_run_id`, `started_after`, ...
-
-        Raises:
-            InvalidArgument: a bad filter, limit or cursor.
-        """
-        return list_runs(
-            self.runtime.queries,
-            registry=self.runtime.registry,
-            workers=self._workers(),
-            limit=limit,
-            cursor=cursor,
-            **filters,
-        )
-
-    def _workers(self) -> list[WorkerRow]:
-        return self.runtime.liveness.workers(ALIVE_WITHIN)
 
     def _receipt(self, receipt: Receipt) -> Receipt:
         return replace(receipt, inspect=self.inspect_run)

@@ -1,4 +1,4 @@
-"""`squid cron`: the cron triggers of workflows, and when they start something next."""
+"""`squid cron`: the cron triggers of workflows, and the windows that they start next."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,20 +9,21 @@ import click
 
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.options import time_option
-from squid_dagster.cli.run.session import Looking, looking, need_modules
+from squid_dagster.cli.run.session import need_modules, open_squid
 from squid_dagster.cli.terminal.output import emit, table
 
 if TYPE_CHECKING:
+    from squid_dagster.api import Squid
     from squid_dagster.workflow.cron.triggers import Cron
     from squid_dagster.workflow.registry import Registry
 
-_MOST_DUE = 1000  # windows that are counted as due: a start takes no more at a time
-_FAR = datetime(9979, 12, 31, tzinfo=UTC)  # the calendar ends soon after
+_MOST_DUE = 1000  # due windows that are counted: a start takes no more at a time
+_FAR = datetime(9979, 12, 31, tzinfo=UTC)  # near the end of the calendar
 
 
 @click.group()
 def cron() -> None:
-    """Cron triggers, and what they start next."""
+    """List cron triggers, and what they start next."""
 
 
 @cron.command("list")
@@ -30,22 +31,24 @@ def cron() -> None:
 def list_(place: Place, as_json: bool) -> None:
     """List cron triggers: when they fire, the window that was started last, how many are due, and the next one."""
     need_modules(place, "cron list")
-    with looking(place) as journal:
-        now = journal.storage.now()
-        found = [_trigger_facts(journal, now, workflow, each) for workflow, each in _triggers(journal.registry)]
+    with open_squid(place) as squid:
+        now = squid.journal.now()
+        triggers = [
+            _trigger_values(squid, now, workflow, trigger) for workflow, trigger in _triggers(squid.runtime.registry)
+        ]
     headings = ("workflow", "trigger", "schedule", "timezone", "last window", "due", "next", "next, local")
     names = ("workflow", "trigger", "expression", "timezone", "last_window_start_at", "due", "next_at", "next_local")
-    rows = [[each[name] for name in names] for each in found]
+    rows = [[trigger[name] for name in names] for trigger in triggers]
     shown = table(headings, rows, first_to_go=("last window", "next, local", "timezone")) if rows else _none(place)
-    emit(as_json, {"triggers": found}, shown)
+    emit(as_json, {"triggers": triggers}, shown)
 
 
-def _trigger_facts(journal: Looking, now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
-    """Give a trigger as JSON values, always with the same keys."""
+def _trigger_values(squid: "Squid", now: datetime, workflow: str, trigger: "Cron") -> dict[str, Any]:
+    """Return a trigger as JSON values, always with the same keys."""
     from squid_dagster.runtime.commands.cron_starts import windows_due
     from squid_dagster.workflow.cron.windows import next_fire
 
-    cursor = journal.sides.queries.schedule_cursor(workflow, trigger.name)
+    cursor = squid.runtime.queries.schedule_cursor(workflow, trigger.name)
     due = windows_due(trigger, cursor, now, _MOST_DUE)
     following = next_fire(trigger, now)
     return {
@@ -78,25 +81,25 @@ def next_(place: Place, as_json: bool, count: int, after: datetime | None) -> No
         with place.storage() as storage:
             after = storage.now()
     begin = after
-    windows = sorted(window for workflow, each in triggers for window in _windows(workflow, each, begin, count))
-    found = [
+    windows = sorted(window for name, trigger in triggers for window in _windows(name, trigger, begin, count))[:count]
+    values = [
         {
-            "start_at": each.start_at.isoformat(),
-            "end_at": each.end_at.isoformat(),
-            "workflow": each.workflow,
-            "trigger": each.trigger,
-            "timezone": each.timezone,
-            "local_start": each.local_start,
+            "start_at": window.start_at.isoformat(),
+            "end_at": window.end_at.isoformat(),
+            "workflow": window.workflow,
+            "trigger": window.trigger,
+            "timezone": window.timezone,
+            "local_start": window.local_start,
         }
-        for each in windows[:count]
+        for window in windows
     ]
-    rows = [(each.start_at, each.local_start, each.workflow, each.trigger, each.timezone) for each in windows[:count]]
+    rows = [(row.start_at, row.local_start, row.workflow, row.trigger, row.timezone) for row in windows]
     headings = ("at (UTC)", "local", "workflow", "trigger", "timezone")
-    emit(as_json, {"windows": found}, table(headings, rows, first_to_go=("timezone",)) if rows else _none(place))
+    emit(as_json, {"windows": values}, table(headings, rows, first_to_go=("timezone",)) if rows else _none(place))
 
 
 class _Upcoming(NamedTuple):
-    """A window that is yet to come; sorted by its beginning."""
+    """A future window. Windows sort by their beginning."""
 
     start_at: datetime
     workflow: str
@@ -116,14 +119,13 @@ def _windows(workflow: str, trigger: "Cron", after: datetime, count: int) -> Ite
 
 
 def _triggers(registry: "Registry | None") -> "Iterator[tuple[str, Cron]]":
-    """Give the cron triggers of all workflows, in the version that new runs have."""
+    """Yield the cron triggers of all workflows, in the version that new runs have."""
     from squid_dagster.workflow.cron.triggers import Cron
 
     for definition in registry or ():
         if registry is not None and registry.current(definition.name) is definition:
-            for each in definition.triggers.values():
-                if isinstance(each, Cron):
-                    yield definition.name, each
+            crons = (trigger for trigger in definition.triggers.values() if isinstance(trigger, Cron))
+            yield from ((definition.name, trigger) for trigger in crons)
 
 
 def _none(place: Place) -> str:

@@ -15,7 +15,7 @@ import click
 from squid_dagster.cli.app import REFUSED
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.options import Seconds
-from squid_dagster.cli.run.session import commanding, need_modules
+from squid_dagster.cli.run.session import need_modules, open_squid
 from squid_dagster.cli.terminal.output import emit, table
 from squid_dagster.cli.terminal.printable_text import printable
 from squid_dagster.cli.terminal.stderr_log import logging_to_stderr
@@ -40,7 +40,7 @@ _seconds = Seconds(min_open=True)
     "--lease",
     type=Seconds(0, MAX_LEASE.total_seconds(), min_open=True),
     metavar="SECONDS",
-    help="How long a step is safe from others without a sign.",
+    help="How long a claim lasts without a heartbeat.",
 )
 @click.option(
     "--grace",
@@ -69,7 +69,7 @@ def worker(
     wait: float | None,
     **options: Any,
 ) -> None:
-    """Run the steps of the workflows of -m until stopped, and then tell what was done.
+    """Run the steps of the workflows of -m until stopped, and then print a report.
 
     SIGTERM and Ctrl-C let running steps finish; a second time gives them back at once. A worker that starts before its
     database waits for it; one whose schema is missing or outdated does not. Exit code 1 if it stopped by itself, since
@@ -84,29 +84,29 @@ def worker(
     given = _resources(place, resources)
     with ExitStack() as opened:
         try:
-            with _ended_by_signals(), logging_to_stderr("error" if log_level == "error" else "warning"):
+            with _stop_signals(), logging_to_stderr("error" if log_level == "error" else "warning"):
                 patience = None if wait is None else timedelta(seconds=wait)
                 squid = opened.enter_context(place.squid(given, patience))
         except _Stopped:
-            emit(as_json, _report_facts(_nothing_done()), "stopped before the database was there")
+            emit(as_json, _report_values(_empty_report()), "stopped before the database was there")
             return
-        made = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
-        _say_served(squid, made.worker_id, queues or (squid.runtime.queue,), as_json)
+        worker = squid.new_worker(list(dict.fromkeys(queues)) or None, **chosen)
+        _print_served(squid, worker.worker_id, queues or (squid.runtime.queue,), as_json)
         with logging_to_stderr(log_level):
-            report = made.run()
-    emit(as_json, _report_facts(report), str(report))
+            report = worker.run()
+    emit(as_json, _report_values(report), str(report))
     if report.gave_up is not None:
         click.echo(f"it stopped by itself: {report.gave_up}", err=True)
         click.get_current_context().exit(REFUSED)
 
 
 class _Stopped(BaseException):
-    """A signal came while there was nothing yet that would have to finish."""
+    """A signal to stop, before any step has started."""
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Raise `_Stopped` in the block, which belongs to the main thread, when a signal asks to stop."""
+def _stop_signals() -> Iterator[None]:
+    """Raise `_Stopped` in the block, in the main thread, on SIGTERM or SIGINT."""
 
     def stop(*_: object) -> None:
         raise _Stopped
@@ -122,45 +122,45 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _nothing_done() -> "WorkerReport":
+def _empty_report() -> "WorkerReport":
     from squid_dagster.runtime.worker.report import WorkerReport
 
     return WorkerReport("")
 
 
-def _say_served(squid: "Squid", worker_id: str, queues: tuple[str, ...], as_json: bool) -> None:
-    """Say what is served: on stderr where stdout is for the one document at the end."""
-    workflows = sorted({each.name for each in squid.runtime.registry})
+def _print_served(squid: "Squid", worker_id: str, queues: tuple[str, ...], as_json: bool) -> None:
+    """Print queues and workflows: on stderr if stdout is for the JSON document at the end."""
+    workflows = sorted({definition.name for definition in squid.runtime.registry})
     if as_json:
-        facts = {"worker_id": worker_id, "queues": list(queues), "workflows": workflows}
-        click.echo(json.dumps(facts), err=True)
+        document = {"worker_id": worker_id, "queues": list(queues), "workflows": workflows}
+        click.echo(json.dumps(document), err=True)
     else:
         click.echo(printable(f"worker {worker_id} serves {', '.join(queues)}: {', '.join(workflows)}"))
 
 
-def _report_facts(report: "WorkerReport") -> dict[str, Any]:
-    """Give a worker's report as JSON values, always with the same keys."""
+def _report_values(report: "WorkerReport") -> dict[str, Any]:
+    """Return a worker's report as JSON values, always with the same keys."""
     return {**asdict(report), "steps": dict(sorted(report.steps.items()))}
 
 
 def _resources(place: Place, name: str | None) -> Mapping[str, object] | None:
-    """Get what steps ask for, by the name of a mapping, or of a function that gives one."""
+    """Load the resources of steps, by the name of a mapping or of a function that returns one."""
     if name is None:
         return None
     from importlib import import_module
 
-    place.workflows()  # looks where modules are found, and says what is wrong with them first
+    place.workflows()  # extends `sys.path`, and raises for broken modules first
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise _bad_resources(f"{name!r:.80} is not MODULE:NAME, such as shop.wiring:resources")
     try:
-        found = getattr(import_module(module), attribute)
-        given = found if isinstance(found, Mapping) else found()
+        source = getattr(import_module(module), attribute)
+        resources = source if isinstance(source, Mapping) else source()
     except (Exception, SystemExit) as error:
         raise _bad_resources(f"{name!r:.80} gives no resources: {type(error).__name__}: {error}") from error
-    if not isinstance(given, Mapping):
-        raise _bad_resources(f"{name!r:.80} gives a {type(given).__name__}, not a mapping")
-    return given
+    if not isinstance(resources, Mapping):
+        raise _bad_resources(f"{name!r:.80} gives a {type(resources).__name__}, not a mapping")
+    return resources
 
 
 def _bad_resources(message: str) -> click.BadParameter:
@@ -175,16 +175,16 @@ def recover(place: Place, as_json: bool, queue: str | None) -> None:
 
     Exit code 1 if a run could not be repaired, or had to be quarantined.
     """
-    with commanding(place) as squid, _quiet():
+    with open_squid(place) as squid, _without_logs():
         report = squid.recover(queue)
-    emit(as_json, {"repaired": report.repaired, **asdict(report)}, *_recovery_shown(report, place))
+    emit(as_json, {"repaired": report.repaired, **asdict(report)}, *_recovery_parts(report, place))
     if report.failed or report.quarantined:
         click.get_current_context().exit(REFUSED)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Let the library log nothing for the time of a block: the report tells it all."""
+def _without_logs() -> Iterator[None]:
+    """Disable the library's log in a block: the report says the same."""
     logger = logging.getLogger("squid_dagster")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -194,7 +194,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _recovery_shown(report: "RecoveryReport", place: Place) -> list[Any]:
+def _recovery_parts(report: "RecoveryReport", place: Place) -> list[Any]:
     numbers = {name: value for name, value in asdict(report).items() if isinstance(value, int) and value}
     listed = numbers.pop("listed", 0)
     shown: list[Any] = [f"{report.repaired} repaired" if report.repaired else "nothing to repair"]

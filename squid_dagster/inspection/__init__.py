@@ -1,13 +1,13 @@
-"""Looking at runs and changing nothing: snapshot, explanation, graph, timeline, listing. All is shown redacted."""
+"""Read a journal: snapshot, explanation, graph, timeline, listing, queues. Writes nothing; all is redacted."""
 
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView
 from squid_dagster.inspection.explain.case import QueueState
-from squid_dagster.inspection.explain.explanation import Explanation, explain_run
+from squid_dagster.inspection.explain.explanation import Explanation
 from squid_dagster.inspection.explain.reasons import Action, RunReason
 from squid_dagster.inspection.graph.edges import EdgeStatus, GraphEdge
 from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus
-from squid_dagster.inspection.graph.run_graph import RunGraph, inspect_run_graph
-from squid_dagster.inspection.run_list import RunPage, RunSummary, list_runs
+from squid_dagster.inspection.graph.run_graph import RunGraph
+from squid_dagster.inspection.run_list import RunFilters, RunPage, RunSummary, list_runs
 from squid_dagster.inspection.run_record import Evidence
 from squid_dagster.inspection.snapshot.parts import (
     AnomalyView,
@@ -17,8 +17,8 @@ from squid_dagster.inspection.snapshot.parts import (
     ManualView,
     RunnableView,
 )
-from squid_dagster.inspection.snapshot.snapshot import RunSnapshot, inspect_run
-from squid_dagster.inspection.timeline import TimelineEvent, inspect_run_timeline
+from squid_dagster.inspection.snapshot.snapshot import RunSnapshot
+from squid_dagster.inspection.timeline import TimelineEvent
 
 __all__ = [
     "Action",
@@ -36,6 +36,7 @@ __all__ = [
     "ManualView",
     "NodeStatus",
     "QueueState",
+    "RunFilters",
     "RunGraph",
     "RunPage",
     "RunReason",
@@ -43,9 +44,5 @@ __all__ = [
     "RunSummary",
     "RunnableView",
     "TimelineEvent",
-    "explain_run",
-    "inspect_run",
-    "inspect_run_graph",
-    "inspect_run_timeline",
     "list_runs",
 ]

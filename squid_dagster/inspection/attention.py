@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView
+from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView, open_deadlines
 from squid_dagster.inspection.display import span
 from squid_dagster.inspection.hold import Worker
 from squid_dagster.inspection.run_list import RunSummary, list_runs
-from squid_dagster.inspection.snapshot.snapshot import inspect_run
+from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.queries import JournalQueries, QueueRow
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
@@ -130,9 +130,9 @@ def _waiting(storage: Storage, queries: JournalQueries, now: datetime) -> list[A
 def _deadlines(storage: Storage, runs: Sequence[RunSummary], now: datetime) -> Attention | None:
     urgent: list[tuple[datetime, str, DeadlineView]] = []
     for run in runs:
-        deadline = inspect_run(storage, run.run_id, now=now).deadline
-        if deadline is not None and deadline.state in _URGENT:
-            urgent.append((deadline.due_at, run.run_id, deadline))
+        deadlines = open_deadlines(read_record(storage, run.run_id).unit.run, now)
+        if deadlines and deadlines[0].state in _URGENT:
+            urgent.append((deadlines[0].due_at, run.run_id, deadlines[0]))
     if not urgent:
         return None
     _, run_id, first = min(urgent, key=lambda each: each[:2])

@@ -1,4 +1,7 @@
-"""Who could execute a run: its definition here, the workers that announce it elsewhere, and what holds it otherwise."""
+"""Whether a run is held: its definition is not registered here, and no live worker announces it.
+
+`status_of` decides the status of every run that is shown, in listings, snapshots, explanations and graphs.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -6,9 +9,13 @@ from typing import NamedTuple, Protocol
 from squid_dagster.protocol.folds.attempt import definition_key
 from squid_dagster.workflow.registry import Registry
 
+HELD = "held"
+HOLDABLE = frozenset({"started", "running", "idle"})
+"""The statuses that `held` replaces. An end, a quarantine and a pause are facts, and are shown before it."""
+
 
 class Worker(Protocol):
-    """What a live worker says of itself: which queues it serves, and which definitions it has (None: any)."""
+    """A live worker by its liveness row: the queues that it serves, and the definitions that it has (None: any)."""
 
     @property
     def worker_id(self) -> str:
@@ -43,7 +50,7 @@ class Hold(NamedTuple):
 
 
 def executes(worker: Worker, definition: str) -> bool:
-    """Tell whether a worker has this definition."""
+    """Return whether a worker has this definition."""
     return worker.definitions is None or definition in worker.definitions
 
 
@@ -54,11 +61,13 @@ def hold_of(
     registry: Registry | None,
     workers: Iterable[Worker] | None,
 ) -> Hold | None:
-    """Say what holds an open run that was started with this definition; None when nothing does, or nothing is known.
+    """Return what holds an open run that was started with this definition; None when nothing does.
 
-    It is held when another definition of its workflow is registered here and its own one is not ("definition_changed").
-    A workflow that is unknown here may be known elsewhere: only where workers are given too does its absence count
-    ("definition_missing"). A live worker that announces the definition always means that the run can go on.
+    - Without a registry, nothing is held: an unknown definition is not a missing one.
+    - A registered definition, or a live worker that announces it, means that the run can go on.
+    - Otherwise the run is held: by another definition of its workflow that is registered here ("definition_changed"),
+      or because none of it is ("definition_missing"). The latter takes the live workers to be known: a workflow that is
+      unknown here may be known elsewhere.
     """
     if workflow is None or fingerprint is None or registry is None or registry.find(workflow, fingerprint) is not None:
         return None
@@ -69,3 +78,8 @@ def hold_of(
     if current is None:
         return None if workers is None else Hold("definition_missing", workflow, version, fingerprint, None, None)
     return Hold("definition_changed", workflow, version, fingerprint, current.version, current.fingerprint)
+
+
+def status_of(status: str, hold: Hold | None) -> str:
+    """Return the status that a run is shown with, from the one of its facts and what holds it."""
+    return HELD if hold is not None and status in HOLDABLE else status

@@ -1,7 +1,7 @@
-"""What happened to a run, in order: one event for each fact, the refused ones too.
+"""`TimelineEvent`: what happened to a run, in order. One event for each fact, the refused ones too.
 
-Facts are told in the order of the journal, with one exception: of the facts of one instant, what is done about a
-decision (put on the queue, fenced) follows the decision, wherever in its commit it was written.
+Events are in the order of the journal, with one exception: of the facts of one instant, what is done about a decision
+(put on the queue, fenced) follows the decision, wherever in its commit it was written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,9 @@ from typing import Any
 
 from squid_dagster.inspection.display import plain, shown, when
 from squid_dagster.inspection.fact_sentences import sentence
-from squid_dagster.inspection.run_record import Record, read_record
+from squid_dagster.inspection.run_record import Record
 from squid_dagster.inspection.snapshot.parts import view_entry
-from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.anomalies import unreadable
-from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, MalformedFact, StoredFact, UnknownFact
 
 _HOLDING = frozenset(
@@ -43,30 +41,18 @@ class TimelineEvent:
     details: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the event as JSON, always with the same keys."""
+        """Return the event as JSON, always with the same keys."""
         whole: dict[str, Any] = plain(self)
         return whole
 
 
-@checked
-def inspect_run_timeline(storage: Storage, run_id: str, *, at_revision: int | None = None) -> list[TimelineEvent]:
-    """Tell what happened to a run, oldest first, up to now or up to an earlier revision of its own thread.
-
-    Raises:
-        NotFound: no fact names this run.
-        InvalidThread: this is no id that a run could have.
-        InvalidArgument: the run has no such revision; the message names the range.
-    """
-    return timeline(read_record(storage, run_id, at_revision))
-
-
 def timeline(record: Record) -> list[TimelineEvent]:
-    """Tell what happened, by the facts of a record. Pure, and never raises."""
+    """Return what happened, oldest first, by the facts of a record. Pure, and never raises."""
     steps = _steps(record)
     events: list[TimelineEvent] = []
     beats: dict[str, int] = {}  # by claim: where its latest row of heartbeats stands among the events
     holders: dict[str, str] = {}  # by attempt: the worker that it was delivered to, while nothing came of that
-    for entry in _as_told(record.entries):
+    for entry in _in_causal_order(record.entries):
         event = _with_lost_delivery(_event(entry, record, steps), holders)
         if event.kind != "attempt_heartbeat" or event.refused is not None:
             beats.pop(_claim(entry), None)
@@ -80,21 +66,21 @@ def timeline(record: Record) -> list[TimelineEvent]:
     return events
 
 
-def _as_told(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _in_causal_order(entries: Sequence[Entry]) -> Iterator[Entry]:
     for _, group in groupby(entries, key=lambda entry: entry.fact.occurred_at):
         instant = list(enumerate(group))
         causes = {name: place for place, entry in reversed(instant) for name in _decides(entry)}
-        told = sorted(instant, key=lambda each: _rank(each[0], causes.get(_follows(each[1]), -1)))
-        yield from (entry for _, entry in told)
+        ordered = sorted(instant, key=lambda each: _rank(each[0], causes.get(_follows(each[1]), -1)))
+        yield from (entry for _, entry in ordered)
 
 
 def _rank(place: int, cause: int) -> tuple[int, bool]:
-    """Give a fact its place, or the one right after its cause if that comes later."""
+    """Return a fact's place, or the one right after its cause if that comes later."""
     return (cause, True) if cause > place else (place, False)
 
 
 def _decides(entry: Entry) -> list[str]:
-    """Name what a fact of the run decides on."""
+    """Return the keys of what a fact of the run decides on."""
     fact: Any = entry.fact
     if unreadable(entry) is None and fact.type == "runnables_planned":
         return [runnable.runnable_key for runnable in fact.runnables]
@@ -102,7 +88,7 @@ def _decides(entry: Entry) -> list[str]:
 
 
 def _follows(entry: Entry) -> str:
-    """Name the decision that a fact of the queue follows from."""
+    """Return the key of the decision that a fact of the queue follows from."""
     follows = {"run_queued": "run_started", "run_fenced": "run_terminal"}.get(entry.fact.type, "")
     return (_declared(entry.fact, "runnable_key") or "") if entry.fact.type == "attempt_scheduled" else follows
 
@@ -130,7 +116,7 @@ def _event(entry: Entry, record: Record, steps: dict[str, str]) -> TimelineEvent
 
 
 def _with_lost_delivery(event: TimelineEvent, holders: dict[str, str]) -> TimelineEvent:
-    """Return the event of a claim with the delivery that was lost before it, if one was; keep `holders` up to date."""
+    """Return a claim's event with the delivery that was lost before it, if one was; update `holders`."""
     key = event.details.get("runnable_key")
     if event.refused is not None or not isinstance(key, str) or event.kind not in _HOLDING:
         return event
@@ -145,17 +131,17 @@ def _with_lost_delivery(event: TimelineEvent, holders: dict[str, str]) -> Timeli
 
 
 def _actor(fact: Any) -> Any:
-    """Give who did it: a person by a signal, a worker by a claim."""
+    """Return who did it: a person by a signal, a worker by a claim."""
     if fact.type == "run_signal_received":
         return shown(fact.actor)
     return fact.owner_id if fact.type == "attempt_claimed" else None
 
 
 def _steps(record: Record) -> dict[str, str]:
-    """Give the step of every runnable that any fact of the run names."""
-    found = {key: attempt.step for key, attempt in record.unit.dispatch.attempts.items()}
-    plans = (planned.runnable for planned in record.unit.run.planned.values())
-    return {**found, **{each.runnable_key: each.step for each in plans if each is not None}}
+    """Return the step of every runnable that any fact of the run names."""
+    scheduled = {key: attempt.step for key, attempt in record.unit.dispatch.attempts.items()}
+    runnables = (planned.runnable for planned in record.unit.run.planned.values())
+    return {**scheduled, **{each.runnable_key: each.step for each in runnables if each is not None}}
 
 
 def _claim(entry: Entry) -> str:
@@ -163,7 +149,7 @@ def _claim(entry: Entry) -> str:
 
 
 def _declared(fact: StoredFact, name: str) -> str | None:
-    """Give a field of a fact; never an unknown one of the same name, which may hold anything."""
+    """Return a field of a fact; never an unknown one of the same name, which may hold anything."""
     known = not isinstance(fact, UnknownFact | MalformedFact) and name in type(fact).model_fields
     return getattr(fact, name) if known else None
 

@@ -1,8 +1,8 @@
-"""Arguments at the public border, checked against their annotations before anything is done.
+"""Checks of public functions' arguments against their annotations, before the call.
 
-`checked` wraps a function, `checks_arguments` all public methods of a class. A refusal names the call, the parameter,
-what it takes and what came. Ranges and names are judged by the calls themselves; here it is types, and texts, numbers,
-times and JSON that nothing of ours can hold.
+`checked` wraps a function, `checks_arguments` all public methods of a class. An error names the call, the parameter,
+the expected type and the actual value. Only types are checked here, and texts, numbers, times and JSON that cannot be
+stored; ranges and names are checked by the functions themselves.
 """
 
 import functools
@@ -22,53 +22,53 @@ from squid_dagster.protocol.errors import InvalidArgument, InvalidPayload, Inval
 MAX_INTEGER = 2**63 - 1
 _MAX_DEPTH = 200  # of JSON; no fact can hold a deeper value
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Zl", "Zp"})  # control characters, and separators of lines and paragraphs
-_MAX_JSON_BITS = 4_000  # of a whole number in JSON: Python spells no number of more than 4,300 digits
+_MAX_JSON_BITS = 4_000  # of an integer in JSON: Python converts no integer of more than 4,300 digits to text
 
 _UNCHECKED = "__takes_anything__"
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
-Check = Callable[[Any], str | None]  # what is wrong with a value, as what a person reads after "must be"; None: nothing
+Check = Callable[[Any], str | None]  # what a value must be, as an error message says it; None: the value is fine
 
-# Parameters whose refusal has always had a class of its own.
+# Parameters whose errors have a class of their own.
 _ERRORS: dict[str, type[SquidError]] = {
     "run_id": InvalidThread,
     "queue": InvalidThread,
     "thread": InvalidThread,
     "payload": InvalidPayload,
 }
-_FACTS = 10  # classes in a union from which on it is that of all facts, which are judged when they are encoded
+_FACTS = 10  # a union of at least so many classes is that of all facts, which are checked when they are encoded
 
 
 def checks_arguments(cls: C) -> C:
     """Check the arguments of the constructor and of all public methods that a class defines itself."""
-    for name, found in list(vars(cls).items()):
-        if (name != "__init__" and name.startswith("_")) or hasattr(found, _UNCHECKED):
+    for name, member in list(vars(cls).items()):
+        if (name != "__init__" and name.startswith("_")) or hasattr(member, _UNCHECKED):
             continue
-        if isinstance(found, classmethod):
-            setattr(cls, name, classmethod(checked(found.__func__)))
-        elif inspect.isfunction(found) and found.__code__.co_argcount + found.__code__.co_kwonlyargcount > 1:
-            setattr(cls, name, checked(found))
+        if isinstance(member, classmethod):
+            setattr(cls, name, classmethod(checked(member.__func__)))
+        elif inspect.isfunction(member) and member.__code__.co_argcount + member.__code__.co_kwonlyargcount > 1:
+            setattr(cls, name, checked(member))
     return cls
 
 
 def unchecked(function: F) -> F:
-    """Leave a method of a checked class as it is: it takes what only behaves like what its annotations say."""
+    """Exclude a method of a checked class: it accepts objects that behave like its annotations without being of them."""
     setattr(function, _UNCHECKED, True)
     return function
 
 
 def checked(function: F) -> F:
-    """Check the arguments of a function against its annotations, each time before it is called.
+    """Check the arguments of a function against its annotations before each call.
 
     Raises:
-        InvalidArgument, InvalidThread, InvalidPayload: a value of another type, or one that nothing of ours can hold.
+        InvalidArgument, InvalidThread, InvalidPayload: a value of another type, or one that cannot be stored.
     """
     signature = inspect.signature(function)
     positional = [
-        each.name
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     taken: _Taken | None = None
 
@@ -126,7 +126,7 @@ def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Ta
         hint = hints.get(name)
         if parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(hint) is Unpack:
             options = typing.get_type_hints(typing.get_args(hint)[0])
-            keywords = frozenset(options).union(signature.parameters) - {name}
+            keywords = frozenset(options).union(signature.parameters) - {name, "self", "cls"}
             named |= options
         elif name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             named[name] = hint
@@ -139,7 +139,7 @@ def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Ta
 
 @functools.cache
 def check_of(hint: Any) -> Check | None:
-    """Return the check of an annotation; None where it says nothing that could be checked."""
+    """Return the check of an annotation; None if it allows anything."""
     if hint is JsonValue:
         return json_problem
     hint = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
@@ -164,8 +164,8 @@ def _any_of(hints: tuple[Any, ...]) -> Check | None:
 
     def check(value: Any) -> str | None:
         problems = []
-        for each in typing.cast("list[Check]", checks):
-            problem = each(value)
+        for one_check in typing.cast("list[Check]", checks):
+            problem = one_check(value)
             if problem is None:
                 return None
             problems.append(problem)
@@ -176,7 +176,7 @@ def _any_of(hints: tuple[Any, ...]) -> Check | None:
 
 def _literal(values: tuple[Any, ...]) -> Check:
     def check(value: Any) -> str | None:
-        known = isinstance(value, str | int) and any(type(value) is type(each) and value == each for each in values)
+        known = isinstance(value, str | int) and any(type(value) is type(one) and value == one for one in values)
         return None if known else "one of " + ", ".join(map(repr, values))
 
     return check
@@ -215,7 +215,7 @@ def _generic(origin: Any, args: tuple[Any, ...]) -> Check | None:
     if origin is tuple and args[-1:] != (Ellipsis,):
         return _tuple(args)
     if isinstance(origin, type) and issubclass(origin, Iterable):
-        return _several(origin, args[0] if args else Any)
+        return _iterable(origin, args[0] if args else Any)
     return _instance(origin) if isinstance(origin, type) else None
 
 
@@ -227,11 +227,11 @@ def _mapping(origin: type, key: Any = Any, item: Any = Any) -> Check:
             return "a mapping"
         if item is JsonValue:
             return json_problem(value)
-        for each_key, each in value.items():
-            if key_check is not None and key_check(each_key) is not None:
-                return f"a mapping whose keys are {key_check(each_key)}"
-            if item_check is not None and item_check(each) is not None:
-                return f"a mapping whose values are {item_check(each)}"
+        for entry_key, entry_value in value.items():
+            if key_check is not None and (problem := key_check(entry_key)) is not None:
+                return f"a mapping whose keys are {problem}"
+            if item_check is not None and (problem := item_check(entry_value)) is not None:
+                return f"a mapping whose values are {problem}"
         return None
 
     return check
@@ -243,8 +243,8 @@ def _tuple(hints: tuple[Any, ...]) -> Check:
     def check(value: Any) -> str | None:
         if not isinstance(value, tuple) or len(value) != len(checks):
             return f"a tuple of {len(checks)}"
-        problems = (each(item) for each, item in zip(checks, value, strict=True) if each is not None)
-        problem = next((each for each in problems if each is not None), None)
+        problems = (item_check(item) for item_check, item in zip(checks, value, strict=True) if item_check is not None)
+        problem = next((problem for problem in problems if problem is not None), None)
         return None if problem is None else f"a tuple of {len(checks)}, each of them {problem}"
 
     return check
@@ -254,11 +254,11 @@ def _several(origin: type, item: Any) -> Check:
     item_check = check_of(item)
 
     def check(value: Any) -> str | None:
-        # A text is a sequence of texts, too; nobody means it so.
+        # A text is a sequence of texts, too, but no caller means it so.
         if not isinstance(value, origin) or isinstance(value, str | bytes | Mapping):
             return "a list"
         if item_check is not None and isinstance(value, Sequence | Collection) and not isinstance(value, Iterator):
-            problem = next((problem for each in value if (problem := item_check(each)) is not None), None)
+            problem = next((problem for one in value if (problem := item_check(one)) is not None), None)
             return None if problem is None else f"a list whose items are {problem}"
         return None
 
@@ -269,7 +269,7 @@ def _several(origin: type, item: Any) -> Check:
 
 
 def text_problem(value: object) -> str | None:
-    """Return what is wrong with a text: UTF-8 has no half surrogates."""
+    """Return what a text must be: one that UTF-8 can encode, without lone surrogates."""
     if not isinstance(value, str):
         return "a text"
     try:
@@ -288,7 +288,7 @@ def name_problem(text: str) -> str | None:
 
 
 def number_problem(value: object) -> str | None:
-    """Return what is wrong with a whole number: a bool is none, and one of more than 64 bits is stored nowhere."""
+    """Return what an integer must be: no bool, and one of up to 64 bits."""
     if not isinstance(value, int) or isinstance(value, bool):
         return "a whole number"
     return None if -MAX_INTEGER - 1 <= value <= MAX_INTEGER else "a whole number of 64 bits"
@@ -313,7 +313,7 @@ def _span_problem(value: object) -> str | None:
 
 
 def time_problem(value: object) -> str | None:
-    """Return what is wrong with a time: it needs a zone, and must be one that UTC can express."""
+    """Return what a time must be: one with a zone, that UTC can express."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return "a datetime with a zone"
     try:
@@ -324,7 +324,7 @@ def time_problem(value: object) -> str | None:
 
 
 def json_problem(value: object, depth: int = 0) -> str | None:
-    """Return what is wrong with a JSON value, at any depth."""
+    """Return what a JSON value must be, at any depth."""
     match value:
         case None | bool():
             return None
@@ -343,7 +343,7 @@ def _nested_problem(value: Any, depth: int) -> str | None:
     if depth >= _MAX_DEPTH:
         return "JSON that is not nested too deep"
     if isinstance(value, list):
-        return next((problem for each in value if (problem := json_problem(each, depth + 1)) is not None), None)
+        return next((problem for item in value if (problem := json_problem(item, depth + 1)) is not None), None)
     for key, item in value.items():
         if text_problem(key) is not None:
             return f"JSON, whose keys are each {text_problem(key)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from squid_dagster.protocol.errors import SquidError
@@ -141,10 +141,12 @@ Make = Callable[[Any], Call]  # from a world in which it works
 
 
 def parameters(call: Call) -> Iterator[str]:
-    """Name what can be given: by the signature, and options that it hands on."""
-    found = inspect.signature(call.called).parameters
-    plain = (p.name for p in found.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY))
-    yield from (name for name in dict.fromkeys((*plain, *call.kwargs)) if name not in call.untried)
+    """Yield the names of what can be given: by the signature, with the keys of typed options, and by the table."""
+    signature = inspect.signature(call.called).parameters.values()
+    plain = [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)]
+    typed = [p.annotation for p in signature if p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is Unpack]
+    options = [name for annotation in typed for name in get_type_hints(get_args(annotation)[0])]
+    yield from (name for name in dict.fromkeys((*plain, *options, *call.kwargs)) if name not in call.untried)
 
 
 def do(call: Call, **changed: Any) -> Any:

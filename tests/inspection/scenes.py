@@ -12,8 +12,11 @@ from pydantic import BaseModel
 
 from squid_dagster.inspection.explain.case import Case, QueueState, make_case
 from squid_dagster.inspection.explain.explanation import Explanation, explain
+from squid_dagster.inspection.inspection import Inspection
 from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.clock import VirtualClock
+from squid_dagster.journal.contract.worker_liveness import MemoryLiveness, WorkerRow
+from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import (
     Attempt,
@@ -283,6 +286,16 @@ class Scene:
         return self.claim(step).advance(seconds=5).complete(step, result)
 
     # --- looking ----------------------------------------------------------------------------------------------------
+
+    def inspection(self, *definitions: Definition, workers: Sequence[Somebody] | None = None) -> Inspection:
+        """Return the journal to look at; by default with its own definition, and a worker that takes anything."""
+        liveness = MemoryLiveness(self.storage)
+        for known in liveness.workers(timedelta(hours=1)):
+            liveness.withdraw(known.worker_id)
+        for worker in (Somebody("w-1"),) if workers is None else workers:
+            liveness.report(WorkerRow(host="here", pid=1, **worker._asdict()))
+        registry = Registry(definitions or [self.definition])
+        return Inspection(self.storage, FoldQueries(self.storage), liveness, registry)
 
     def case(
         self,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.inspection import DeadlineState, inspect_run
+from squid_dagster.inspection import DeadlineState
 from squid_dagster.inspection.deadlines import judge, open_deadlines
 from tests.facts import t
 from tests.inspection.scenes import RUN, Scene, order, scene
@@ -44,7 +44,7 @@ def test_a_time_without_a_zone_is_taken_for_utc() -> None:
 
 
 def _shown(told: Scene) -> Any:
-    return inspect_run(told.storage, RUN, now=told.now, registry=told.registry).deadline
+    return told.inspection().inspect_run(RUN).deadline
 
 
 def test_a_run_shows_the_deadline_of_its_open_step_until_that_is_done() -> None:
@@ -69,7 +69,7 @@ def test_a_decision_has_a_deadline_too() -> None:
 
     states = []
     for _ in range(4):
-        manual = inspect_run(told.storage, RUN, now=told.now, registry=told.registry).manual_state
+        manual = told.inspection().inspect_run(RUN).manual_state
         assert manual is not None
         assert manual.deadline == _shown(told)
         states.append(_shown(told).state)

@@ -1,10 +1,9 @@
 """What explanations say beyond their reason: of definitions, workers, queues, commands and deadlines."""
 
-from datetime import timedelta
-
 import pytest
 
-from squid_dagster.inspection import QueueState, RunReason, explain_run
+from squid_dagster.inspection import QueueState, RunReason
+from squid_dagster.inspection.queue_state import read_queue_state
 from squid_dagster.journal.fold_store.queries import FoldQueries
 from squid_dagster.protocol.errors import InvalidThread, NotFound
 from squid_dagster.workflow.registry import Registry
@@ -229,13 +228,13 @@ def test_a_run_is_explained_from_its_journal_with_the_pause_of_its_queue() -> No
     told = scene(order())
     told.write(queue_paused(actor="ada"))
 
-    found = explain_run(told.storage, FoldQueries(told.storage), RUN, now=told.now, registry=told.registry)
+    found = told.inspection().explain_run(RUN)
 
     assert found.reason == "queue_paused"
     assert [(each.type, each.revision) for each in found.evidence] == [("attempt_scheduled", 2), ("queue_paused", 3)]
 
     told.write(queue_resumed())
-    found = explain_run(told.storage, FoldQueries(told.storage), RUN, now=told.now, registry=told.registry)
+    found = told.inspection().explain_run(RUN)
     assert found.reason == "attempt_visible"
 
 
@@ -245,7 +244,7 @@ def test_the_pause_is_found_behind_much_other_work() -> None:
     for _ in range(1200):
         told.write(queued("run-2"))
 
-    found = explain_run(told.storage, FoldQueries(told.storage), RUN, now=told.now)
+    found = told.inspection().explain_run(RUN)
 
     assert "queue_paused" in [each.type for each in found.evidence]
 
@@ -256,22 +255,17 @@ def test_a_queue_that_was_resumed_meanwhile_is_told_without_a_fact() -> None:
 
     for change in ((), (queue_paused(), queue_resumed())):
         told.write(*change)
-        found = explain_run(told.storage, FoldQueries(other.storage), RUN, now=told.now)
+        state = read_queue_state(told.storage, FoldQueries(other.storage), "default")
+        assert state == QueueState("default", True)
+        found = told.explain(queue_state=state)
         assert found.reason == "queue_paused"
         assert [each.type for each in found.evidence] == ["attempt_scheduled"]
-
-
-def test_nothing_is_said_of_workers_and_pauses_that_nobody_has_looked_at() -> None:
-    told = scene(order()).advance(minutes=1)
-    told.write(queue_paused())
-
-    assert explain_run(told.storage, None, RUN, now=told.now + timedelta(hours=1)).reason == "attempt_visible"
 
 
 def test_an_unknown_run_is_not_found() -> None:
     told = scene(order())
 
     with pytest.raises(NotFound, match="there is no run 'nobody'"):
-        explain_run(told.storage, None, "nobody", now=told.now)
+        told.inspection().explain_run("nobody")
     with pytest.raises(InvalidThread, match="run id 'no body'"):
-        explain_run(told.storage, None, "no body", now=told.now)
+        told.inspection().explain_run("no body")

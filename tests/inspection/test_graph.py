@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.inspection import EdgeStatus, NodeStatus, RunGraph, inspect_run_graph
+from squid_dagster.inspection import EdgeStatus, NodeStatus, RunGraph
 from squid_dagster.inspection.graph.run_graph import graph
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
 from squid_dagster.workflow import Workflow
@@ -305,7 +305,7 @@ def test_history_is_shown_on_request() -> None:
     told = scene(order()).do("charge", {"paid": 5, "api_key": "hunter2"})
 
     def of(**options: bool) -> Any:
-        found = inspect_run_graph(told.storage, RUN, now=told.now, registry=told.registry, **options).to_dict()
+        found = told.inspection().inspect_run_graph(RUN, **options).to_dict()
         return next(node for node in found["nodes"] if node["id"] == "charge")
 
     assert (of()["output"], of()["attempts"], of()["input"]) == (None, [], None)
@@ -319,7 +319,7 @@ def test_history_is_shown_on_request() -> None:
 def test_a_graph_is_json_with_stable_keys_and_can_be_seen_at_a_revision() -> None:
     told = scene(order()).do("charge")
 
-    early = inspect_run_graph(told.storage, RUN, now=told.now, registry=told.registry, at_revision=3)
+    early = told.inspection().inspect_run_graph(RUN, at_revision=3)
 
     assert json.loads(json.dumps(early.to_dict())) == early.to_dict()
     assert list(early.to_dict()) == [
@@ -335,9 +335,9 @@ def test_a_graph_is_json_with_stable_keys_and_can_be_seen_at_a_revision() -> Non
     ]
     assert _statuses(early)["rest"] == "waiting"
     with pytest.raises(InvalidArgument, match="from 1 to 5"):
-        inspect_run_graph(told.storage, RUN, now=told.now, at_revision=6)
+        told.inspection().inspect_run_graph(RUN, at_revision=6)
     with pytest.raises(NotFound):
-        inspect_run_graph(told.storage, "run-2", now=told.now)
+        told.inspection().inspect_run_graph("run-2")
 
 
 def test_a_large_fan_is_drawn() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.inspection import RunSnapshot, inspect_run
+from squid_dagster.inspection import RunSnapshot
+from squid_dagster.inspection.snapshot.snapshot import snapshot
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread, NotFound
@@ -16,14 +17,7 @@ from tests.inspection.scenes import RUN, Scene, changed_order, fan, looping, ord
 
 
 def _shown(told: Scene, at_revision: int | None = None, *, include_history: bool = False) -> RunSnapshot:
-    return inspect_run(
-        told.storage,
-        RUN,
-        now=told.now,
-        registry=told.registry,
-        at_revision=at_revision,
-        include_history=include_history,
-    )
+    return told.inspection().inspect_run(RUN, at_revision, include_history)
 
 
 def test_a_snapshot_shows_who_and_what_the_run_is() -> None:
@@ -78,7 +72,7 @@ def test_outputs_are_known_by_the_names_of_the_definition() -> None:
         "check": {"amount": 500},
         "review": {"decision": "approved", "actor": "grace"},
     }
-    unknown = inspect_run(told.storage, RUN, now=told.now)
+    unknown = snapshot(told.case(registry=Registry()))
     assert unknown.outputs == {**shown.outputs, "rest": None}
     assert (shown.status, shown.reason, shown.terminal, shown.ended_at) == ("completed", "terminal", True, told.now)
 
@@ -131,7 +125,7 @@ def test_the_status_is_one_word(told: Scene, status: str) -> None:
 def test_a_run_whose_definition_changed_is_held() -> None:
     told = scene(order())
 
-    shown = inspect_run(told.storage, RUN, now=told.now, registry=Registry([changed_order().freeze()]))
+    shown = told.inspection(changed_order().freeze(), workers=[]).inspect_run(RUN)
 
     assert (shown.status, shown.reason) == ("held", "held")
 
@@ -231,7 +225,7 @@ def test_a_revision_that_is_no_number_is_refused(revision: Any) -> None:
     told = scene(order())
 
     with pytest.raises(InvalidArgument, match="at_revision must be a whole number"):
-        inspect_run(told.storage, "run-1", now=told.now, at_revision=revision)
+        told.inspection().inspect_run("run-1", at_revision=revision)
 
 
 @pytest.mark.parametrize("revision", [0, -1, 4, 10**18])
@@ -255,10 +249,10 @@ def test_an_unknown_run_is_not_found() -> None:
     told = scene(order())
 
     with pytest.raises(NotFound, match=r"'run-2'.*list_runs"):
-        inspect_run(told.storage, "run-2", now=told.now)
+        told.inspection().inspect_run("run-2")
     for wrong in ("", "a b", "x\0", None):
         with pytest.raises(InvalidThread, match=r"run.id"):
-            inspect_run(told.storage, wrong, now=told.now)  # type: ignore[arg-type]
+            told.inspection().inspect_run(wrong)  # type: ignore[arg-type]
 
 
 def test_looking_writes_nothing() -> None:

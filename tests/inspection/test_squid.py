@@ -10,6 +10,7 @@ from squid_dagster.api import Squid
 from squid_dagster.inspection import Explanation
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.storage import Storage
+from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidArgument, NotFound
 from squid_dagster.workflow import Defer, Fail, Retry, Workflow, path
@@ -168,6 +169,7 @@ def test_a_failed_run_is_undone_and_then_replayed(squid: Squid, shop: Shop) -> N
     squid.execute_next()
 
     drawn = squid.inspect_run_graph(run_id)
+    squid.runtime.liveness.report(WorkerRow(worker_id="w", queues=("default",), host="h", pid=1))
     assert squid.inspect_run(run_id).reason == "compensating"
     assert drawn.current_node_ids == ("compensate:charge",)
     squid.execute_next()
@@ -197,8 +199,6 @@ def test_a_run_of_a_changed_workflow_is_held_until_its_version_is_back(squid: Sq
 
 
 def test_a_worker_that_announces_itself_is_named(squid: Squid) -> None:
-    from squid_dagster.journal.contract.worker_liveness import WorkerRow
-
     run_id = squid.start("shop").run_id
     liveness = squid.runtime.liveness
     liveness.report(WorkerRow(worker_id="w-1", queues=("default",), definitions=("shop/other",), host="h", pid=1))

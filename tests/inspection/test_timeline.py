@@ -2,7 +2,6 @@
 
 import pytest
 
-from squid_dagster.inspection import inspect_run_timeline
 from squid_dagster.inspection.fact_sentences import sentence
 from squid_dagster.inspection.timeline import timeline
 from squid_dagster.protocol import FACT_TYPES
@@ -28,7 +27,7 @@ from tests.inspection.scenes import RUN, Scene, looping, order, saga, scene
 
 
 def _told(told: Scene) -> list[str]:
-    return [event.summary for event in inspect_run_timeline(told.storage, RUN)]
+    return [event.summary for event in told.inspection().inspect_run_timeline(RUN)]
 
 
 def test_a_run_is_told_from_its_start_to_its_end() -> None:
@@ -102,7 +101,7 @@ def test_heartbeats_that_follow_each_other_are_one_event() -> None:
         told.advance(seconds=20).beat("charge")
     told.complete("charge")
 
-    (beat,) = [each for each in inspect_run_timeline(told.storage, RUN) if each.kind == "attempt_heartbeat"]
+    (beat,) = [each for each in told.inspection().inspect_run_timeline(RUN) if each.kind == "attempt_heartbeat"]
 
     assert beat.summary == (
         "Step 'charge' is still being worked on, until 2026-01-01T00:02:00Z (3 heartbeats since 2026-01-01T00:00:20Z)."
@@ -114,7 +113,7 @@ def test_heartbeats_of_the_next_worker_are_another_event() -> None:
     told = scene(order()).claim("charge", lease=10).advance(seconds=5).beat("charge", lease=10)
     told.advance(seconds=30).claim("charge").advance(seconds=5).beat("charge")
 
-    beats = [each for each in inspect_run_timeline(told.storage, RUN) if each.kind == "attempt_heartbeat"]
+    beats = [each for each in told.inspection().inspect_run_timeline(RUN) if each.kind == "attempt_heartbeat"]
 
     assert [each.details["count"] for each in beats] == [1, 1]
 
@@ -123,7 +122,7 @@ def test_a_refused_fact_is_told_as_refused() -> None:
     told = scene(order()).claim("charge").advance(seconds=20)
     told.write(claimed(step="charge", claim="thief", at=20), completed(step="charge", claim="thief", at=20))
 
-    events = inspect_run_timeline(told.storage, RUN)[-2:]
+    events = told.inspection().inspect_run_timeline(RUN)[-2:]
 
     assert [each.refused for each in events] == ["active_claim", "stale_claim"]
     assert events[0].summary.startswith("Refused (active claim): Step 'charge' was claimed by worker 'worker-thief'")
@@ -134,7 +133,7 @@ def test_what_follows_from_a_decision_is_told_after_it_wherever_it_was_written()
     told.write(queued(), scheduled(), signal(), started(), planned())
     told.write(fenced(at=50), terminal(), scheduled(step="ship", at=60), queued(at=70))
 
-    kinds = [(each.kind, each.position) for each in inspect_run_timeline(told.storage, RUN)]
+    kinds = [(each.kind, each.position) for each in told.inspection().inspect_run_timeline(RUN)]
 
     assert kinds == [
         ("run_signal_received", 3),
@@ -152,7 +151,7 @@ def test_what_follows_from_a_decision_is_told_after_it_wherever_it_was_written()
 def test_events_say_who_where_and_which_step() -> None:
     told = scene(order()).claim("charge")
 
-    first, *_, last = inspect_run_timeline(told.storage, RUN)
+    first, *_, last = told.inspection().inspect_run_timeline(RUN)
 
     assert (first.actor, first.step, first.thread, first.revision) == ("ada", None, "squid:run:run-1", 1)
     assert (last.actor, last.step, last.thread, last.revision) == ("worker-a", "charge", "squid:dispatch:default", 3)
@@ -205,8 +204,8 @@ def test_a_plan_of_many_is_cut() -> None:
 def test_an_earlier_revision_has_a_shorter_story() -> None:
     told = scene(order()).do("charge")
 
-    assert len(inspect_run_timeline(told.storage, RUN, at_revision=1)) == 1
+    assert len(told.inspection().inspect_run_timeline(RUN, at_revision=1)) == 1
     with pytest.raises(InvalidArgument, match="from 1 to 5"):
-        inspect_run_timeline(told.storage, RUN, at_revision=9)
+        told.inspection().inspect_run_timeline(RUN, at_revision=9)
     with pytest.raises(NotFound):
-        inspect_run_timeline(told.storage, "run-9")
+        told.inspection().inspect_run_timeline("run-9")

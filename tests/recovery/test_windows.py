@@ -22,7 +22,7 @@ from squid_dagster.runtime.recovery.recovery import list_started
 from squid_dagster.testing import Crashed, InjectedStorage, Plan
 from tests.facts import CARD_EXAMPLES
 from tests.recovery.append_sites import WRITES, sites, sites_in
-from tests.recovery.crash_processes import Theatre, split
+from tests.recovery.crash_processes import ScenarioPlayer, split
 from tests.recovery.enumeration import Enumeration, enumerate_all
 from tests.recovery.scenario import LATER, RECOVER, Scenario, clock_at, ends_of, play
 from tests.recovery.scenarios import SCENARIOS
@@ -46,8 +46,9 @@ WITHOUT_A_WINDOW = {
 }
 # What `Squid` offers without writing anything.
 READS = {
-    "close", "connect", "dead_letters", "dispatch_agent", "explain_run", "inspect_run", "inspect_run_graph",
-    "inspect_run_timeline", "journal", "list_runs", "new_worker", "workflow_agent",
+    "close", "connect", "dead_letters", "dispatch_agent", "explain_run", "inspect_queue", "inspect_run",
+    "inspect_run_graph", "inspect_run_timeline", "journal", "list_runs", "live_workers", "new_worker", "queues",
+    "workflow_agent",
 }  # fmt: skip
 STORAGE_READS = {
     "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",
@@ -58,36 +59,36 @@ STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread", "annou
 
 
 @pytest.fixture(scope="module")
-def found(postgres_url: str, schema_names: Iterator[str]) -> Enumeration:
-    """Everything that was found. What a process commits must outlive it, not the machine: nobody waits for the disk."""
+def enumeration(postgres_url: str, schema_names: Iterator[str]) -> Enumeration:
+    """The result of all plays. What a process commits must outlive the process, not the machine: commits are asynchronous."""
     joint = "&" if "?" in postgres_url else "?"
     return enumerate_all(f"{postgres_url}{joint}options=-csynchronous_commit%3Doff", next(schema_names))
 
 
 def test_recovery_brings_every_interrupted_run_to_its_end(
-    found: Enumeration, capsys: pytest.CaptureFixture[str]
+    enumeration: Enumeration, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
-        print(f"\nwindows={len(found.wrong)} covered={len(found.covered)}")
-    told = [f"{window}\n    " + "\n    ".join(wrong) for window, wrong in found.wrong.items() if wrong]
-    assert not told, "\n".join(told)
-    assert len(found.covered) == len(found.wrong) >= 150
+        print(f"\nwindows={len(enumeration.wrong)} covered={len(enumeration.covered)}")
+    failures = [f"{window}\n    " + "\n    ".join(wrong) for window, wrong in enumeration.wrong.items() if wrong]
+    assert not failures, "\n".join(failures)
+    assert len(enumeration.covered) == len(enumeration.wrong) >= 150
 
 
-def test_one_recovery_closes_everything_and_refuses_nothing(found: Enumeration) -> None:
-    assert found.left_by_recovery == []
+def test_one_recovery_closes_everything_and_refuses_nothing(enumeration: Enumeration) -> None:
+    assert enumeration.left_by_recovery == []
 
 
-def test_the_end_is_the_same_where_commits_span_threads(found: Enumeration) -> None:
-    for (name, on), end in found.ends_of_whole.items():
-        assert end == found.undisturbed[name].end, f"{name}, whole on {on}"
-    assert len(found.ends_of_whole) == 2 * len(SCENARIOS)
+def test_the_end_is_the_same_where_commits_span_threads(enumeration: Enumeration) -> None:
+    for (name, on), end in enumeration.ends_of_whole.items():
+        assert end == enumeration.undisturbed[name].end, f"{name}, whole on {on}"
+    assert len(enumeration.ends_of_whole) == 2 * len(SCENARIOS)
 
 
 @pytest.mark.parametrize(
     ("scenario", "asked"),
     [
-        # Of each window, what somebody had to ask for again: that which is on record is recovery's business alone.
+        # Of each window, what had to be asked for again: recovery alone completes what is on record.
         ("start", [set()] * 9),
         ("start cron", [set()] * 2),
         ("start due crons", [set()] * 2),
@@ -101,15 +102,15 @@ def test_the_end_is_the_same_where_commits_span_threads(found: Enumeration) -> N
     ],
 )
 def test_only_a_command_that_is_not_on_record_is_asked_for_again(
-    found: Enumeration, scenario: str, asked: list[set[str]]
+    enumeration: Enumeration, scenario: str, asked: list[set[str]]
 ) -> None:
     done = {"work", "one step", "recover", "time passes"}
-    windows = [window for window in found.asked_again if window.scenario == scenario]
-    assert [found.asked_again[window] - done for window in windows] == asked
+    windows = [window for window in enumeration.asked_again if window.scenario == scenario]
+    assert [enumeration.asked_again[window] - done for window in windows] == asked
 
 
-def test_every_call_that_appends_has_a_case(found: Enumeration) -> None:
-    lines = {line for each in found.undisturbed.values() for lines in each.lines for line in lines}
+def test_every_call_that_appends_has_a_case(enumeration: Enumeration) -> None:
+    lines = {line for undisturbed in enumeration.undisturbed.values() for lines in undisturbed.lines for line in lines}
     uncovered = [site for site in sites() if not any(site.led_to(line) for line in lines)]
     new = [f"{site.name} (line {site.first})" for site in uncovered if site.name not in WITHOUT_A_WINDOW]
     assert not new, "calls that may append, in no scenario: add one to tests/recovery/scenarios.py\n" + "\n".join(new)
@@ -136,16 +137,16 @@ class Agent:
     ]
 
 
-def test_every_kind_of_fact_and_of_signal_is_written_somewhere(found: Enumeration) -> None:
-    labels = " ".join(label for each in found.undisturbed.values() for label in each.appends)
+def test_every_kind_of_fact_and_of_signal_is_written_somewhere(enumeration: Enumeration) -> None:
+    labels = " ".join(label for undisturbed in enumeration.undisturbed.values() for label in undisturbed.appends)
     cards = {fact.type for fact in CARD_EXAMPLES}  # which no run writes
     assert {name for name in FACT_TYPES if name not in labels} == cards
-    runs = [run for each in found.undisturbed.values() for run in each.end["runs"].values()]
-    assert {signal[0] for run in runs for signal in run["signals"]} == {str(each) for each in SignalType}
+    runs = [run for undisturbed in enumeration.undisturbed.values() for run in undisturbed.end["runs"].values()]
+    assert {signal[0] for run in runs for signal in run["signals"]} == {str(kind) for kind in SignalType}
 
 
-def test_every_command_of_squid_is_interrupted(found: Enumeration) -> None:
-    lines = {line for each in found.undisturbed.values() for lines in each.lines for line in lines}
+def test_every_command_of_squid_is_interrupted(enumeration: Enumeration) -> None:
+    lines = {line for undisturbed in enumeration.undisturbed.values() for lines in undisturbed.lines for line in lines}
     played = {line.function for line in lines if line.file == "api.py"}
     offered = {name for name, _ in inspect.getmembers(Squid) if not name.startswith("_")}
     assert offered - played == READS
@@ -156,17 +157,17 @@ def test_all_that_storages_and_stores_can_do_is_known_to_write_or_not() -> None:
     assert methods - STORAGE_READS - STORAGE_UPKEEP == WRITES - {"settle_within"}
 
 
-# --- would anybody notice? ------------------------------------------------------------------------------------------
+# --- without recovery -----------------------------------------------------------------------------------------------
 
 # Recovery is part of the play itself, or other threads than ours would have to crash.
 NOT_IN_MEMORY = {scenario.name for scenario in SCENARIOS if RECOVER in scenario.moves} | {"worker"}
 
 
 def test_without_recovery_many_windows_would_stay_open() -> None:
-    """The same windows in memory, where nobody repairs anything: the comparison of ends must tell."""
+    # The same windows in memory, without recovery: the comparison of ends must fail.
     lost = {name: _lost_windows(scenario) for scenario in SCENARIOS if (name := scenario.name) not in NOT_IN_MEMORY}
     assert sum(lost.values()) >= 40
-    # One append at a time: whoever comes next goes on by himself.
+    # Each of these commands is one append: the next worker continues without recovery.
     assert {name for name, count in lost.items() if not count} == {"defer", "pause and resume a queue"}
 
 
@@ -177,16 +178,16 @@ def _lost_windows(scenario: Scenario) -> int:
 
 
 def _play_in_memory(scenario: Scenario, crash_after: int | None) -> tuple[Any, int]:
-    """Play a scenario, interrupted or not, and on to its end without recovery; give the end and count its appends."""
+    """Run a scenario, interrupted or not, to its end without recovery; return the end and the number of its appends."""
     clock = clock_at()
-    theatre, storage = Theatre("", "", scenario), MemoryStorage(clock)
-    case = theatre.next_case()
-    play(theatre.scene(split(storage), clock, case), scenario.before)
+    player, storage = ScenarioPlayer("", "", scenario), MemoryStorage(clock)
+    case = player.next_case()
+    play(player.client(split(storage), clock, case), scenario.before)
     ending = InjectedStorage(storage, Plan(crash_after=crash_after), atomic_across_threads=False)
     with suppress(Crashed):
-        play(theatre.scene(ending, clock, case), scenario.moves)
+        play(player.client(ending, clock, case), scenario.moves)
     clock.advance(LATER)
-    others = theatre.scene(split(storage), clock, case)
+    others = player.client(split(storage), clock, case)
     with suppress(InvalidTransition):  # a person cannot decide what the run has not come to
         play(others, scenario.moves)
         play(others, scenario.after)

@@ -1,4 +1,4 @@
-"""`squid queue`: look at queues, pause and resume them, and put dead letters back."""
+"""`squid queue`: show, pause and resume queues, and put dead letters back."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -8,19 +8,19 @@ import click
 
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.queue.display import (
-    dead_facts,
-    dead_shown,
+    dead_letter_values,
+    dead_letters_table,
     no_work,
-    pause_facts,
-    queue_facts,
-    queues_shown,
-    worker_facts,
-    workers_shown,
+    pause_values,
+    queue_values,
+    queues_table,
+    worker_values,
+    workers_table,
 )
 from squid_dagster.cli.run.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
 from squid_dagster.cli.run.display import receipt_facts
 from squid_dagster.cli.run.options import Said, with_said
-from squid_dagster.cli.run.session import Looking, commanding, looking, looking_around
+from squid_dagster.cli.run.session import open_squid
 from squid_dagster.cli.terminal.output import emit, show
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from squid_dagster.api import Squid
     from squid_dagster.protocol.folds.attempt import Attempt
 
-_PAGE = 500  # dead letters that are asked for at a time
+_PAGE = 500  # dead letters in one query
 _SHOWN = 100  # dead letters that `inspect` shows
 
 
 @click.group()
 def queue() -> None:
-    """Look at queues, pause and resume them, and put dead letters back."""
+    """Show, pause and resume queues, and put dead letters back."""
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
@@ -45,12 +45,12 @@ def queue() -> None:
 @on_journal
 def list_(place: Place, as_json: bool) -> None:
     """List the queues that have open work, were ever paused, or have a worker."""
-    with looking(place) as journal:
-        known, workers = {row.queue: row for row in journal.sides.queries.queues()}, journal.workers()
+    with open_squid(place) as squid:
+        known, workers = {row.queue: row for row in squid.queues()}, squid.live_workers()
     names = sorted({*known, *(name for worker in workers for name in worker.queues)})
     rows = [known.get(name) or no_work(name) for name in names]
-    shown = queues_shown(rows, workers) if rows else "no queues"
-    emit(as_json, {"queues": [queue_facts(row, workers) for row in rows]}, shown)
+    shown = queues_table(rows, workers) if rows else "no queues"
+    emit(as_json, {"queues": [queue_values(row, workers) for row in rows]}, shown)
 
 
 @queue.command()
@@ -58,29 +58,26 @@ def list_(place: Place, as_json: bool) -> None:
 @on_journal
 def inspect(place: Place, as_json: bool, name: str) -> None:
     """Show QUEUE: its open work, who paused it, who serves it, and its dead letters, the first hundred."""
-    from squid_dagster.inspection.queue_state import read_queue_state
-
-    with looking(place) as journal:
-        _check_known(journal, name)
-        queries = journal.sides.queries
-        row = next((each for each in queries.queues() if each.queue == name), None) or no_work(name)
-        pause = pause_facts(read_queue_state(journal.storage, queries, name))
-        dead = queries.dead_letters(name, _SHOWN)
-        workers = [worker for worker in journal.workers() if name in worker.queues]
-    facts = {
-        **queue_facts(row, workers),
+    with open_squid(place) as squid:
+        _check_known(squid, name)
+        row = next((row for row in squid.queues() if row.queue == name), None) or no_work(name)
+        pause = pause_values(squid.inspect_queue(name))
+        dead = squid.dead_letters(name, _SHOWN)
+        workers = [worker for worker in squid.live_workers() if name in worker.queues]
+    document = {
+        **queue_values(row, workers),
         "paused_by": pause,
-        "workers": [worker_facts(worker) for worker in workers],
-        "dead_letters": [dead_facts(each) for each in dead],
+        "workers": [worker_values(worker) for worker in workers],
+        "dead_letters": [dead_letter_values(attempt) for attempt in dead],
     }
-    shown: list[RenderableType] = [queues_shown([row], workers)]
+    shown: list[RenderableType] = [queues_table([row], workers)]
     if pause is not None:
-        why = f": {pause['comment']}" if pause["comment"] else ""
-        shown += ["", f"paused by {pause['actor'] or 'somebody'} at {show(datetime.fromisoformat(pause['at']))}{why}"]
-    shown += ["", workers_shown(workers) if workers else "no worker serves it"]
+        actor, why = pause["actor"] or "an unknown actor", f": {pause['comment']}" if pause["comment"] else ""
+        shown += ["", f"paused by {actor} at {show(datetime.fromisoformat(pause['at']))}{why}"]
+    shown += ["", workers_table(workers) if workers else "no worker serves it"]
     if dead:
-        shown += ["", dead_shown(dead)]
-    emit(as_json, facts, *shown)
+        shown += ["", dead_letters_table(dead)]
+    emit(as_json, document, *shown)
 
 
 @queue.command()
@@ -90,14 +87,15 @@ def inspect(place: Place, as_json: bool, name: str) -> None:
 @on_journal
 def dead(place: Place, as_json: bool, name: str | None, limit: int, after: int) -> None:
     """List dead letters: attempts that were delivered too often, and wait for a person; of QUEUE, or of all."""
-    with looking(place) as journal:
+    with open_squid(place) as squid:
         if name is not None:
-            _check_known(journal, name)
-        found = journal.sides.queries.dead_letters(name, limit + 1, after)
-    page, more = found[:limit], len(found) > limit
-    facts = {"dead_letters": [dead_facts(each) for each in page], "next_after": page[-1].position if more else None}
-    rest = [f"more: the same command with --after {page[-1].position}"] if more else []
-    emit(as_json, facts, dead_shown(page) if page else "no dead letters", *rest)
+            _check_known(squid, name)
+        attempts = squid.dead_letters(name, limit + 1, after)
+    page = attempts[:limit]
+    next_after = page[-1].position if len(attempts) > limit else None
+    document = {"dead_letters": [dead_letter_values(attempt) for attempt in page], "next_after": next_after}
+    rest = [] if next_after is None else [f"more: the same command with --after {next_after}"]
+    emit(as_json, document, dead_letters_table(page) if page else "no dead letters", *rest)
 
 
 # --- changing -------------------------------------------------------------------------------------------------------
@@ -109,7 +107,7 @@ def dead(place: Place, as_json: bool, name: str | None, limit: int, after: int) 
 @with_said
 @on_journal
 def pause(place: Place, as_json: bool, name: str, new: bool, said: Said) -> None:
-    """Let nobody claim from QUEUE until it is resumed. Steps that run now go on."""
+    """Pause QUEUE: it gives no claims until it is resumed. Steps that run now go on."""
     _set_paused(place, as_json, name, said, paused=True, new=new)
 
 
@@ -123,15 +121,15 @@ def resume(place: Place, as_json: bool, name: str, said: Said) -> None:
 
 
 def _set_paused(place: Place, as_json: bool, name: str, said: Said, *, paused: bool, new: bool) -> None:
-    with commanding(place) as squid:
+    with open_squid(place) as squid:
         if not new:
-            _check_known(looking_around(squid, place), name)
+            _check_known(squid, name)
         change = squid.pause_queue if paused else squid.resume_queue
         first = change(name, **said.options())
-    told = f"queue {name} is {'paused' if paused else 'open'}"
+    text = f"queue {name} is {'paused' if paused else 'open'}"
     if not first:
-        told = f"queue {name} was {'paused' if paused else 'resumed'} before with this key; nothing was changed"
-    emit(as_json, {"queue": name, "paused": paused, "repeated": not first}, told)
+        text = f"queue {name} was {'paused' if paused else 'resumed'} before with this key; nothing was changed"
+    emit(as_json, {"queue": name, "paused": paused, "repeated": not first}, text)
 
 
 @queue.command()
@@ -159,22 +157,22 @@ def retry(
         raise click.UsageError("--queue, --dry-run and --bulk-id go with --all")
     if everything and said.idempotency_key is not None:
         raise click.UsageError("--all makes a key for each by itself: use --bulk-id instead of --idempotency-key")
-    with commanding(place) as squid:
+    with open_squid(place) as squid:
         if run_id is None:
-            _retry_all(squid, looking_around(squid, place), name, bulk, said, as_json)
+            _retry_all(squid, name, bulk, said, as_json)
             return
         receipt = squid.retry_attempt(run_id, key, **said.options())
-    told = f"run {run_id}: the dead letter is on its queue again"
-    facts = {**receipt_facts(receipt), "runnable_key": key}
-    emit(as_json, facts, f"{told} (the key was used before)" if receipt.repeated else told)
+    text = f"run {run_id}: the dead letter is on its queue again"
+    document = {**receipt_facts(receipt), "runnable_key": key}
+    emit(as_json, document, f"{text} (the key was used before)" if receipt.repeated else text)
 
 
-def _retry_all(squid: "Squid", journal: Looking, name: str | None, bulk: Bulk, said: Said, as_json: bool) -> None:
+def _retry_all(squid: "Squid", name: str | None, bulk: Bulk, said: Said, as_json: bool) -> None:
     if name is not None:
-        _check_known(journal, name)
+        _check_known(squid, name)
     targets = [
-        Target(each.run_id, each.runnable_key, workflow=each.workflow, queue=each.queue, step=each.step)
-        for each in _all_dead(journal, name)
+        Target(row.run_id, row.runnable_key, workflow=row.workflow, queue=row.queue, step=row.step)
+        for row in _dead_letters(squid, name)
     ]
     bulk_id = new_bulk_id() if bulk.bulk_id is None else bulk.bulk_id
     run_bulk(
@@ -187,18 +185,18 @@ def _retry_all(squid: "Squid", journal: Looking, name: str | None, bulk: Bulk, s
     )
 
 
-def _all_dead(journal: Looking, name: str | None) -> "Iterator[Attempt]":
+def _dead_letters(squid: "Squid", name: str | None) -> "Iterator[Attempt]":
     after = 0
-    while page := journal.sides.queries.dead_letters(name, _PAGE, after):
+    while page := squid.dead_letters(name, _PAGE, after):
         yield from page
         after = page[-1].position
 
 
-def _check_known(journal: Looking, name: str) -> None:
-    """Raise `NotFound` for a queue that nothing was ever put on and nobody serves: most likely it is misspelt."""
+def _check_known(squid: "Squid", name: str) -> None:
+    """Raise `NotFound` for a queue that has no facts and no worker: most likely it is misspelt."""
     from squid_dagster.protocol.errors import NotFound
     from squid_dagster.protocol.threads import check_part, dispatch_thread
 
-    known = journal.storage.revision(dispatch_thread(check_part(name, "queue"))) > 0
-    if not known and not any(name in worker.queues for worker in journal.workers()):
+    known = squid.journal.revision(dispatch_thread(check_part(name, "queue"))) > 0
+    if not known and not any(name in worker.queues for worker in squid.live_workers()):
         raise NotFound(f"there is no queue {name!r}: nothing was ever put on it, and no worker serves it")

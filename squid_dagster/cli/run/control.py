@@ -10,7 +10,7 @@ from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.bulk import Bulk, Target, bulk_key, new_bulk_id, run_bulk, with_bulk
 from squid_dagster.cli.run.display import receipt_facts
 from squid_dagster.cli.run.options import Said, with_said
-from squid_dagster.cli.run.session import commanding, looking_around, naming_modules
+from squid_dagster.cli.run.session import naming_modules, open_squid
 from squid_dagster.cli.run.where import find_runs, where_option
 from squid_dagster.cli.terminal.output import emit
 
@@ -117,7 +117,7 @@ def _do(asked: _Asked, verb: str, act: _Act) -> None:
 
 
 def _one(asked: _Asked, run_id: str, verb: str, act: _Act) -> None:
-    with commanding(asked.place) as squid:
+    with open_squid(asked.place) as squid:
         receipt = act(squid, run_id, asked.said.options())
         status = receipt.snapshot.status
     facts = {**receipt_facts(receipt), "status": status, "replayed_from_run_id": None}
@@ -130,8 +130,8 @@ def _one(asked: _Asked, run_id: str, verb: str, act: _Act) -> None:
 
 def _many(asked: _Asked, wanted: dict[str, Any], verb: str, act: _Act) -> None:
     bulk_id = new_bulk_id() if asked.bulk.bulk_id is None else asked.bulk.bulk_id
-    with commanding(asked.place) as squid:
-        runs = find_runs(looking_around(squid, asked.place), wanted)
+    with open_squid(asked.place) as squid:
+        runs = find_runs(squid, wanted)
         targets = [_target(run) for run in runs if not _made_by(bulk_id, run)]
 
         def act_on(target: Target, key: str) -> "Receipt":

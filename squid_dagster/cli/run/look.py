@@ -16,7 +16,7 @@ from squid_dagster.cli.run.display import (
     timeline_shown,
 )
 from squid_dagster.cli.run.options import status_option, time_option
-from squid_dagster.cli.run.session import looking
+from squid_dagster.cli.run.session import open_squid
 from squid_dagster.cli.terminal.output import emit, say
 from squid_dagster.cli.terminal.streams import own_stdout, stdout
 
@@ -24,7 +24,16 @@ _STATUS = (
     "One status, or several with commas: new, started, running, idle, paused, quarantined, completed, failed, "
     "cancelled; or held, by the workflows of -m."
 )
-_revision = click.option("--at-revision", type=click.IntRange(1), help="As it was at this revision of its thread.")
+
+
+def _at_a_moment(command: Any) -> Any:
+    """Add `--at-revision` and `--at`."""
+    at_time, at_revision = (
+        "As it was at this time, such as 2026-11-16T18:00:00Z.",
+        "As it was at this revision of its thread.",
+    )
+    placed = click.option("--at", metavar="TIME", callback=time_option, help=at_time)(command)
+    return click.option("--at-revision", type=click.IntRange(1), help=at_revision)(placed)
 
 
 @click.command("list")
@@ -51,8 +60,8 @@ def list_(
     **wanted: Any,
 ) -> None:
     """List runs, newest first. Every filter that is given must fit; which runs are held is told by -m."""
-    with looking(place) as journal:
-        page = journal.list_runs(
+    with open_squid(place) as squid:
+        page = squid.list_runs(
             status=status,
             parent_run_id=parent,
             definition_version=version,
@@ -65,55 +74,59 @@ def list_(
 
 @click.command()
 @click.argument("run_id")
-@_revision
+@_at_a_moment
 @click.option("--history", is_flag=True, help="With every fact of the run.")
 @with_workflows
-def inspect(place: Place, as_json: bool, run_id: str, at_revision: int | None, history: bool) -> None:
-    """Show a run, now or as it was at a revision. What it took and gave is redacted."""
-    with looking(place) as journal:
-        found = journal.inspect(run_id, at_revision, history)
-    emit(as_json, found.to_dict(), *snapshot_shown(found))
+def inspect(place: Place, as_json: bool, run_id: str, history: bool, **moment: Any) -> None:
+    """Show a run, now or as it was at a revision or a time. What it took and gave is redacted."""
+    with open_squid(place) as squid:
+        snapshot = squid.inspect_run(run_id, include_history=history, **moment)
+    emit(as_json, snapshot.to_dict(), *snapshot_shown(snapshot))
 
 
 @click.command()
 @click.argument("run_id")
+@_at_a_moment
 @with_workflows
-def explain(place: Place, as_json: bool, run_id: str) -> None:
-    """Say why a run is where it is, which facts show that, and what can be done."""
-    with looking(place) as journal:
-        found = journal.explain(run_id)
-    emit(as_json, explanation_facts(found, place), *explanation_shown(found, place))
+def explain(place: Place, as_json: bool, run_id: str, **moment: Any) -> None:
+    """Say why a run is where it is, which facts show that, and what can be done; or why it was there.
+
+    Of the past, no worker and no pause of a queue is known, and nothing can be done.
+    """
+    with open_squid(place) as squid:
+        explanation = squid.explain_run(run_id, **moment)
+    emit(as_json, explanation_facts(explanation, place), *explanation_shown(explanation, place))
 
 
 @click.command()
 @click.argument("run_id")
-@_revision
+@_at_a_moment
 @click.option("--format", "form", type=click.Choice(["tree", "mermaid", "svg", "json"]), help="A tree if not given.")
 @with_workflows
-def graph(place: Place, as_json: bool, run_id: str, at_revision: int | None, form: str | None) -> None:
+def graph(place: Place, as_json: bool, run_id: str, form: str | None, **moment: Any) -> None:
     """Show a run's steps, and which way it went; with -m also the ways that it did not go."""
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} do not go together: choose one")
     # A picture or a document is for programs, too, whatever modules print when they are loaded.
-    with own_stdout() if form is not None else nullcontext(), looking(place) as journal:
-        found = journal.graph(run_id, at_revision)
+    with own_stdout() if form is not None else nullcontext(), open_squid(place) as squid:
+        drawn = squid.inspect_run_graph(run_id, **moment)
     match "json" if as_json else form:
         case "json":
-            emit(True, found.to_dict())
+            emit(True, drawn.to_dict())
         case "mermaid":
-            click.echo(found.to_mermaid(), nl=False, file=stdout())
+            click.echo(drawn.to_mermaid(), nl=False, file=stdout())
         case "svg":
-            click.echo(found.to_svg(), file=stdout())
+            click.echo(drawn.to_svg(), file=stdout())
         case _:
-            say(graph_shown(found))
+            say(graph_shown(drawn))
 
 
 @click.command()
 @click.argument("run_id")
-@_revision
+@_at_a_moment
 @on_journal
-def timeline(place: Place, as_json: bool, run_id: str, at_revision: int | None) -> None:
+def timeline(place: Place, as_json: bool, run_id: str, **moment: Any) -> None:
     """Tell what happened to a run, in order, refused facts too."""
-    with looking(place) as journal:
-        events = journal.timeline(run_id, at_revision)
+    with open_squid(place) as squid:
+        events = squid.inspect_run_timeline(run_id, **moment)
     emit(as_json, {"run_id": run_id, "events": [each.to_dict() for each in events]}, *timeline_shown(events))

@@ -8,7 +8,7 @@ import click
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.display import receipt_facts
 from squid_dagster.cli.run.options import Said, Unfit, json_object, read_json, with_said
-from squid_dagster.cli.run.session import commanding, pass_module
+from squid_dagster.cli.run.session import open_squid, pass_module
 from squid_dagster.cli.terminal.output import emit
 from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 
@@ -57,7 +57,7 @@ def start(
 ) -> None:
     """Start a run of WORKFLOW. With --idempotency-key or --run-id it is started once, however often it is asked for."""
     given = _payload(payload, payload_file, params)
-    with commanding(place) as squid:
+    with open_squid(place) as squid:
         if squid.runtime.registry.current(workflow) is None:
             from squid_dagster.protocol.errors import NotFound
 

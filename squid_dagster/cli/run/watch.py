@@ -4,20 +4,21 @@ Whether anything was written about the run is one look at an index, a few times 
 when something was, or when a time has come that changes how it stands.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 import click
 
 from squid_dagster.cli.app import REFUSED, Refused
-from squid_dagster.cli.journal.outages import when_back
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.display import attempts_shown
 from squid_dagster.cli.run.options import Seconds
-from squid_dagster.cli.run.session import Looking, looking
+from squid_dagster.cli.run.session import open_squid
 from squid_dagster.cli.terminal.output import STATUS_STYLES, console, emit, show
 from squid_dagster.cli.terminal.stderr_log import logging_to_stderr
 from squid_dagster.cli.terminal.streams import on_terminal
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from squid_dagster.api import Squid
     from squid_dagster.inspection import Explanation, RunSnapshot
     from squid_dagster.journal import PostgresStorage
 
@@ -100,10 +102,10 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
     It waits for a database that goes away meanwhile, and goes on after it.
     """
     seen: Seen | None = None
-    with looking(place) as journal, logging_to_stderr("warning"), _showing(as_json) as tell:
+    with open_squid(place) as squid, logging_to_stderr("warning"), _showing(as_json) as show_seen:
         until = None if timeout is None else time.monotonic() + timeout
-        for seen in follow(journal, run_id, until):
-            tell(seen)
+        for seen in follow(squid, run_id, until):
+            show_seen(seen)
     if seen is None or not seen.ended:
         status = "unknown" if seen is None else seen.explanation.status
         raise Refused(f"run {run_id!r} has not ended after {timeout:g} s: it is {status}")
@@ -111,22 +113,27 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
         click.get_current_context().exit(REFUSED)
 
 
-def follow(journal: Looking, run_id: str, until: float | None = None) -> Iterator[Seen]:
+def follow(squid: "Squid", run_id: str, until: float | None = None) -> Iterator[Seen]:
     """Yield how a run stands, and again whenever that has changed, until it has ended or the monotonic time is up.
 
     Raises:
         NotFound, InvalidThread: there is no such run.
         StorageUnavailable, ViewsMissing: the database is away, and was until the time was up.
     """
-    storage: Any = journal.storage
-    what = f"watching run {run_id}"
+    from squid_dagster.journal.availability import when_available
+
+    def seconds_left() -> float:
+        return math.inf if until is None else until - time.monotonic()
+
+    storage: Any = squid.journal
+    read = partial(when_available, what=f"watching run {run_id}", seconds_left=seconds_left)
     last, position = None, -1
     due: datetime | None = None
     while True:
-        latest, now = when_back(lambda: _latest(storage, run_id), what, until)
+        latest, now = read(lambda: _latest(storage, run_id))
         if latest != position or (due is not None and now >= due):
             position = latest  # read before the run is: whatever comes in between is seen next time
-            seen = when_back(lambda: Seen(journal.explain(run_id), journal.inspect(run_id)), what, until)
+            seen = read(lambda: Seen(squid.explain_run(run_id), squid.inspect_run(run_id)))
             due = seen.next_change
             if last is None or seen.state != last:
                 last = seen.state

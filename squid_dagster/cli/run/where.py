@@ -9,7 +9,7 @@ import click
 from squid_dagster.cli.run.options import a_time, statuses
 
 if TYPE_CHECKING:
-    from squid_dagster.cli.run.session import Looking
+    from squid_dagster.api import Squid
     from squid_dagster.inspection import RunSummary
 
 _PAGE = 500  # runs that are asked for at a time
@@ -69,11 +69,11 @@ def where_option(_: click.Context, __: click.Parameter, text: str | None) -> dic
     return None if text is None else parse_where(text)
 
 
-def find_runs(journal: "Looking", wanted: dict[str, Any]) -> "Iterator[RunSummary]":
+def find_runs(squid: "Squid", wanted: dict[str, Any]) -> "Iterator[RunSummary]":
     """Give all runs that fit, newest first. Raises `InvalidArgument` for a filter that makes no sense."""
     cursor: str | None = None
     while True:
-        page = journal.list_runs(**wanted, limit=_PAGE, cursor=cursor)
+        page = squid.list_runs(**wanted, limit=_PAGE, cursor=cursor)
         yield from page.runs
         cursor = page.next_cursor
         if cursor is None:

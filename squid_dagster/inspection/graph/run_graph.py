@@ -1,27 +1,23 @@
-"""A run as a graph: what was declared, what happened, and where it is now. As data, as Mermaid and as SVG."""
+"""`RunGraph`: what was declared, what happened, and where the run is now. As data, as Mermaid and as SVG."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from squid_dagster.inspection.display import plain
-from squid_dagster.inspection.explain.case import Case, make_case
+from squid_dagster.inspection.explain.case import Case
 from squid_dagster.inspection.graph.edges import GraphEdge, make_edges
 from squid_dagster.inspection.graph.mermaid import mermaid
 from squid_dagster.inspection.graph.nodes import GraphNode, current_steps, make_end, make_nodes, stories
 from squid_dagster.inspection.graph.svg import svg
-from squid_dagster.inspection.run_record import read_record
-from squid_dagster.journal.contract.storage import Storage
-from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.folds.plan_state import FAIL
 from squid_dagster.workflow.authoring.draft import COMPLETE
-from squid_dagster.workflow.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunGraph:
     """The graph of a run. `mode` is routes, dependencies or, when its definition is not registered, history: then
-    there is only what its facts tell.
+    there is only what its facts name.
     """
 
     run_id: str
@@ -40,43 +36,21 @@ class RunGraph:
         return f"{self.workflow or 'unknown workflow'} · {self.run_id} · {self.status}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the graph as JSON, always with the same keys."""
+        """Return the graph as JSON, always with the same keys."""
         whole: dict[str, Any] = plain(self)
         return whole
 
     def to_mermaid(self) -> str:
-        """Give the graph as a Mermaid flowchart."""
+        """Return the graph as a Mermaid flowchart."""
         return mermaid(self.nodes, self.edges)
 
     def to_svg(self) -> str:
-        """Give the graph as an SVG image that reads on light and on dark ground."""
+        """Return the graph as an SVG image that reads on light and on dark ground."""
         return svg(self.title, self.nodes, self.edges)
 
 
-@checked
-def inspect_run_graph(
-    storage: Storage,
-    run_id: str,
-    *,
-    now: datetime,
-    registry: Registry | None = None,
-    at_revision: int | None = None,
-    include_history: bool = False,
-) -> RunGraph:
-    """Show a run as a graph, now or at an earlier revision; with history, also what its steps took and gave.
-
-    Raises:
-        NotFound: no fact names this run.
-        InvalidThread: this is no id that a run could have.
-        InvalidArgument: the run has no such revision; the message names the range.
-    """
-    record = read_record(storage, run_id, at_revision)
-    at = now if at_revision is None else record.latest_at
-    return graph(make_case(record, at, registry=registry), include_history=include_history)
-
-
 def graph(case: Case, *, include_history: bool = False) -> RunGraph:
-    """Show the run of a case as a graph. Pure, and never raises."""
+    """Return the run of a case as a graph. Pure, and never raises."""
     seen = stories(case)
     steps = make_nodes(case, seen, history=include_history)
     edges = make_edges(case, {node.id: node for node in steps}, seen)

@@ -8,7 +8,7 @@ from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.workflow.registry import Registry
-from tests.api.fixture import ApiFixture, workflows
+from tests.api.fixture import workflows
 from tests.api.wrong_values import Call, Make
 from tests.facts import T0, started
 
@@ -40,16 +40,7 @@ def protocol_calls() -> dict[str, Make]:
 
 
 def inspection_calls() -> dict[str, Make]:
-    def about(w: ApiFixture, **more: Any) -> dict[str, Any]:
-        return {"storage": w.storage, "run_id": w.open, "now": T0, "registry": w.runtime.registry, **more}
-
     return {
-        "explain_run": lambda w: Call(inspection.explain_run, about(w, queries=w.runtime.queries, workers=[])),
-        "inspect_run": lambda w: Call(inspection.inspect_run, about(w, workers=[])),
-        "inspect_run_graph": lambda w: Call(inspection.inspect_run_graph, about(w)),
-        "inspect_run_timeline": lambda w: Call(
-            inspection.inspect_run_timeline, {"storage": w.storage, "run_id": w.open}
-        ),
         "list_runs": lambda w: Call(inspection.list_runs, {"queries": w.runtime.queries, "registry": Registry([])}),
     }
 

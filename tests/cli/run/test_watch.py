@@ -4,12 +4,11 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from squid_dagster.api import Squid
-from squid_dagster.cli.run.session import Looking
 from squid_dagster.cli.run.watch import follow
 from squid_dagster.inspection import Explanation
 from tests.cli.command_line import Typed
@@ -46,31 +45,31 @@ def test_who_waits_too_long_is_told_how_it_stands(typed: Typed) -> None:
     assert done.err == f"Error: run '{run_id}' has not ended after 0.1 s: it is running\n"
 
 
-class Counted(Looking):
-    """Counts how often the run itself is read."""
+class CountingSquid(Squid):
+    """A squid that counts how often the run itself is read."""
 
     reads: ClassVar[list[str]] = []
 
-    def explain(self, run_id: str) -> Explanation:
-        """Look, and count."""
+    def explain_run(self, run_id: str, *args: Any, **kwargs: Any) -> Explanation:
+        """Explain the run, and count."""
         self.reads.append(run_id)
-        return super().explain(run_id)
+        return super().explain_run(run_id, *args, **kwargs)
 
 
 def test_the_run_is_read_once_for_each_change(typed: Typed) -> None:
     squid = Squid(typed.storage, [orders])
     run_id = squid.start("orders", {"item": "tea"}).run_id
-    journal = Counted(typed.storage, squid.runtime, None)
-    looks = ((seen.explanation.status, seen.explanation.reason) for seen in follow(journal, run_id))
+    counting = CountingSquid(typed.storage)
+    looks = ((seen.explanation.status, seen.explanation.reason) for seen in follow(counting, run_id))
 
     assert next(looks) == ("running", "no_worker_for_queue")
     squid.worker(until_idle=True)
     assert next(looks) == ("paused", "manual_intervention_required")
-    assert len(journal.reads) == 2
+    assert len(counting.reads) == 2
     squid.approve(run_id, actor="ada")
     squid.worker(until_idle=True)
     assert list(looks) == [("completed", "terminal")]
-    assert len(journal.reads) == 3
+    assert len(counting.reads) == 3
 
 
 def test_a_process_follows_a_run_that_a_worker_takes_up(typed: Typed, tmp_path: Path) -> None:
