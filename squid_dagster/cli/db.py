@@ -1,4 +1,4 @@
-"""`squid db`: the database behind the journal. Starts, stops and shows the embedded server; leaves any other alone."""
+"""`squid db`: start, stop and show the embedded server; show and upgrade any database that holds a journal."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +33,11 @@ _KEYS = (
 
 @click.group()
 def db() -> None:
-    """The database that holds the journal."""
+    """Start, stop, show and upgrade the database that holds the journal."""
 
 
 def _options(command: _Command) -> _Command:
-    """The options that all commands of this group share."""
+    """Add the options that all commands of this group share."""
     return data_dir_option(json_option(command))
 
 
@@ -58,8 +58,8 @@ def stop(data_dir: Path | None, as_json: bool) -> None:
     server = _embedded(tier_of(data_dir), "stop")
     stopped = server.stop()
     text = "stopped" if stopped else "was not running"
-    facts = {"stopped": stopped, "data_dir": str(server.data_dir)}
-    emit(as_json, facts, f"embedded Postgres in {server.data_dir}: {text}")
+    document = {"stopped": stopped, "data_dir": str(server.data_dir)}
+    emit(as_json, document, f"embedded Postgres in {server.data_dir}: {text}")
 
 
 @db.command()
@@ -81,26 +81,26 @@ def upgrade(data_dir: Path | None, schema: str | None, as_json: bool) -> None:
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.journal.tiers import describe, open_tier
 
-    name = _schema(schema)  # before a server is started for it
+    name = _schema(schema)  # refused before a server is started
     tier = tier_of(data_dir)
     storage = PostgresStorage(open_tier(tier), name)
     try:
         version = storage.upgrade()
     finally:
         storage.close()
-    facts = {"schema": name, "version": version, "database": describe(tier)}
-    emit(as_json, facts, f"{describe(tier)}: schema {name} is at version {version}")
+    document = {"schema": name, "version": version, "database": describe(tier)}
+    emit(as_json, document, f"{describe(tier)}: schema {name} is at version {version}")
 
 
 def tier_of(data_dir: Path | None) -> "Tier":
-    """Give the tier that the command line or the environment names. Raises as `resolve_tier`."""
+    """Return the tier that the command line or the environment names. Raises as `resolve_tier`."""
     from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
 
     return resolve_tier() if data_dir is None else EmbeddedTier(data_dir.absolute(), "--data-dir")
 
 
 def _schema(given: str | None) -> str:
-    """Give the name of the schema. Raises `InvalidArgument` for one that cannot be used."""
+    """Return the name of the schema. Raises `InvalidArgument` for one that cannot be used."""
     from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, check_schema_name
 
     return check_schema_name(given or DEFAULT_SCHEMA)
@@ -119,26 +119,26 @@ def _embedded(tier: "Tier", verb: str) -> "EmbeddedPostgres":
 
 
 def _status(tier: "Tier", schema: str) -> dict[str, Any]:
-    """Say what is known of a database, always with the same keys. Starts nothing."""
+    """Return the state of a database, always with the same keys. Starts nothing."""
     from squid_dagster.journal.tiers import ServerTier, display_url, is_answering
 
-    facts: dict[str, Any] = dict.fromkeys(_KEYS)
-    facts |= {"source": tier.source, "schema": schema}
+    values: dict[str, Any] = dict.fromkeys(_KEYS)
+    values |= {"source": tier.source, "schema": schema}
     if isinstance(tier, ServerTier):
         url, answers = tier.url, is_answering(tier)
-        facts |= {"tier": "server", "running": answers, "url": display_url(url)}
-        facts["problem"] = None if answers else "it does not answer"
+        values |= {"tier": "server", "running": answers, "url": display_url(url)}
+        values["problem"] = None if answers else "it does not answer"
     else:
         server = _embedded(tier, "show")
-        found, url = server.status(), server.url
-        facts |= {"tier": "embedded", "running": found.running, "url": url if found.running else None}
-        facts |= {"postgres": found.major, "pid": found.pid}
-        facts |= {"data_dir": str(found.data_dir), "socket_dir": str(found.socket_dir)}
-    return facts | _version(url, schema) if facts["running"] else facts
+        status, url = server.status(), server.url
+        values |= {"tier": "embedded", "running": status.running, "url": url if status.running else None}
+        values |= {"postgres": status.major, "pid": status.pid}
+        values |= {"data_dir": str(status.data_dir), "socket_dir": str(status.socket_dir)}
+    return values | _version(url, schema) if values["running"] else values
 
 
 def _version(url: str, schema: str) -> dict[str, Any]:
-    """Read the version of a schema, or say why that cannot be."""
+    """Read the version of a schema; return the problem if it cannot be read."""
     from squid_dagster.journal.postgres.storage import PostgresStorage
     from squid_dagster.protocol.errors import ForeignSchema, StorageUnavailable
     from squid_dagster.redaction import redacted_text
@@ -153,25 +153,25 @@ def _version(url: str, schema: str) -> dict[str, Any]:
 
 
 def _show(tier: "Tier", schema: str, as_json: bool) -> int:
-    """Print what is known of a database; give the exit code."""
-    facts = _status(tier, schema)
-    emit(as_json, facts, _told(tier, facts))
-    return 0 if facts["problem"] is None else NO_DATABASE
+    """Print the state of a database; return the exit code."""
+    values = _status(tier, schema)
+    emit(as_json, values, _status_text(tier, values))
+    return 0 if values["problem"] is None else NO_DATABASE
 
 
-def _told(tier: "Tier", facts: dict[str, Any]) -> str:
+def _status_text(tier: "Tier", values: dict[str, Any]) -> str:
     from squid_dagster.journal.tiers import describe
 
-    where, journal = describe(tier), f"schema {facts['schema']} at version {facts['version']}"
-    if facts["tier"] == "embedded":
-        where = " ".join(str(each) for each in ("embedded Postgres", facts["postgres"], "in") if each is not None)
-        where += f" {facts['data_dir']}"
-    if facts["problem"] is not None:
-        return f"{where}: {facts['problem']}"
-    if facts["version"] is None:
-        journal = f"no journal in schema {facts['schema']} yet"
-    if not facts["running"]:
+    where, journal = describe(tier), f"schema {values['schema']} at version {values['version']}"
+    if values["tier"] == "embedded":
+        where = " ".join(str(word) for word in ("embedded Postgres", values["postgres"], "in") if word is not None)
+        where += f" {values['data_dir']}"
+    if values["problem"] is not None:
+        return f"{where}: {values['problem']}"
+    if values["version"] is None:
+        journal = f"no journal in schema {values['schema']} yet"
+    if not values["running"]:
         return f"{where}: not running"
-    process = "" if facts["pid"] is None else f", pid {facts['pid']}"
-    address = f"\n{facts['url']}" if facts["tier"] == "embedded" else ""
+    process = "" if values["pid"] is None else f", pid {values['pid']}"
+    address = f"\n{values['url']}" if values["tier"] == "embedded" else ""
     return f"{where}: running{process}, {journal}{address}"

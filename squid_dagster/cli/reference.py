@@ -1,4 +1,4 @@
-"""The reference of the `squid` command, from the code: `python -m squid_dagster.cli.reference > docs/cli.md`."""
+"""The reference of the `squid` command, from its code: `python -m squid_dagster.cli.reference > docs/cli.md`."""
 
 import re
 import sys
@@ -26,12 +26,12 @@ current directory is found, as `python -m` finds it.
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | refused because of how things stand, or something was found that is not well; or an error that nobody foresaw |
+| 1 | refused because of how things stand, or something was found that is not well; or an unforeseen error |
 | 2 | bad input: nothing was changed |
 | 3 | not found |
 | 4 | no database that can be used |
 | 130 | interrupted |
-| 141 | the output could not be written: whoever read it went away, or stdout is closed or full |
+| 141 | the output could not be written: the reader went away, or stdout is closed or full |
 
 An error is one line on stderr; with `--json` it is `{"error": ..., "message": ..., "exit_code": ...}`.
 `SQUID_DEBUG=1` shows the traceback before it. What modules and steps print goes to stderr with `--json`.
@@ -52,7 +52,7 @@ eval "$(_SQUID_COMPLETE=bash_source squid)"
 
 
 def reference() -> str:
-    """Give the whole reference as Markdown. Loads every command."""
+    """Return the whole reference as Markdown. Imports every command."""
     with click.Context(main, info_name="squid") as context:
         commands = list(_walk(main, context))
     index = ["## Commands", "", "| command | |", "|---|---|"]
@@ -62,7 +62,7 @@ def reference() -> str:
 
 
 def _walk(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
-    """Give all commands below a group, by their full names, in the order of `--help`."""
+    """Yield all commands below a group, by their full names, in the order of `--help`."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
@@ -77,37 +77,37 @@ def _walk(group: click.Group, context: click.Context) -> Iterator[tuple[str, cli
 def _section(path: str, command: click.Command, context: click.Context) -> str:
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     lines = [f"### {path}", "", *_text(command), "", "```text", usage, "```"]
-    rows = [row for each in command.get_params(context) if (row := _row(each, context)) is not None]
+    rows = [row for parameter in command.get_params(context) if (row := _row(parameter, context)) is not None]
     if rows:
         lines += ["", "| option | |", "|---|---|", *rows]
     return "\n".join(lines)
 
 
 def _text(command: click.Command) -> list[str]:
-    """Give a command's help as paragraphs; what click is told to leave as it is stays a block."""
+    """Return a command's help as paragraphs; a paragraph that click must not wrap stays a block."""
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", (command.help or "").partition("\f")[0].strip()):
         if paragraph.startswith("\b"):
-            kept = [line.rstrip() for line in paragraph.split("\n")[1:]]
-            lines += ["```text", *kept, "```", ""]
+            block = [line.rstrip() for line in paragraph.split("\n")[1:]]
+            lines += ["```text", *block, "```", ""]
         else:
             lines += [" ".join(paragraph.split()), ""]
     return lines[:-1]
 
 
 def _first(command: click.Command) -> str:
-    """Give the first sentence of a command's help."""
+    """Return the first sentence of a command's help."""
     text = " ".join((command.help or "").strip().split("\n\n")[0].split())
     return _cell(text.partition(". ")[0].rstrip("."))
 
 
 def _row(parameter: click.Parameter, context: click.Context) -> str | None:
-    """Give the line of the table for one option; arguments are in the usage line, and told of by the text."""
+    """Return the row of one option; None for arguments, which the usage and the text describe."""
     record = parameter.get_help_record(context)
     if record is None or isinstance(parameter, click.Argument) or "--help" in parameter.opts:
         return None
-    option, told = record
-    return f"| `{_cell(option)}` | {_cell(told)} |"
+    option, text = record
+    return f"| `{_cell(option)}` | {_cell(text)} |"
 
 
 def _cell(text: str) -> str:

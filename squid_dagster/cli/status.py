@@ -6,7 +6,7 @@ import click
 
 from squid_dagster.cli.db import tier_of
 from squid_dagster.cli.place import Place, on_journal
-from squid_dagster.cli.queue.display import queue_facts, queues_shown, worker_facts
+from squid_dagster.cli.queue.display import queue_values, queues_table, worker_values
 from squid_dagster.cli.terminal.output import emit, table
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def status(place: Place, as_json: bool) -> None:
         facts = {
             "database": _database(storage, place),
             "now": now,
-            "queues": [queue_facts(row, workers) for row in queues],
-            "workers": [worker_facts(row) for row in serving],
+            "queues": [queue_values(row, workers) for row in queues],
+            "workers": [worker_values(row) for row in serving],
             "runs": _runs(count_runs(storage, _MOST_RUNS)),
             "attention": [_attention(each, place) for each in needed],
         }
@@ -86,7 +86,7 @@ def _screen(facts: dict[str, Any], queues: "list[QueueRow]", workers: "list[Work
         f"runs: {', '.join(counted) or 'none'}",
     ]
     if queues:
-        shown += ["", queues_shown(queues, workers)]
+        shown += ["", queues_table(queues, workers)]
     if workers:
         rows = (
             (

@@ -1,7 +1,4 @@
-"""`squid backlog`: cards that people and programs claim.
-
-The token of a claim is shown once, when it is claimed. What goes wrong is told as `frame` says.
-"""
+"""`squid backlog`: cards that people and programs claim. `claim` shows the token of a claim, once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from squid_dagster.cli.backlog.display import (
+    card_line,
     fact_values,
-    facts_shown,
-    line,
+    facts_table,
+    refusal,
     show_card,
     show_cards,
-    stats_shown,
-    why_not,
+    stats_lines,
 )
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run.options import LONGEST_SECONDS, json_value, time_option
@@ -35,17 +32,17 @@ _STATUSES = ("ready", "claimed", "blocked", "done", "dead_lettered")
 
 @click.group()
 def backlog() -> None:
-    """Cards that people and programs claim: highest priority first, once all that a card depends on is done."""
+    """Create, claim and complete cards: highest priority first, once all that a card depends on is done."""
 
 
 def _holder_options(command: _Command) -> _Command:
-    """The options of commands by which a holder proves its claim."""
-    told = "The token of the claim. Without one the command is not fenced."
+    """Add the options by which the holder of a claim proves it."""
+    text = "The token of the claim. Without one the command is not fenced."
     strict = "Refuse to act without a token."
     command = click.option("--strict", envvar="SQUID_BACKLOG_STRICT", is_flag=True, help=strict, show_envvar=True)(
         command
     )
-    return click.option("--token", envvar="SQUID_CLAIM_TOKEN", help=told, show_envvar=True)(command)
+    return click.option("--token", envvar="SQUID_CLAIM_TOKEN", help=text, show_envvar=True)(command)
 
 
 _id_option = click.option("--id", "card_id", required=True, help="The card's id.")
@@ -66,7 +63,7 @@ def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
         yield Backlog(storage, strict=strict)
 
 
-# --- making ---------------------------------------------------------------------------------------------------------
+# --- creating ---------------------------------------------------------------------------------------------------------
 
 
 @backlog.command()
@@ -80,14 +77,14 @@ def _opened(place: Place, *, strict: bool = False) -> "Iterator[Backlog]":
 @click.option("--depends-on", multiple=True, help="Cards that must be done first; again and again, or with commas.")
 @click.option("--acceptance", metavar="JSON", callback=json_value, help="Criteria: a list of texts, or an object.")
 @click.option("--idempotency-key", help="Repeating it gives the first card.")
-@click.option("--not-before", metavar="TIME", callback=time_option, help="A time before which nobody claims it.")
+@click.option("--not-before", metavar="TIME", callback=time_option, help="A time before which it cannot be claimed.")
 @click.option("--max-attempts", type=click.IntRange(1, CARD_NUMBER), help="Claims after which it is a dead letter.")
 @on_journal
 def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: list[str], **fields: Any) -> None:
     """Create a card. One of the same key, or of the same id and content, is given as it is."""
-    needed = [each.strip() for given in depends_on for each in given.split(",")]
-    with _opened(place) as found:
-        show_card(found.create(card_id, title, depends_on=needed, **fields), as_json)
+    needed = [name.strip() for names in depends_on for name in names.split(",")]
+    with _opened(place) as cards:
+        show_card(cards.create(card_id, title, depends_on=needed, **fields), as_json)
 
 
 @backlog.command()
@@ -95,9 +92,9 @@ def create(place: Place, as_json: bool, card_id: str, title: str, depends_on: li
 @click.option("--to", "depends_on", required=True, help="The card that must be done first.")
 @on_journal
 def link(place: Place, as_json: bool, card_id: str, depends_on: str) -> None:
-    """Let a card depend on another one, unless that closes a cycle."""
-    with _opened(place) as found:
-        show_card(found.link(card_id, depends_on), as_json)
+    """Link a card to another one that must be done first, unless that closes a cycle."""
+    with _opened(place) as cards:
+        show_card(cards.link(card_id, depends_on), as_json)
 
 
 # --- working --------------------------------------------------------------------------------------------------------
@@ -111,14 +108,14 @@ def link(place: Place, as_json: bool, card_id: str, depends_on: str) -> None:
 @on_journal
 def claim(place: Place, as_json: bool, owner: str, ttl: int, card_id: str | None, phase: str | None) -> None:
     """Claim the best card that is ready; null when there is none. The token is shown once."""
-    with _opened(place) as found:
-        card = found.claim(owner, ttl=timedelta(seconds=ttl), card_id=card_id, phase=phase)
-        why = "" if card is not None or card_id is None else f": {why_not(found.get(card_id), phase)}"
+    with _opened(place) as cards:
+        card = cards.claim(owner, ttl=timedelta(seconds=ttl), card_id=card_id, phase=phase)
+        why = "" if card is not None or card_id is None else f": {refusal(cards.get(card_id), phase)}"
     if card is None:
         emit(as_json, None, f"nothing to claim{why}")
     else:
-        told = {**card.to_dict(), "claim_token": card.claim_token}
-        emit(as_json, told, line(card), f"token: {card.claim_token}")
+        document = {**card.to_dict(), "claim_token": card.claim_token}
+        emit(as_json, document, card_line(card), f"token: {card.claim_token}")
 
 
 @backlog.command()
@@ -127,9 +124,9 @@ def claim(place: Place, as_json: bool, owner: str, ttl: int, card_id: str | None
 @_holder_options
 @on_journal
 def renew(place: Place, as_json: bool, card_id: str, ttl: int, token: str | None, strict: bool) -> None:
-    """Hold a claimed card that much longer, from now."""
-    with _opened(place, strict=strict) as found:
-        show_card(found.renew(card_id, ttl=timedelta(seconds=ttl), token=token), as_json)
+    """Renew the claim of a card, from now."""
+    with _opened(place, strict=strict) as cards:
+        show_card(cards.renew(card_id, ttl=timedelta(seconds=ttl), token=token), as_json)
 
 
 @backlog.command()
@@ -138,8 +135,8 @@ def renew(place: Place, as_json: bool, card_id: str, ttl: int, token: str | None
 @on_journal
 def complete(place: Place, as_json: bool, card_id: str, token: str | None, strict: bool) -> None:
     """Set a card to done, which ends its claim."""
-    with _opened(place, strict=strict) as found:
-        show_card(found.complete(card_id, token=token), as_json)
+    with _opened(place, strict=strict) as cards:
+        show_card(cards.complete(card_id, token=token), as_json)
 
 
 @backlog.command()
@@ -161,11 +158,10 @@ def fail(
     token: str | None,
     strict: bool,
 ) -> None:
-    """Give a claimed card back after a failure: ready again, or a dead letter when its attempts are spent."""
-    with _opened(place, strict=strict) as found:
+    """Release a claimed card after a failure: ready again, or a dead letter when its attempts are spent."""
+    with _opened(place, strict=strict) as cards:
         after = None if give_up else timedelta(seconds=retry_after)
-        given = found.fail(card_id, error=error, retry_after=after, token=token)
-        show_card(given, as_json)
+        show_card(cards.fail(card_id, error=error, retry_after=after, token=token), as_json)
 
 
 @backlog.command()
@@ -174,30 +170,30 @@ def fail(
 @_holder_options
 @on_journal
 def block(place: Place, as_json: bool, card_id: str, reason: str | None, token: str | None, strict: bool) -> None:
-    """Park a card: nobody claims it."""
-    with _opened(place, strict=strict) as found:
-        show_card(found.block(card_id, reason=reason, token=token), as_json)
+    """Block a card: it cannot be claimed."""
+    with _opened(place, strict=strict) as cards:
+        show_card(cards.block(card_id, reason=reason, token=token), as_json)
 
 
 @backlog.command()
 @_id_option
 @on_journal
 def unblock(place: Place, as_json: bool, card_id: str) -> None:
-    """Make a parked card ready."""
-    with _opened(place) as found:
-        show_card(found.unblock(card_id), as_json)
+    """Reset a blocked card to ready."""
+    with _opened(place) as cards:
+        show_card(cards.unblock(card_id), as_json)
 
 
 @backlog.command()
-@click.option("--id", "card_id", help="Free this card, whoever holds it, and if it is blocked or a dead letter.")
+@click.option("--id", "card_id", help="Free this card, also if it is held, blocked or a dead letter.")
 @on_journal
 def reclaim(place: Place, as_json: bool, card_id: str | None) -> None:
     """Release claims that ran out, or free one card."""
-    with _opened(place) as found:
-        show_cards(found.reclaim(card_id), as_json, "nothing to release")
+    with _opened(place) as cards:
+        show_cards(cards.reclaim(card_id), as_json, "nothing to release")
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 @backlog.command("list")
@@ -208,17 +204,17 @@ def reclaim(place: Place, as_json: bool, card_id: str | None) -> None:
 @on_journal
 def list_(place: Place, as_json: bool, **wanted: Any) -> None:
     """List cards in the order of claims."""
-    with _opened(place) as found:
-        show_cards(found.list(**wanted), as_json, "no cards")
+    with _opened(place) as cards:
+        show_cards(cards.list(**wanted), as_json, "no cards")
 
 
 @backlog.command()
 @on_journal
 def stats(place: Place, as_json: bool) -> None:
     """Count cards by status, and claims that ran out."""
-    with _opened(place) as found:
-        told = found.stats()
-    emit(as_json, told.to_dict(), *stats_shown(told))
+    with _opened(place) as cards:
+        numbers = cards.stats()
+    emit(as_json, numbers.to_dict(), *stats_lines(numbers))
 
 
 @backlog.command()
@@ -226,17 +222,17 @@ def stats(place: Place, as_json: bool) -> None:
 @on_journal
 def history(place: Place, as_json: bool, card_id: str) -> None:
     """Show all facts about a card."""
-    with _opened(place) as found:
-        told = [fact_values(entry) for entry in found.history(card_id)]
-    emit(as_json, told, facts_shown(told))
+    with _opened(place) as cards:
+        facts = [fact_values(entry) for entry in cards.history(card_id)]
+    emit(as_json, facts, facts_table(facts))
 
 
 @backlog.command()
 @on_journal
 def rebuild(place: Place, as_json: bool) -> None:
-    """Make the table of cards anew from the facts."""
-    with _opened(place) as found:
-        made = found.rebuild()
-    facts = {"facts": made.facts, "cards": made.cards, "anomalies": made.anomalies}
-    text = f"{made.cards} cards from {made.facts} facts, {made.anomalies} of which no rule lets through"
-    emit(as_json, facts, text)
+    """Rebuild the table of cards from the facts."""
+    with _opened(place) as cards:
+        done = cards.rebuild()
+    document = {"facts": done.facts, "cards": done.cards, "anomalies": done.anomalies}
+    text = f"{done.cards} cards from {done.facts} facts, {done.anomalies} of which no rule lets through"
+    emit(as_json, document, text)

@@ -1,4 +1,4 @@
-"""How `squid backlog` shows cards and facts: JSON with stable keys, or lines and tables for people."""
+"""Cards and facts in the output of `squid backlog`: JSON with stable keys, or lines and tables for people."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 def show_card(card: "Card", as_json: bool) -> None:
     """Print one card."""
-    emit(as_json, card.to_dict(), line(card))
+    emit(as_json, card.to_dict(), card_line(card))
 
 
 def show_cards(cards: "Sequence[Card]", as_json: bool, none: str) -> None:
-    """Print cards as a table; `none` says that there are none."""
+    """Print cards as a table, or the text `none` if there are none."""
     emit(as_json, [card.to_dict() for card in cards], _table(cards) if cards else none)
 
 
-def line(card: "Card") -> str:
-    """Tell about a card in one line."""
+def card_line(card: "Card") -> str:
+    """Describe a card in one line."""
     held = f", held by {card.claim_owner} until {show(card.claim_expires_at)}" if card.claim_owner is not None else ""
     waits = f", waits for {card.open_dependencies} of {', '.join(card.depends_on)}" if card.open_dependencies else ""
     return f"{card.id}: {card.title} ({card.status.value}, priority {card.priority}{held}{waits})"
 
 
-def why_not(card: "Card", phase: str | None) -> str:
-    """Say why a card that was asked for could not be claimed."""
+def refusal(card: "Card", phase: str | None) -> str:
+    """Explain why a card could not be claimed."""
     if phase is not None and card.phase != phase:
         return f"{card.id} is of {'no phase' if card.phase is None else f'phase {card.phase}'}"
     match card.status.value:
@@ -68,8 +68,8 @@ def _table(cards: "Sequence[Card]") -> "TerminalTable":
     return table(headings, rows, first_to_go=("attempts", "priority", "phase", "waits for"))
 
 
-def stats_shown(stats: "Stats") -> Iterator[str]:
-    """Tell the numbers in a few lines."""
+def stats_lines(stats: "Stats") -> Iterator[str]:
+    """Format the numbers in a few lines."""
     yield ", ".join(f"{count} {status}" for status, count in stats.counts.items())
     yield f"claimable: {stats.claimable}"
     if stats.oldest_ready_age_seconds is not None:
@@ -78,7 +78,7 @@ def stats_shown(stats: "Stats") -> Iterator[str]:
 
 
 def fact_values(entry: "Entry") -> dict[str, Any]:
-    """Give an entry as JSON values, without the hash of any token, and without secrets."""
+    """Return an entry as JSON values, without the hash of a token, and without secrets."""
     from squid_dagster.inspection.display import shown
     from squid_dagster.protocol.entries import MalformedFact, UnknownFact
 
@@ -96,13 +96,13 @@ def fact_values(entry: "Entry") -> dict[str, Any]:
     }
 
 
-def facts_shown(facts: "Sequence[dict[str, Any]]") -> "TerminalTable":
-    """Give facts, as `fact_values` makes them, as a table."""
+def facts_table(facts: "Sequence[dict[str, Any]]") -> "TerminalTable":
+    """Return facts, as `fact_values` returns them, as a table."""
 
-    def said(data: dict[str, Any]) -> str:
+    def fields(data: dict[str, Any]) -> str:
         return ", ".join(f"{name}={value}" for name, value in data.items() if name != "card_id")
 
     rows = [
-        (each["seq"], datetime.fromisoformat(each["occurred_at"]), each["type"], said(each["data"])) for each in facts
+        (fact["seq"], datetime.fromisoformat(fact["occurred_at"]), fact["type"], fields(fact["data"])) for fact in facts
     ]
     return table(("seq", "at", "fact", "said"), rows)

@@ -1,5 +1,6 @@
-"""`squid journal`: the facts themselves. Follow them, verify them, and carry them to another database."""
+"""`squid journal`: follow and verify the facts, and transfer them to another database."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import Event
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from squid_dagster.cli.app import REFUSED
-from squid_dagster.cli.journal.outages import when_back
 from squid_dagster.cli.journal.transfer import export, import_
 from squid_dagster.cli.place import Place, on_journal
 from squid_dagster.cli.run.options import Seconds
@@ -65,12 +65,12 @@ def tail(
     with place.storage() as storage:
         cut = storage.cut()
         wanted = {"run_id": run_id, "thread": thread, "type_name": type_name}
-        found = newest(storage, cut, max(1, lines), **wanted)
-        if not found and not follow:
+        entries = newest(storage, cut, max(1, lines), **wanted)
+        if not entries and not follow:
             _refuse_unknown(storage, **wanted)
             if not as_json:
                 say("no facts")
-        for entry in found[-lines:] if lines else ():
+        for entry in entries[-lines:] if lines else ():
             _show(entry, as_json)
         if not follow:
             return
@@ -81,10 +81,13 @@ def tail(
 
 
 def _following(storage: "PostgresStorage", cut: int, wait: Callable[[], object]) -> "Iterator[Entry]":
-    """Yield every entry after a cut, once, as they come in; through outages of the database."""
+    """Yield every entry after a cut, once, as they come in; wait while the database is away."""
+    from squid_dagster.journal.availability import when_available
+
+    read = partial(when_available, what="following the journal", seconds_left=lambda: math.inf)
     while True:
-        upto = when_back(partial(storage.cut, cut), "following the journal")
-        while page := when_back(partial(storage.read_between, cut, upto, _PAGE), "following the journal"):
+        upto = read(partial(storage.cut, cut))
+        while page := read(partial(storage.read_between, cut, upto, _PAGE)):
             yield from page
             cut = page[-1].position
         cut = upto
@@ -102,7 +105,7 @@ def _fits(entry: "Entry", *, run_id: str | None, thread: str | None, type_name: 
 def _refuse_unknown(
     storage: "PostgresStorage", *, run_id: str | None, thread: str | None, type_name: str | None
 ) -> None:
-    """Tell a name that nobody has from one of which there is nothing to show."""
+    """Raise if a name that no facts were found for does not exist."""
     from squid_dagster.protocol.errors import NotFound
     from squid_dagster.protocol.facts import FACT_TYPES
 
@@ -120,15 +123,15 @@ def _show(entry: "Entry", as_json: bool) -> None:
     from squid_dagster.protocol.entries import run_of
 
     if as_json:
-        emit(True, facts_of(entry))
+        emit(True, _entry_values(entry))
         return
     place = f"{entry.thread}#{entry.seq}"
     run = f"  {run_of(entry.fact)}" if run_of(entry.fact) is not None and "run:" not in entry.thread else ""
     emit(False, None, f"{entry.position:>8}  {when(entry.fact.occurred_at)}  {entry.fact.type:<24}  {place}{run}")
 
 
-def facts_of(entry: "Entry") -> dict[str, Any]:
-    """Give an entry as JSON, redacted; of one that cannot be read, why, and nothing of what it holds."""
+def _entry_values(entry: "Entry") -> dict[str, Any]:
+    """Return an entry as JSON, redacted; of one that cannot be read, the reason and no data."""
     from squid_dagster.inspection.run_record import make_record
     from squid_dagster.inspection.snapshot.parts import view_entry
     from squid_dagster.protocol.entries import run_of
@@ -149,31 +152,37 @@ def facts_of(entry: "Entry") -> dict[str, Any]:
 @journal.command()
 @on_journal
 def verify(place: Place, as_json: bool) -> int:
-    """Look over every entry, thread and row of the views. Exit code 1 if anything is wrong."""
+    """Check every entry, thread and row of the views. Exit code 1 if anything is wrong."""
     from squid_dagster.backlog.postgres.rebuild import differences
     from squid_dagster.inspection.display import without_values
-    from squid_dagster.journal import verify as look_over
+    from squid_dagster.journal import verify as discrepancies
 
-    with place.storage() as storage, progress("verifying") as tell:
-        found = [
+    with place.storage() as storage, progress("verifying") as report:
+        rows = [
             {
-                "kind": each.kind.value,
-                "thread": each.thread,
-                "seq": each.seq,
-                "run_id": each.run_id,
-                "detail": without_values(each.detail),
+                "kind": row.kind.value,
+                "thread": row.thread,
+                "seq": row.seq,
+                "run_id": row.run_id,
+                "detail": without_values(row.detail),
             }
-            for each in look_over(storage, tell)
+            for row in discrepancies(storage, report)
         ]
-        found += [
-            {"kind": "view_differs", "thread": None, "seq": None, "run_id": None, "detail": f"backlog: {each}"}
-            for each in differences(storage)
+        rows += [
+            {"kind": "view_differs", "thread": None, "seq": None, "run_id": None, "detail": f"backlog: {difference}"}
+            for difference in differences(storage)
         ]
-    facts = {"healthy": not found, "findings": found}
-    if not found:
-        emit(as_json, facts, "The journal is healthy.")
+    document = {"healthy": not rows, "findings": rows}
+    if not rows:
+        emit(as_json, document, "The journal is healthy.")
         return 0
     headings = ("kind", "thread", "seq", "run_id", "detail")
-    rows = table(headings, ([each[name] for name in headings] for each in found), first_to_go=("run_id", "seq"))
-    emit(as_json, facts, rows, f"{len(found)} things are wrong. `squid views rebuild` mends views; facts are for ever.")
+    cells = ([row[name] for name in headings] for row in rows)
+    shown = table(headings, cells, first_to_go=("run_id", "seq"))
+    emit(
+        as_json,
+        document,
+        shown,
+        f"{len(rows)} things are wrong. `squid views rebuild` mends views; facts are for ever.",
+    )
     return REFUSED

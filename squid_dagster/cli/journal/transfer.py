@@ -32,8 +32,8 @@ def export(file: str, place: Place, as_json: bool) -> None:
     """
     from squid_dagster.journal.transfer.transfer import export_journal
 
-    with place.storage() as storage, _written(file) as write, _bar("exporting") as (tell, begin):
-        done = export_journal(storage, write, tell, begin)
+    with place.storage() as storage, _output(file) as write, _progress("exporting") as (report, begin):
+        done = export_journal(storage, write, report, begin)
     _report(file, done, "exported", as_json, to_stderr=file == _PIPE)
 
 
@@ -48,35 +48,35 @@ def import_(file: str, place: Place, as_json: bool) -> None:
     from squid_dagster.backlog.postgres.rebuild import rebuild_within
     from squid_dagster.journal.transfer.transfer import import_journal
 
-    with _read(file) as lines, place.storage() as storage, _bar("importing") as (tell, begin):
-        done = import_journal(storage, lines, tell, begin=begin, also=rebuild_within)
+    with _input(file) as lines, place.storage() as storage, _progress("importing") as (report, begin):
+        done = import_journal(storage, lines, report, begin=begin, also=rebuild_within)
     _report(file, done, "imported", as_json, to_stderr=False)
 
 
 def _report(file: str, done: "Transferred", verb: str, as_json: bool, *, to_stderr: bool) -> None:
-    facts = {"file": file, **done._asdict()}
+    document = {"file": file, **done._asdict()}
     text = f"{verb} {done.entries} facts on {done.threads} threads, up to position {done.cut}; digest {done.digest}"
     if not to_stderr:
-        emit(as_json, facts, text)
+        emit(as_json, document, text)
     elif not as_json:
         click.echo(text, err=True)
 
 
 @contextmanager
-def _bar(label: str) -> "Iterator[tuple[Callable[[int], None], Callable[[Header], None]]]":
-    """Give what is told the number of entries so far, and, before that, the header, which says how many there are."""
+def _progress(label: str) -> "Iterator[tuple[Callable[[int], None], Callable[[Header], None]]]":
+    """Yield the function that takes the number of entries so far, and the one that takes the header before."""
     with ExitStack() as stack:
-        tell: list[Callable[[int], None]] = []
+        reports: list[Callable[[int], None]] = []
 
         def begin(header: "Header") -> None:
-            tell.append(stack.enter_context(progress(label, header.entries)))
+            reports.append(stack.enter_context(progress(label, header.entries)))
 
-        yield lambda done: tell[-1](done), begin
+        yield lambda done: reports[-1](done), begin
 
 
 @contextmanager
-def _written(file: str) -> Iterator[Callable[[bytes], object]]:
-    """Give what takes the lines. A file appears under its name when it is whole, and never otherwise."""
+def _output(file: str) -> Iterator[Callable[[bytes], object]]:
+    """Yield the function that writes a line. A file gets its name only when it is whole."""
     if file == _PIPE:
         out = stdout().buffer
         yield out.write
@@ -86,13 +86,13 @@ def _written(file: str) -> Iterator[Callable[[bytes], object]]:
     _refuse_to_replace(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        # For its owner alone: payloads are in it as they are, secrets too.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-            with _packed(made, path.name, "wb") as packed:
+        # Readable by its owner alone: payloads are not redacted, and may hold secrets.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
+            with _packed(raw, path.name, "wb") as packed:
                 yield packed.write
-            made.flush()
-            os.fsync(made.fileno())
-        _refuse_to_replace(path)  # again: it may have appeared meanwhile
+            raw.flush()
+            os.fsync(raw.fileno())
+        _refuse_to_replace(path)  # again: another process may have created it
         part.rename(path)
     except OSError as error:
         raise click.BadParameter(f"{file} cannot be written: {error.strerror or error}", param_hint="FILE") from None
@@ -106,7 +106,7 @@ def _refuse_to_replace(path: Path) -> None:
 
 
 @contextmanager
-def _read(file: str) -> Iterator[Iterator[bytes]]:
+def _input(file: str) -> Iterator[Iterator[bytes]]:
     if file == _PIPE:
         yield _lines(sys.stdin.buffer)
         return
@@ -130,7 +130,7 @@ def _packed(file: IO[bytes], name: str, mode: str) -> Iterator[IO[bytes]]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Give the lines of a file, none of them longer than a line of an export may be."""
+    """Yield the lines of a file, none longer than a line of an export may be."""
     import zlib
 
     from squid_dagster.journal.transfer.line_format import MAX_LINE_BYTES, InvalidExport

@@ -1,1 +1,1 @@
-"""`squid queue`: look at queues, pause and resume them, and retry dead letters."""
+"""`squid queue`: show, pause and resume queues, and retry dead letters."""

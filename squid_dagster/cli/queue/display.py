@@ -1,4 +1,4 @@
-"""How `squid queue` shows queues, workers and dead letters: values for programs, tables for people."""
+"""Queues, workers and dead letters in the output of `squid queue`: values for programs, tables for people."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def no_work(queue: str) -> "QueueRow":
-    """Give what is known of a queue that has no open work and was never paused."""
+    """Return the row of a queue that has no open work and was never paused."""
     from squid_dagster.journal.contract.queries import QueueRow
 
     return QueueRow(queue, False, 0, 0, 0, 0, None)
 
 
-def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, Any]:
+def queue_values(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, Any]:
     """Return a queue as JSON values, always with the same keys. A count of `counted_up_to` is so many or more."""
     from squid_dagster.journal.contract.queries import MOST_COUNTED
 
@@ -37,8 +37,8 @@ def queue_facts(row: "QueueRow", workers: "Sequence[WorkerRow]") -> dict[str, An
     }
 
 
-def queues_shown(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "TerminalTable":
-    """Show queues, one a line."""
+def queues_table(rows: "Sequence[QueueRow]", workers: "Sequence[WorkerRow]") -> "TerminalTable":
+    """Return queues as a table."""
     headings = ("queue", "state", "due", "later", "claimed", "expired", "oldest due", "workers")
     cells = [
         (
@@ -62,8 +62,8 @@ def _counted(count: int) -> int | str:
     return count if count < MOST_COUNTED else f"{MOST_COUNTED}+"
 
 
-def pause_facts(state: "QueueState") -> dict[str, Any] | None:
-    """Say who paused a queue, when and why, as JSON values; None where that is not known, or it is not paused."""
+def pause_values(state: "QueueState") -> dict[str, Any] | None:
+    """Return who paused a queue, when and why, as JSON values; None if it is not paused, or that is unknown."""
     from squid_dagster.inspection.display import shown
 
     if state.fact is None or state.since is None:
@@ -76,8 +76,8 @@ def pause_facts(state: "QueueState") -> dict[str, Any] | None:
     }
 
 
-def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
-    """Give a worker as JSON values, always with the same keys."""
+def worker_values(worker: "WorkerRow") -> dict[str, Any]:
+    """Return a worker as JSON values, always with the same keys."""
     return {
         "worker_id": worker.worker_id,
         "kind": worker.kind,
@@ -91,14 +91,14 @@ def worker_facts(worker: "WorkerRow") -> dict[str, Any]:
     }
 
 
-def workers_shown(workers: "Sequence[WorkerRow]") -> "TerminalTable":
-    """Show workers, one a line."""
-    rows = [(each.worker_id, each.kind, f"{each.running} of {each.capacity}", each.seen_at) for each in workers]
+def workers_table(workers: "Sequence[WorkerRow]") -> "TerminalTable":
+    """Return workers as a table."""
+    rows = [(row.worker_id, row.kind, f"{row.running} of {row.capacity}", row.seen_at) for row in workers]
     return table(("worker", "kind", "busy", "seen"), rows)
 
 
-def dead_facts(attempt: "Attempt") -> dict[str, Any]:
-    """Give a dead letter as JSON values, always with the same keys."""
+def dead_letter_values(attempt: "Attempt") -> dict[str, Any]:
+    """Return a dead letter as JSON values, always with the same keys."""
     return {
         "run_id": attempt.run_id,
         "runnable_key": attempt.runnable_key,
@@ -113,11 +113,10 @@ def dead_facts(attempt: "Attempt") -> dict[str, Any]:
     }
 
 
-def dead_shown(dead: "Sequence[Attempt]") -> "TerminalTable":
-    """Show dead letters, one a line."""
+def dead_letters_table(dead: "Sequence[Attempt]") -> "TerminalTable":
+    """Return dead letters as a table."""
     rows = [
-        (each.run_id, each.workflow, each.step, each.queue, each.deliveries, each.last_at, each.runnable_key)
-        for each in dead
+        (row.run_id, row.workflow, row.step, row.queue, row.deliveries, row.last_at, row.runnable_key) for row in dead
     ]
     headings = ("run", "workflow", "step", "queue", "deliveries", "since", "key")
     return table(headings, rows, first_to_go=("queue", "deliveries", "since", "workflow"))

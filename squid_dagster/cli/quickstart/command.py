@@ -1,6 +1,6 @@
 """`squid quickstart`: a small workflow, Dagster's UI and two workers, to kill one and see the other take over.
 
-It works on the embedded Postgres only, whatever else is configured, and ends by Ctrl-C with all that it has started.
+It uses the embedded Postgres only, and stops all that it has started when Ctrl-C ends it.
 """
 
 import os
@@ -61,7 +61,7 @@ def quickstart(
     """
     from squid_dagster.journal.embedded.locks import try_lock
 
-    def note(text: str) -> None:  # where JSON is wanted, stderr is for the one error
+    def note(text: str) -> None:  # with --json, stderr is for the one error
         if not as_json:
             click.echo(f"==> {text}", err=True)
 
@@ -75,12 +75,12 @@ def quickstart(
     if lock is None:
         raise Refused(f"a quickstart runs already in {files.directory}: stop it, or name another directory")
     note(f"{files.flow} {'is written' if is_new else 'is there already, and is used as it is'}")
-    for each in _STOPS:
-        signal.signal(each, _interrupt)
+    for number in _STOPS:
+        signal.signal(number, _interrupt)
     session = Session(files, place, lease_seconds=lease, address=address, note=note)
     try:
         session.open(seconds)
-        session.tell(as_json, is_new)
+        session.print_instructions(as_json, is_new)
         session.follow(until_done)
     except KeyboardInterrupt:
         note("stopping")
@@ -90,7 +90,7 @@ def quickstart(
 
 
 def _address(port: int | None, note: Callable[[str], None]) -> str | None:
-    """Say where the UI will be; None when it is not installed."""
+    """Return the address for the UI; None if it is not installed."""
     from importlib.util import find_spec
 
     if find_spec("dagster") is None or find_spec("dagster_webserver") is None:
@@ -122,7 +122,7 @@ def _any_port() -> int:
         return port
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for each in _STOPS:  # once: a second Ctrl-C would leave processes behind
-        signal.signal(each, signal.SIG_IGN)
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    for number in _STOPS:  # once: a second Ctrl-C would leave processes behind
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

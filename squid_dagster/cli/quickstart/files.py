@@ -60,10 +60,10 @@ INSTANCE = "telemetry: {enabled: false}\nnux: {enabled: false}\n"
 
 
 class Files:
-    """Where everything of one quickstart is: the workflow in the directory, all else in `.squid` below it."""
+    """The paths of one quickstart: the workflow in the directory, all else in `.squid` below it."""
 
     def __init__(self, directory: Path) -> None:
-        """Name the directory; nothing is written."""
+        """Compute the paths; nothing is written."""
         self.directory = directory.absolute()
         self.flow = self.directory / f"{MODULE}.py"
         self.hidden = self.directory / ".squid"
@@ -73,7 +73,7 @@ class Files:
         self.location = self.hidden / "location.py"
 
     def write(self) -> bool:
-        """Write what is not there; tell whether the workflow is new. A file that is there is never changed.
+        """Write what is missing; return whether the workflow is new. A workflow that exists is never changed.
 
         Raises:
             OSError: the directory cannot be written to.

@@ -1,6 +1,6 @@
-"""Processes that a command starts beside itself: each the head of a group of its own, and none is left behind.
+"""Child processes of a command, each the leader of a process group of its own; none outlives the command.
 
-They are ended by id, together with what they have started. A guard ends them too if this process is killed.
+They are ended by id, with their whole group. A guard process ends them too if the command is killed.
 """
 
 import os
@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_PATIENCE_SECONDS = 5.0  # Dagster takes ten to shut down, and has nothing to lose
+_PATIENCE_SECONDS = 5.0  # Dagster takes ten to shut down, and loses nothing by SIGKILL
 _LOOK_SECONDS = 0.05
 
-# Reads "+group" and "-group"; when the other end is gone, so is everything that was not taken back.
+# Reads "+group" and "-group"; when its stdin ends, it kills every group that was added and not removed.
 _GUARD = """\
 import os, signal, sys
 held = set()
@@ -30,16 +30,16 @@ for group in held:
 
 
 class Processes:
-    """The processes that were started here, and where their output goes: one file each in a folder."""
+    """The processes that were started, and their output: a file for each name, in one folder."""
 
     def __init__(self, logs: Path) -> None:
-        """Take the folder for their output; nothing is started."""
+        """Store the folder for their output; nothing is started."""
         self._logs = logs
         self._started: dict[int, subprocess.Popen[bytes]] = {}
         self._guard: subprocess.Popen[str] | None = None
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> int:
-        """Start a process whose output goes to `<name>.log`; give its id.
+        """Start a process whose output goes to `<name>.log`; return its id.
 
         Raises:
             OSError: it cannot be started, or the file cannot be written.
@@ -56,29 +56,29 @@ class Processes:
                 start_new_session=True,
             )
         self._started[process.pid] = process
-        self._tell_guard(f"+{process.pid}")
+        self._write_to_guard(f"+{process.pid}")
         return process.pid
 
     def log(self, name: str) -> Path:
-        """Give the file that a process writes to."""
+        """Return the file that a process writes to."""
         return self._logs / f"{name}.log"
 
     def last_line(self, name: str) -> str:
-        """Give the last line that a process has written, or nothing."""
+        """Return the last line that a process has written, or an empty text."""
         path = self.log(name)
         lines = path.read_text("utf-8", "replace").split("\n") if path.exists() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def ended(self) -> dict[int, int]:
-        """Give those that have ended since this was last asked, with their exit codes; what they started ends too."""
-        found = {pid: code for pid, process in self._started.items() if (code := process.poll()) is not None}
-        for pid in found:
+        """Return the exit codes of processes that ended since the last call; kill what is left of their groups."""
+        codes = {pid: code for pid, process in self._started.items() if (code := process.poll()) is not None}
+        for pid in codes:
             self._end_group(pid, signal.SIGKILL)
             self._forget(pid)
-        return found
+        return codes
 
     def stop(self) -> None:
-        """End all of them: first by SIGTERM, after a while by SIGKILL."""
+        """Terminate all of them: by SIGTERM, and after 5 s by SIGKILL."""
         for pid in self._started:
             self._end_group(pid, signal.SIGTERM)
         ends = time.monotonic() + _PATIENCE_SECONDS
@@ -99,14 +99,14 @@ class Processes:
     def _end_group(pid: int, number: signal.Signals) -> None:
         try:
             os.killpg(pid, number)
-        except (ProcessLookupError, PermissionError):  # nobody is left in it
+        except (ProcessLookupError, PermissionError):  # the group is empty
             return
 
     def _forget(self, pid: int) -> None:
         del self._started[pid]
-        self._tell_guard(f"-{pid}")
+        self._write_to_guard(f"-{pid}")
 
-    def _tell_guard(self, line: str) -> None:
+    def _write_to_guard(self, line: str) -> None:
         if self._guard is None:
             command = [sys.executable, "-I", "-S", "-c", _GUARD]
             self._guard = subprocess.Popen(  # noqa: S603  a command of our own

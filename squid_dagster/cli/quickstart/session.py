@@ -23,10 +23,10 @@ _COMMAND = "from squid_dagster.cli import main; main(prog_name='squid')"
 _URLS = ("SQUID_DATABASE_URL", "DATABASE_URL")
 _LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 90.0
-_SHORT_LIFE_SECONDS = 10.0  # a worker that ends by itself sooner has not begun
+_SHORT_LIFE_SECONDS = 10.0  # a worker that ends by itself sooner failed to start
 _MOST_SHORT_LIVES = 3  # in a row: one more would end as they did
-_LEAVING_SECONDS = 5.0  # until the server has noticed that those whom we ended are gone
-_GRACE_SECONDS = 1.0  # whoever presses Ctrl-C does not want to wait for the slow step: it is given back
+_LEAVING_SECONDS = 5.0  # for the server to notice that the processes that we ended are gone
+_GRACE_SECONDS = 1.0  # Ctrl-C does not wait for the slow step: its claim is released
 
 _OTHERS: LiteralString = """SELECT FROM pg_stat_activity
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() LIMIT 1"""
@@ -38,7 +38,7 @@ class Session:
     def __init__(
         self, files: Files, place: Place, *, lease_seconds: float, address: str | None, note: Callable[[str], None]
     ) -> None:
-        """Take where everything is, and what is told about it; nothing is started."""
+        """Store the options; nothing is started. `note` prints what happens."""
         self._files, self._place, self._lease, self._address = files, place, lease_seconds, address
         self._note = note
         self._processes = Processes(files.logs)
@@ -51,10 +51,10 @@ class Session:
         self._holder = 0
         self._run_id = ""
 
-    # --- beginning --------------------------------------------------------------------------------------------------
+    # --- start --------------------------------------------------------------------------------------------------
 
     def open(self, seconds: float) -> None:
-        """Start everything, and a run; return when a worker is in the middle of the slow step."""
+        """Start everything, and a run; return when a worker executes the slow step."""
         from squid_dagster.api import Squid
 
         self._open_server()
@@ -114,7 +114,7 @@ class Session:
         return self._processes.start(name, [sys.executable, *arguments], self._environment, self._files.directory)
 
     def _wait_for_claim(self, first: int) -> int:
-        """Wait until the slow step is being worked on; give the id of the process that does."""
+        """Wait for the claim of the slow step; return the process id of the worker that holds it."""
         ends = time.monotonic() + _PATIENCE_SECONDS
         while (owner := self._owner(self._run())) is None:
             if first in self._processes.ended() or time.monotonic() > ends:
@@ -125,12 +125,12 @@ class Session:
             time.sleep(_LOOK_SECONDS)
         return self._pids().get(owner, first)
 
-    # --- going on ---------------------------------------------------------------------------------------------------
+    # --- watch ---------------------------------------------------------------------------------------------------
 
-    def tell(self, as_json: bool, is_new: bool) -> None:
+    def print_instructions(self, as_json: bool, is_new: bool) -> None:
         """Print what to do: three lines, or one JSON document."""
         kill, watch = f"kill -9 {self._holder}", f"squid run watch {self._run_id}{self._options()}"
-        facts = {
+        document = {
             "directory": str(self._files.directory),
             "workflow_file": str(self._files.flow),
             "written": is_new,
@@ -144,11 +144,11 @@ class Session:
             "watch": watch,
         }
         shown = self._address or "another terminal (there is no UI)"
-        emit(as_json, facts, f"open this:          {shown}\nkill this process:  {kill}\nwatch it finish:    {watch}")
+        emit(as_json, document, f"open this:          {shown}\nkill this process:  {kill}\nwatch it finish:    {watch}")
         self._note("Ctrl-C stops everything; the data stay")
 
     def _options(self) -> str:
-        """Give what a command in another terminal, where less may be exported, has to add to find this journal."""
+        """Return the options by which a command in another terminal, with other variables, finds this journal."""
         from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA
         from squid_dagster.journal.tiers import EmbeddedTier, resolve_tier
         from squid_dagster.protocol.errors import SquidError
@@ -165,10 +165,10 @@ class Session:
         return data_dir + schema
 
     def follow(self, until_done: bool) -> None:
-        """Keep two workers alive and say what happens, until interrupted; or `until_done`, until the run has ended.
+        """Keep two workers alive and print what happens, until interrupted; with `until_done`, until the run has ended.
 
         Raises:
-            Refused: workers end by themselves as soon as they are started; it says what they said.
+            Refused: workers end by themselves when they are started; with the last line of their log.
         """
         owner, done = self._owner(self._run()), False
         while True:
@@ -198,9 +198,9 @@ class Session:
         self._start_worker()
 
     def close(self) -> None:
-        """Stop all that was started here, by id; the embedded server only if it did not run before, and nobody uses it.
+        """Stop all that was started here, by id; the embedded server only if it did not run before and has no clients.
 
-        What it leaves running, it says.
+        A server that is left running is printed.
         """
         if self._squid is not None:
             self._squid.close()
@@ -215,7 +215,7 @@ class Session:
 
     @staticmethod
     def _is_used(server: "EmbeddedPostgres") -> bool:
-        """Tell whether anybody but us is connected; those whom we have ended are given time to leave."""
+        """Return whether other clients are connected; connections of processes that we ended get time to close."""
         from squid_dagster.journal.postgres.connection.pool import make_engine, pooled_connection
         from squid_dagster.protocol.errors import StorageUnavailable
 
@@ -227,13 +227,13 @@ class Session:
                     if time.monotonic() > ends:
                         return True
                     time.sleep(_LOOK_SECONDS)
-        except StorageUnavailable:  # it does not run, or runs no more: there is nobody to disturb
+        except StorageUnavailable:  # it does not run: there are no clients
             return False
         finally:
             engine.dispose()
         return False
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> "RunSnapshot":
         assert self._squid is not None  # noqa: S101  opened before
@@ -241,9 +241,7 @@ class Session:
 
     @staticmethod
     def _owner(run: "RunSnapshot") -> str | None:
-        return next(
-            (each.owner_id for each in run.attempts if each.step == SLOW_STEP and each.status == "claimed"), None
-        )
+        return next((row.owner_id for row in run.attempts if row.step == SLOW_STEP and row.status == "claimed"), None)
 
     def _pids(self) -> dict[str, int]:
         from squid_dagster.api import ALIVE_WITHIN
