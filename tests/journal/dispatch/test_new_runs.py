@@ -21,13 +21,13 @@ from tests.journal.access import Wire, all_entries, assert_views_agree_with_the_
 def general_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each start that asked the database for the time first."""
     found: list[int] = []
-    usual = PostgresDispatchStore._start_once
+    usual = PostgresDispatchStore._start_general
 
     def counted(*arguments: object) -> None:
         found.append(1)
         usual(*arguments)  # type: ignore[arg-type]  # handed on as they are
 
-    monkeypatch.setattr(PostgresDispatchStore, "_start_once", counted)
+    monkeypatch.setattr(PostgresDispatchStore, "_start_general", counted)
     return found
 
 
@@ -37,7 +37,7 @@ def squid(postgres: PostgresStorage) -> Squid:
 
     @one.step
     def step() -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     return Squid(postgres, [one])
 

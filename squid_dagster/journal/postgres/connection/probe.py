@@ -154,7 +154,7 @@ class _Silence:
         self._probe_at = self._received_at + self._watch.bounds.silence
 
     def check(self) -> None:
-        """Probe the server, if it is time to. Raises `psycopg.OperationalError` if no answer is to be expected."""
+        """Query the server by another connection, if it is time to. Raises `OperationalError` if it does not work."""
         began = monotonic()
         if began < self._probe_at or self._connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
@@ -193,7 +193,7 @@ class _Deadline:
         self._seconds = seconds
 
     def reset(self) -> None:
-        """Ignore what was received: the deadline is that of the whole answer."""
+        """Keep the deadline, which is that of the whole answer."""
 
     def check(self) -> None:
         if monotonic() > self._ends_at:

@@ -1,12 +1,13 @@
-"""Where the lanes of queues begin by now: a hint for claims, kept where claims read many dead entries of their index.
+"""Where the lanes of queues begin: a hint for claims, kept if they read many dead entries of their index.
 
-Without an old snapshot in the way there are no marks, and every claim looks at everything. With one, a claim that began
-at the front of each lane would read whatever was claimed since. By marks it reads what came after the claim before it.
+While no old snapshot keeps dead entries from being removed, there are no marks, and every claim reads all lanes from
+their front. With one, such a claim would read all that was claimed since; by marks, it reads what came after the claim
+before it.
 
-An attempt that becomes due behind a mark, or in a lane without one, is found by the next claim that looks at
-everything: the first one that comes `SHARE` times as long as the last such claim took behind it, or `MOST_SECONDS`. So
-it waits for a bounded time, also where a claim finds nothing else. Claim order holds among what a claim looks at. The
-rest is in claim_attempts.sql.
+A claim without marks finds the attempts that became due before a mark, or in a lane without one. It is the first one
+after `SHARE` times the duration of the last such claim, or after `MOST_SECONDS`: so these attempts wait for a bounded
+time, also if no claim finds anything else. Claim order holds among the attempts that a claim reads. The rest is in
+claim_attempts.sql.
 """
 
 import json
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-SHARE = 20  # claims that look at everything take no more than one part in so many of the time
+SHARE = 20  # claims without marks take at most one part in so many of the time
 MOST_SECONDS = 30.0
 _MOST_QUEUES, _MOST_LANES = 100, 1000
 
@@ -28,13 +29,13 @@ class LaneMarks:
     _until: float = 0.0
 
     def text(self) -> str | None:
-        """Return the marks as `claim_attempts` takes them; None if it has to look at everything."""
+        """Return the marks as `claim_attempts` takes them; None if it has to read all lanes from their front."""
         return json.dumps(list(self._lanes.values())) if self._lanes and monotonic() < self._until else None
 
     def move(self, marks: Sequence[dict[str, Any]] | None, seconds: float | None) -> None:
-        """Take over the marks that a claim has answered with; `seconds` is how long one took that began without any.
+        """Store the marks that a claim has returned; `seconds` is the duration of a claim without marks, else None.
 
-        A lane that is empty for now keeps its mark: it is known where its next attempt cannot be.
+        A lane that is empty now keeps its mark: its next attempt comes behind it.
         """
         if not marks:
             if seconds is not None:
@@ -50,7 +51,7 @@ class QueueMarks:
     """Marks by queue and definitions. They are private to one store, and lost with it."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without marks."""
         self._marks: dict[tuple[str, str | None], LaneMarks] = {}
 
     def of(self, queue: str, definitions: str | None) -> LaneMarks:

@@ -1,6 +1,6 @@
-"""Runs that other sessions hold locked: found by one look that waits for nothing, and remembered until the next one.
+"""Runs that other sessions hold locked: found by one statement that waits for no lock, and remembered until the next.
 
-Groups ask here, so that a member whose run is locked keeps no other member waiting.
+Groups check here, so that other members do not wait for a member whose run is locked.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import names
 from squid_dagster.protocol.errors import StorageUnavailable
 
-# runs_pkey, journal_threads_pkey, attempts_pkey: a row that is there and cannot be locked is another session's.
+# runs_pkey, journal_threads_pkey, attempts_pkey: a row that exists and is skipped is locked by another session.
 _LOCKED: LiteralString = """SELECT json_agg(n.id) FROM unnest(%s::text[]) n (id)
     WHERE (SELECT count(*) FROM {schema}.runs WHERE run_id = n.id)
         > (SELECT count(*) FROM (SELECT FROM {schema}.runs WHERE run_id = n.id FOR UPDATE SKIP LOCKED) f)
@@ -27,15 +27,15 @@ _MOST_REMEMBERED = 10_000
 
 
 class LockedRuns:
-    """The runs that were locked when they were last looked at. Safe between threads."""
+    """The runs that were locked when they were last checked. Safe between threads."""
 
     def __init__(self, storage: PostgresStorage) -> None:
-        """Look at the runs of a storage."""
+        """Bind to a storage."""
         self._storage = storage
         self._locked: frozenset[str] = frozenset()
 
     def check(self, run_ids: Collection[str]) -> None:
-        """Raise `StorageUnavailable` if one of these was locked before, so that they are looked at again first."""
+        """Raise `StorageUnavailable` if one of these was locked before: `find` has to check them again first."""
         if self._locked and not self._locked.isdisjoint(run_ids):
             error = StorageUnavailable("another session holds a row of it: look for a transaction left open")
             error.sqlstate = LOCK_TIMEOUT
@@ -46,11 +46,11 @@ class LockedRuns:
         try:
             with self._storage.connection() as connection:
                 results = execute(connection, self._storage.sql(_FIND), (names(run_ids),))
-            found = set(json_of(results[BEGIN_STATEMENTS]) or ())
+            locked = set(json_of(results[BEGIN_STATEMENTS]) or ())
         except StorageUnavailable as error:
             if error.sqlstate != LOCK_TIMEOUT:
                 raise
-            found = set()  # a whole table is locked: that concerns all
-        locked = (self._locked - set(run_ids)) | found
-        self._locked = locked if len(locked) <= _MOST_REMEMBERED else frozenset(found)
-        return found
+            locked = set()  # a whole table is locked, which is no matter of single runs
+        remembered = (self._locked - set(run_ids)) | locked
+        self._locked = remembered if len(remembered) <= _MOST_REMEMBERED else frozenset(locked)
+        return locked

@@ -1,9 +1,9 @@
 """Templates of settlements: what the success of one step writes, as a text with holes for ids, times and values.
 
-The planner says of which kind a success is (`kind_of`): the step, and the route that its conditions lead to. What
-follows is planned, encoded and folded once for each kind, for an example with placeholders; the text is split at them,
-and checked against a second example. Where these differ, there is no template, and every settlement of that kind is
-planned. No rule of planner, codec or fold is written again here. Pure.
+The planner returns the kind of a success (`kind_of`): the step, and the route that its conditions lead to. For each
+kind, one example with placeholders is planned, encoded and folded; its text is split at the placeholders and verified
+with a second example. If these differ, there is no template, and every settlement of that kind is planned. No rule of
+planner, codec or fold is repeated here. Pure.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,32 +29,32 @@ from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 
-_MOST = 256  # kinds that are known at a time
+_MOST = 256  # kinds in the cache
 _MARK = token_hex(8)
 _RUN, _CLAIM, _TOKEN = f"run-{_MARK}", f"claim-{_MARK}", f"token-{_MARK}"
 _FIXED = (_RUN, _CLAIM, hash_token(_TOKEN), *spellings(EXAMPLE_TIME))  # what an example has instead of values
-_RESULT = "result"  # beside the names of inputs, which are told apart by what stands before them
+_RESULT = "result"  # inputs are named `input.<name>`
 
 
 @runtime_checkable
 class KindPlanner(Protocol):
-    """A planner that knows of which kind a success is: but for ids, times and values, the same follows from all."""
+    """A planner that classifies successes: but for ids, times and values, the same follows from all of a kind."""
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
         """Return the facts that follow, as every planner does."""
 
     def kind_of(self, attempt: Attempt, result: JsonValue) -> Hashable | None:
-        """Return what a success has in common with all of its kind; None if what follows depends on the run."""
+        """Return the kind of a success; None if what follows depends on more of the run."""
 
     def plan_kind(self, kind: Any, request: PlanRequest) -> Sequence[Fact]:
         """Return the facts that follow from a success of that kind, whatever its result is."""
 
     def note_scheduled(self, queue: str) -> None:
-        """Note that an attempt was scheduled on a queue, due at once, without having been asked for the plan."""
+        """Record that a template has scheduled an attempt on a queue, due at once: the planner was not called."""
 
 
 class Texts(NamedTuple):
-    """What is written about one run, each text without its beginning `{"m":<place of the run>,`."""
+    """What is written about one run, each text without its prefix `{"m":<place of the run>,`."""
 
     queue: list[str]
     run: list[str]
@@ -64,19 +64,19 @@ class Texts(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many characters facts and rows have."""
+        """The number of characters of the facts."""
         return sum(map(len, (*self.queue, *self.run)))
 
 
 class PlannedSettlement(NamedTuple):
-    """What a settlement writes, planned; and the digests in it, with the canonical texts of what they cover."""
+    """What a settlement writes, and the digests in it with the canonical texts that they cover."""
 
     texts: Texts
     digests: dict[str, str]
     schedules: bool
 
 
-Make = Callable[[Settlement, Attempt, datetime], PlannedSettlement]
+PlanExample = Callable[[Settlement, Attempt, datetime], PlannedSettlement]
 """Plans and encodes one settlement; raises for what is not plain."""
 
 
@@ -89,19 +89,19 @@ class SettleTemplate:
     ends: bool
     schedules: bool
     text: TemplateText
-    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the placeholders for these
+    digests: dict[str, TemplateText]  # the canonical texts that digests cover, by the digests' placeholders
     max_fact_bytes: int
 
     @classmethod
-    def of(cls, attempt: Attempt, make: Make, max_fact_bytes: int) -> "SettleTemplate | None":
-        """Make the template for an attempt's kind; None if its settlements differ in more than placeholders."""
+    def of(cls, attempt: Attempt, plan: PlanExample, max_fact_bytes: int) -> "SettleTemplate | None":
+        """Build the template for an attempt's kind; None if its settlements differ in more than placeholders."""
         names = [_RESULT, *(f"input.{name}" for name in attempt.input or {})]
         values = {name: f'"value-{_MARK}-{i}."' for i, name in enumerate(names)}
         marks = {name: hole.strip('"') for name, hole in values.items()}
         try:
-            first = _example(attempt, make, _RUN, marks, EXAMPLE_TIME)
-            second = _example(attempt, make, f"other-{_MARK}", dict.fromkeys(names, OTHER_VALUE), OTHER_TIME)
-        except Exception:  # noqa: BLE001  whatever is wrong with it: the plan for the settlement itself tells it
+            first = _example(attempt, plan, _RUN, marks, EXAMPLE_TIME)
+            second = _example(attempt, plan, f"other-{_MARK}", dict.fromkeys(names, OTHER_VALUE), OTHER_TIME)
+        except Exception:  # noqa: BLE001  the plan for the settlement itself reports the error
             return None
         lines, digests = _lines(first.texts), first.digests
         holes = [*_FIXED, *values.values()]
@@ -121,7 +121,7 @@ class SettleTemplate:
     def fill(
         self, run_id: str, ref: ClaimRef, values: Mapping[str, JsonValue], now: datetime
     ) -> tuple[Texts, str] | None:
-        """Return what a settlement writes, and the digest of its result; None if a value needs a closer look."""
+        """Return what a settlement writes, and the digest of its result; None if a value has to be planned."""
         if not all(map(_is_json, values.values())):
             return None
         exact = dict(zip(_FIXED, (run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
@@ -151,14 +151,14 @@ def values_of(settlement: Settlement, attempt: Attempt) -> dict[str, JsonValue]:
 
 
 class SettleTemplates:
-    """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
+    """The templates of one store, built when first needed. Safe between threads: at worst, one is built twice."""
 
     def __init__(self, max_fact_bytes: int) -> None:
-        """Begin without any."""
+        """Start without templates."""
         self._max_fact_bytes = max_fact_bytes
         self._known: dict[Hashable, SettleTemplate | None] = {}
 
-    def find(self, kind: Hashable, attempt: Attempt, make: Make) -> SettleTemplate | None:
+    def find(self, kind: Hashable, attempt: Attempt, plan: PlanExample) -> SettleTemplate | None:
         """Return the template for an attempt of that kind."""
         key = (
             kind,
@@ -173,12 +173,12 @@ class SettleTemplates:
         if template is None and key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            template = self._known[key] = SettleTemplate.of(attempt, make, self._max_fact_bytes)
+            template = self._known[key] = SettleTemplate.of(attempt, plan, self._max_fact_bytes)
         return template
 
 
 def _example(
-    attempt: Attempt, make: Make, run_id: str, values: Mapping[str, JsonValue], now: datetime
+    attempt: Attempt, plan: PlanExample, run_id: str, values: Mapping[str, JsonValue], now: datetime
 ) -> PlannedSettlement:
     """Plan and encode the settlement of another run's attempt at the same step."""
     ref = _ref(run_id, attempt)
@@ -193,11 +193,11 @@ def _example(
         claim_token_hash=ref.token_hash,
         lease_until=now + timedelta(hours=1),
     )
-    return make(Settlement(ref, Completed(values[_RESULT])), claimed, now)
+    return plan(Settlement(ref, Completed(values[_RESULT])), claimed, now)
 
 
 def _ref(run_id: str, attempt: Attempt | None = None) -> ClaimRef:
-    """Return the claim of an example; the second one differs in its claim, too."""
+    """Return the claim of an example; that of the second example is another one."""
     other = "" if run_id == _RUN else "other-"
     key = "" if attempt is None else runnable_key(run_id, attempt.step, 1, attempt.attempt_number)
     return ClaimRef("" if attempt is None else attempt.queue, run_id, key, other + _CLAIM, other + _TOKEN)
@@ -208,10 +208,10 @@ def _lines(texts: Texts) -> list[str]:
 
 
 def _is_json(value: object) -> bool:
-    """Return whether a value is JSON as facts take it, and nothing that only looks like it."""
+    """Return whether a value is plain JSON, and no subclass or other type that facts would convert."""
     kind = type(value)
     if kind is dict:
-        return all(type(key) is str and _is_json(each) for key, each in value.items())  # type: ignore[attr-defined]
+        return all(type(key) is str and _is_json(item) for key, item in value.items())  # type: ignore[attr-defined]
     if kind is list:
         return all(map(_is_json, value))  # type: ignore[call-overload]
     return value is None or kind in (str, int, float, bool)

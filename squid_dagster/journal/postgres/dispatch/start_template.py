@@ -1,9 +1,9 @@
-"""Templates of starts: what new runs of one kind write, as a text with holes for what differs between two of them.
+"""Templates of starts: what new runs of one kind write, as a text with holes for ids, times and values.
 
-Planning, encoding and folding a start takes several times as long as writing it down, and gives the same each time but
-for ids, times and values. So they are done once for each kind, for an example with placeholders; the text is split at
-them, and checked against a second example. Where these differ, there is no template, and every run of that kind goes
-the general way. No rule of planner, codec or fold is written again here. Pure.
+Planning, encoding and folding a start takes several times as long as writing it, with the same result each time but
+for the holes. So for each kind, one example with placeholders is planned; its text is split at the placeholders and
+verified with a second example. If these differ, there is no template, and every run of that kind goes the general way.
+No rule of planner, codec or fold is repeated here. Pure.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -36,7 +36,7 @@ from squid_dagster.protocol.folds.run import plan_content, start_content
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import dispatch_thread, run_thread
 
-_MOST = 256  # kinds that are known at a time
+_MOST = 256  # kinds in the cache
 _MARK = token_hex(16)
 _RUN, _VALUE = f"run-{_MARK}", f"value-{_MARK}"
 _OTHER_RUN = f"other-{_MARK}"
@@ -51,15 +51,15 @@ class KindRun(Protocol):
         """Its id."""
 
     def kind(self) -> Hashable | None:
-        """Return what all such runs have in common; None if this one differs in more than its values."""
+        """Return the key of its kind; None if this run differs from others in more than values."""
 
     def values(self) -> JsonObject:
-        """Return the values that it differs in, by name."""
+        """Return its values by name."""
 
     def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
         """Return what a run of this kind writes, for any id, any values of the same names, and any time.
 
-        A value that is a text may have to be one. Pure.
+        It may require that a value which is a text stays one. Pure.
         """
 
 
@@ -75,28 +75,28 @@ class _RunWithKind(NamedTuple):
 class StartTemplate:
     """What every new run of one kind writes."""
 
-    example: KindRun  # kept, so that what its kind is known by lives as long as this does
+    example: KindRun  # keeps alive the objects whose ids are in the key of its kind
     values: dict[str, str]  # holes by the names of values
     queue: str
     queue_facts: int
     run_facts: int
     text: TemplateText  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
-    digests: dict[str, TemplateText]  # canonical texts of what digests cover, by the holes for these
+    digests: dict[str, TemplateText]  # the canonical texts that digests cover, by the digests' holes
     max_fact_bytes: int
 
     @classmethod
     def of(cls, run: KindRun, max_fact_bytes: int) -> "StartTemplate | None":
-        """Make the template for a run's kind; None if runs of that kind differ in more than placeholders."""
+        """Build the template for a run's kind; None if runs of that kind differ in more than placeholders."""
         own = run.values()
         values = {name: f'"{_VALUE}-{i}."' for i, name in enumerate(own)}
         markers: dict[str, JsonValue] = {name: hole.strip('"') for name, hole in values.items()}
-        # A text stays one: that may be what it has to be.
+        # A text stays one: see `facts_of`.
         others: dict[str, JsonValue] = {
             name: "other" if isinstance(value, str) else OTHER_VALUE for name, value in own.items()
         }
         try:
-            first = _Made.of(run, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
-            second = _Made.of(run, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
+            first = _PlannedStart.of(run, _RUN, markers, EXAMPLE_TIME, max_fact_bytes)
+            second = _PlannedStart.of(run, _OTHER_RUN, others, OTHER_TIME, max_fact_bytes)
         except (SquidError, ValidationError):
             return None
         if first is None or second is None:
@@ -105,7 +105,7 @@ class StartTemplate:
         return template if template.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
 
     def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
-        """Return what a run writes, by line; None if a value needs a closer look."""
+        """Return what a run writes, by line; None if a value has to be planned."""
         exact = dict(zip((_RUN, *spellings(EXAMPLE_TIME)), (run_id, *spellings(now)), strict=True))
         holes = exact.copy()
         try:
@@ -120,8 +120,8 @@ class StartTemplate:
         return self.text.fill(holes).split("\n")
 
 
-class _Made(NamedTuple):
-    """What one run writes, made the general way."""
+class _PlannedStart(NamedTuple):
+    """What one run writes, planned the general way."""
 
     queue: str
     queue_facts: int
@@ -132,7 +132,7 @@ class _Made(NamedTuple):
     @classmethod
     def of(
         cls, run: KindRun, run_id: str, values: dict[str, JsonValue], now: datetime, max_fact_bytes: int
-    ) -> "_Made | None":
+    ) -> "_PlannedStart | None":
         """Plan, encode and fold one run; None if it writes about more than itself and one queue."""
         verified = check_appends(group_appends(run.facts_of(run_id, values, now)), max_fact_bytes)
         units = Units.new([run_id], now)
@@ -154,7 +154,7 @@ class _Made(NamedTuple):
         return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
 
     def split(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> StartTemplate:
-        """Make a template of an example: split its texts at the placeholders."""
+        """Split the texts of an example at the placeholders; return the template."""
         holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
         return StartTemplate(
             example,
@@ -168,21 +168,21 @@ class _Made(NamedTuple):
         )
 
 
-def _entry(fact: EncodedFact, more: str = "") -> str:
-    """Write a fact as `start_runs` takes it."""
-    return f'{{{more}"type":"{fact.type}","run_id":"{fact.run_id}","data":{fact.data}}}'
+def _entry(fact: EncodedFact, prefix: str = "") -> str:
+    """Encode a fact as `start_runs` takes it."""
+    return f'{{{prefix}"type":"{fact.type}","run_id":"{fact.run_id}","data":{fact.data}}}'
 
 
 def _digests(unit: RunUnit) -> dict[str, str]:
-    """Give the digests that a new run's rows hold, with the canonical texts of what they cover."""
+    """Return the digests in a new run's rows, with the canonical texts that they cover."""
     run = unit.run
-    found = {each.digest: canonical_text(plan_content(each.runnable)) for each in run.planned.values() if each.runnable}
-    for each in unit.dispatch.attempts.values():
-        intent = each.idempotency_key, each.attempt_number, each.step, each.input or {}, each.visible_at
-        found[each.intent_digest] = canonical_text(intent_content(*intent))
+    digests = {one.digest: canonical_text(plan_content(one.runnable)) for one in run.planned.values() if one.runnable}
+    for attempt in unit.dispatch.attempts.values():
+        intent = attempt.idempotency_key, attempt.attempt_number, attempt.step, attempt.input or {}, attempt.visible_at
+        digests[attempt.intent_digest] = canonical_text(intent_content(*intent))
     if run.start is not None and run.start_digest is not None:
-        found[run.start_digest] = canonical_text(start_content(run.start))
-    return found
+        digests[run.start_digest] = canonical_text(start_content(run.start))
+    return digests
 
 
 class NewRuns(NamedTuple):
@@ -198,10 +198,10 @@ class NewRuns(NamedTuple):
 
 
 class StartTemplates:
-    """The templates of one store, made when a kind is met first. Safe between threads: at worst, one is made twice."""
+    """The templates of one store, built when first needed. Safe between threads: at worst, one is built twice."""
 
     def __init__(self, max_fact_bytes: int) -> None:
-        """Begin without any."""
+        """Start without templates."""
         self._max_fact_bytes = max_fact_bytes
         self._known: dict[Hashable, StartTemplate | None] = {}
 
@@ -209,7 +209,7 @@ class StartTemplates:
         """Return what these runs write at that time; None if they are of several kinds, or fit no template."""
         with_kinds = _with_kinds(runs)
         kind = with_kinds[0].kind if with_kinds else None
-        if kind is None or any(each.kind != kind for each in with_kinds):
+        if kind is None or any(start.kind != kind for start in with_kinds):
             return None
         if kind not in self._known:
             if len(self._known) >= _MOST:
@@ -219,14 +219,14 @@ class StartTemplates:
         if template is None:
             return None
         filled: list[list[str]] = []
-        for each in with_kinds:
-            lines = template.fill(each.run.run_id, each.values, now)
+        for start in with_kinds:
+            lines = template.fill(start.run.run_id, start.values, now)
             if lines is None:
                 return None
             filled.append(lines)
         on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
         return NewRuns(
-            [each.run.run_id for each in with_kinds],
+            [start.run.run_id for start in with_kinds],
             template.queue,
             template.queue_facts,
             template.run_facts,
@@ -238,10 +238,10 @@ class StartTemplates:
 
 def _with_kinds(runs: Sequence[NewRun]) -> list[_RunWithKind]:
     """Return the runs with their kinds; nothing if one of them has none."""
-    found: list[_RunWithKind] = []
+    with_kinds: list[_RunWithKind] = []
     for run in runs:
         if not isinstance(run, KindRun) or (kind := run.kind()) is None:
             return []
         values = run.values()
-        found.append(_RunWithKind(run, (kind, *values), values))
-    return found
+        with_kinds.append(_RunWithKind(run, (kind, *values), values))
+    return with_kinds

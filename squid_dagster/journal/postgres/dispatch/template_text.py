@@ -1,4 +1,4 @@
-"""Texts with holes, which templates of starts and of settlements are made of, and what examples have in the holes.
+"""Texts with holes, of which templates of starts and of settlements consist, and the values of their examples.
 
 A template renders one example with placeholders, splits the text at them, and is verified with a second example that
 differs in everything that may differ. Pure.

@@ -1,1 +1,1 @@
-"""NOTIFY and LISTEN: hints that a queue has work."""
+"""NOTIFY and LISTEN: wakeups for workers of a queue."""

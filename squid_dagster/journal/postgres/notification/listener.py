@@ -1,4 +1,4 @@
-"""Listening for hints: one thread and one connection per listener, probed, and made again whenever it breaks."""
+"""LISTEN for wakeups: one thread and one connection per listener, probed, and opened again whenever it breaks."""
 
 import random
 import selectors
@@ -25,20 +25,21 @@ from squid_dagster.protocol.errors import StorageUnavailable
 
 logger = redacting_logger(__name__)
 
-# Has a hint sent on that channel by another connection, and calls back once it was sent.
+# Sends a wakeup on that channel by another connection, and calls back once it was sent.
 EchoSender = Callable[[str, Callable[[], None]], None]
 
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.1, 30.0  # before connecting again
-_LOOK_SECONDS = 5.0  # between two looks at what a selector does not tell: descriptors that were closed meanwhile
+_SELECT_SECONDS = 5.0  # of one select, which does not notice descriptors that are closed meanwhile
 _JOIN_SECONDS = 30.0  # longer than an attempt to connect may take
 _FINE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerTimes:
-    """How long a listener waits, in seconds: for a word until it asks for one, for the answer, and for its own echo.
+    """How long a listener waits, in seconds.
 
-    One that did not hear its echo is deaf, behind a transaction pooler for example; it rests before it tries again.
+    `quiet`: for a notification until it sends a query; `answer`: for the result of a query; `echo`: for a notification
+    to itself; `rest`: before it connects again if that did not arrive, as behind a transaction pooler.
     """
 
     quiet: float = 30.0
@@ -48,11 +49,11 @@ class ListenerTimes:
 
 
 class NotificationMissing(Exception):
-    """Hints are sent and do not arrive."""
+    """Notifications are sent and do not arrive."""
 
 
 class PostgresListener:
-    """A `Listener` on a Postgres channel. While it is not connected, `wait` takes its time and that is all."""
+    """A `Listener` on a Postgres channel. While it is not connected, `wait` returns after its timeout."""
 
     def __init__(
         self,
@@ -69,35 +70,35 @@ class PostgresListener:
         self._echo = echo
         self._patience = patience or ListenerTimes()
         self._wakeup = WakeupEvent()
-        self._hears = False
+        self._echoed = False
         self._warned = False
         self._stopping = threading.Event()
-        self._stop_seen, self._stop_told = socket.socketpair()
+        self._stop_receiver, self._stop_sender = socket.socketpair()
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="squid-listener", daemon=True)
         self._thread.start()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for news."""
+        """Wait for a wakeup."""
         return self._wakeup.wait(timeout)
 
     def wake(self) -> None:
-        """Wake whoever waits here."""
+        """Wake the threads that wait here."""
         self._wakeup.set()
 
     def close(self) -> None:
-        """Stop listening: thread and session are gone then. One that is just connecting may need its time-out first."""
+        """Stop listening: end thread and session. A thread that is connecting ends after its timeout."""
         self._wakeup.close()
         with self._closing:
             if not self._stopping.is_set():
                 self._stopping.set()
-                with suppress(OSError):  # a step has closed it: the thread looks by itself
-                    self._stop_told.send(b".")
+                with suppress(OSError):  # a step has closed it: the thread checks `_stopping`
+                    self._stop_sender.send(b".")
             self._thread.join(_JOIN_SECONDS)
             if not self._thread.is_alive():
-                with suppress(OSError):  # a step was faster
-                    self._stop_seen.close()
-                    self._stop_told.close()
+                with suppress(OSError):  # a step has closed them
+                    self._stop_receiver.close()
+                    self._stop_sender.close()
 
     def _run(self) -> None:
         delay = _FIRST_DELAY_SECONDS
@@ -115,42 +116,42 @@ class PostgresListener:
             except Exception:
                 logger.exception("listening failed, work is found by polling until it is tried again")
             if time.monotonic() - began > _LONGEST_DELAY_SECONDS:
-                delay = _FIRST_DELAY_SECONDS  # it had been well for a while
-            # Not all listeners of a server that restarts should be back in the same instant.
+                delay = _FIRST_DELAY_SECONDS  # it was connected for a while
+            # With jitter, so that not all listeners of a server that restarts connect at the same time.
             self._stopping.wait(delay * random.uniform(0.5, 1))  # noqa: S311  nothing secret about it
             delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
 
     def _listen(self) -> None:
-        """Connect, and hear until told to stop. Raises when the connection cannot be made, breaks, or is of no use."""
-        guard = deadline(self._patience.answer)  # of what is asked while connecting: `_Line` has its own
+        """Connect and listen until stopped. Raises if the connection cannot be opened, breaks, or is deaf."""
+        guard = deadline(self._patience.answer)  # of queries while connecting: `_Session` has bounds of its own
         with _closing(connect(self._engine, guard)) as connection, selectors.DefaultSelector() as selector:
-            selector.register(self._stop_seen, selectors.EVENT_READ)
+            selector.register(self._stop_receiver, selectors.EVENT_READ)
             selector.register(connection.fileno(), selectors.EVENT_READ)
-            line = _Line(connection, selector, self._stopping, self._heard)
+            session = _Session(connection, selector, self._stopping, self._receive)
             channels = sql.Identifier(self._channel), sql.Identifier(self._own_channel)
             listen = sql.SQL("SET application_name = 'squid_dagster listener'; LISTEN {}; LISTEN {}").format(*channels)
-            line.ask(listen.as_bytes(connection), self._patience.answer)
-            self._hears = False
+            session.query(listen.as_bytes(connection), self._patience.answer)
+            self._echoed = False
             echo = _Echo()
-            self._wakeup.set()  # what was said until now was missed
+            self._wakeup.set()  # wakeups that were sent before this are lost
             while not self._stopping.is_set():
-                if not self._hears:
-                    self._check_hearing(line, echo)
-                line.hear(self._patience.quiet)
-                line.ask(b"SELECT 1", self._patience.answer)
+                if not self._echoed:
+                    self._check_echo(session, echo)
+                session.receive(self._patience.quiet)
+                session.query(b"SELECT 1", self._patience.answer)
 
-    def _check_hearing(self, line: "_Line", echo: "_Echo") -> None:
+    def _check_echo(self, session: "_Session", echo: "_Echo") -> None:
         if echo.sent_at is None:
             self._echo(self._own_channel, echo.was_sent)
         elif time.monotonic() - echo.sent_at > self._patience.echo:
-            line.ask(b"UNLISTEN *", self._patience.answer)
+            session.query(b"UNLISTEN *", self._patience.answer)
             raise NotificationMissing(
                 "hints are sent and do not arrive, as behind a transaction pooler: give a listen_url without one"
             )
 
-    def _heard(self, channel: str, payload: str) -> None:
+    def _receive(self, channel: str, payload: str) -> None:
         if channel == self._own_channel:
-            self._hears, self._warned = True, False
+            self._echoed, self._warned = True, False
             return
         if payload in self._queues:
             self._wakeup.set()
@@ -163,7 +164,7 @@ class PostgresListener:
 
 @contextmanager
 def _closing(connection: PgConnection) -> Iterator[PgConnection]:
-    """Close a connection at the end of a block, unless its number leads elsewhere by then."""
+    """Close a connection at the end of a block, unless its descriptor was reused by then."""
     try:
         yield connection
     finally:
@@ -174,7 +175,7 @@ def _closing(connection: PgConnection) -> Iterator[PgConnection]:
 
 
 class _Echo:
-    """When the hint that a connection should hear again was sent; never, as long as sending fails."""
+    """When the notification to the listener itself was sent; None as long as sending fails."""
 
     sent_at: float | None = None
 
@@ -182,36 +183,36 @@ class _Echo:
         self.sent_at = time.monotonic()
 
 
-class _Line:
-    """A connection that is heard and asked without blocking any longer than allowed."""
+class _Session:
+    """A session that receives notifications and sends queries, without blocking longer than allowed."""
 
     def __init__(
         self,
         connection: PgConnection,
         selector: selectors.BaseSelector,
         stopping: threading.Event,
-        heard: Callable[[str, str], None],
+        on_notification: Callable[[str, str], None],
     ) -> None:
         self._pgconn = connection.pgconn
         self._selector = selector
         self._stopping = stopping
-        self._heard = heard
+        self._on_notification = on_notification
 
-    def hear(self, seconds: float) -> None:
-        """Pass on what is said, for so long or until told to stop; raise `psycopg.Error` when the connection breaks."""
+    def receive(self, seconds: float) -> None:
+        """Pass on notifications, for so long or until stopped; raise `psycopg.Error` if the connection breaks."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
-            self._take_in(left)
+            self._consume(left)
 
-    def ask(self, query: bytes, seconds: float) -> None:
-        """Have a query answered; raise `psycopg.Error` if it is refused, or not answered in time."""
+    def query(self, query: bytes, seconds: float) -> None:
+        """Execute a query; raise `psycopg.Error` if it is refused, or not answered in time."""
         self._pgconn.send_query(query)
         until = time.monotonic() + seconds
         while not self._stopping.is_set():
             self._pgconn.flush()
             if (left := until - time.monotonic()) <= 0:
                 raise psycopg.OperationalError(f"the server has not answered for {seconds:g} seconds")
-            self._take_in(left)
+            self._consume(left)
             while not self._pgconn.is_busy():
                 result = self._pgconn.get_result()
                 if result is None:
@@ -219,9 +220,9 @@ class _Line:
                 if result.status not in _FINE:
                     raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
 
-    def _take_in(self, seconds: float) -> None:
+    def _consume(self, seconds: float) -> None:
         """Wait for input, at most so long, and pass on the notifications in it."""
-        self._selector.select(min(seconds, _LOOK_SECONDS))
+        self._selector.select(min(seconds, _SELECT_SECONDS))
         self._pgconn.consume_input()
         while (notice := self._pgconn.notifies()) is not None:
-            self._heard(notice.relname.decode(), notice.extra.decode())
+            self._on_notification(notice.relname.decode(), notice.extra.decode())

@@ -1,6 +1,6 @@
-"""Hints by NOTIFY, sent after the commit and outside of its transaction: inside, its global lock would slow writers.
+"""Wakeups by NOTIFY, sent after the commit and outside of its transaction: inside, its global lock would slow writers.
 
-A hint is a commit of its own that does not wait for the disk. How one listens is in `listener`.
+A wakeup is a commit of its own that does not wait for the disk. LISTEN is in `listener.py`.
 """
 
 import threading
@@ -20,7 +20,7 @@ from squid_dagster.protocol.errors import SquidError
 
 logger = redacting_logger(__name__)
 
-WINDOW_SECONDS = 0.005  # in which one queue is told about at most once
+WINDOW_SECONDS = 0.005  # in which a queue is notified at most once
 _FLUSH_SECONDS = 30
 
 _NOTIFY: LiteralString = """SELECT pg_notify(channel, payload), set_config('synchronous_commit', 'off', true)
@@ -34,16 +34,15 @@ class Wakeup(NamedTuple):
     payload: str
 
 
-_Pending = dict[Wakeup, list[Callable[[], None]]]  # what is to be sent, and whom to tell when it was
+_Pending = dict[Wakeup, list[Callable[[], None]]]  # to be sent, with the functions to call once it was
 
 
 @checks_arguments
 class PostgresNotifier:
     """`Notifier` on a `PostgresStorage`: one channel per schema, whose payloads are queues.
 
-    Listeners need a connection of their own that stays with one session of the server. Where the storage's URL leads to
-    a transaction pooler, `listen_url` names the server itself; without it listening is in vain there, and a warning
-    says so.
+    A listener needs a connection of its own that stays with one session of the server. If the storage's URL is that of
+    a transaction pooler, `listen_url` is that of the server; without it no wakeup arrives, and a warning says so.
     """
 
     def __init__(
@@ -58,27 +57,27 @@ class PostgresNotifier:
         self._failing = False
 
     def notify(self, queues: Collection[str]) -> None:
-        """Say that these queues have news. Within a few milliseconds, many become one; the last is never dropped."""
+        """Notify listeners of these queues. Calls within a few milliseconds become one; the last is never dropped."""
         self._sender.add(Wakeup(self._channel, queue) for queue in known_queues(queues))
 
     def covers(self, store: object) -> bool:
-        """Return whether a store sends its hints by itself, right behind its commits."""
+        """Return whether a store sends its wakeups by itself, right after its commits."""
         return isinstance(store, PostgresDispatchStore)
 
     def listen(self, queues: Collection[str]) -> PostgresListener:
-        """Begin to listen, in a thread of its own; it connects, and connects again, by itself."""
+        """Start a listener in a thread of its own, which connects again by itself."""
         return PostgresListener(self._listen_engine, self._channel, check_queues(queues), self._echo, self._patience)
 
     def close(self) -> None:
-        """Send what is still to be sent, if the database can be reached."""
+        """Send pending wakeups, if the database can be reached."""
         self._sender.flush(_FLUSH_SECONDS)
 
     def _echo(self, channel: str, then: Callable[[], None]) -> None:
         self._sender.add([Wakeup(channel, "")], then)
 
-    def _send(self, hints: list[Wakeup]) -> bool:
-        """Send hints in one commit; tell whether it worked. What is lost here is found by polling."""
-        values = ([hint.channel for hint in hints], [hint.payload for hint in hints])
+    def _send(self, wakeups: list[Wakeup]) -> bool:
+        """Send wakeups in one commit; return whether it worked. Work without a wakeup is found by polling."""
+        values = ([wakeup.channel for wakeup in wakeups], [wakeup.payload for wakeup in wakeups])
 
         def send() -> None:
             with self._storage.connection() as connection:
@@ -96,15 +95,15 @@ class PostgresNotifier:
 
 
 class Sender:
-    """Sends hints, each at once, but never twice within a window.
+    """Sends wakeups, each at once, but never twice within a window.
 
-    What may be sent now is sent by whoever brings it: a short round trip, where waking a thread would take longer. What
-    has to wait is left to a thread that lives as long as there is any. It is no daemon: a process which ends has sent
-    its last hint.
+    A wakeup that may be sent now is sent by the calling thread: a short round trip takes less time than waking another
+    thread. One that has to wait is left to a thread that lives as long as any is pending. It is no daemon: a process
+    that ends has sent its last wakeup.
     """
 
     def __init__(self, send: Callable[[list[Wakeup]], bool], window_seconds: float) -> None:
-        """Give the function that sends, and tells whether it could."""
+        """Send by a function that returns whether it worked."""
         self._send = send
         self._window = window_seconds
         self._changed = threading.Condition()
@@ -112,13 +111,13 @@ class Sender:
         self._sent_at: dict[Wakeup, float] = {}
         self._busy = False
 
-    def add(self, hints: Iterable[Wakeup], then: Callable[[], None] | None = None) -> None:
-        """Take hints to be sent; `then` is called for each that was."""
+    def add(self, wakeups: Iterable[Wakeup], then: Callable[[], None] | None = None) -> None:
+        """Add wakeups to be sent; call `then` for each once it was."""
         with self._changed:
-            for hint in hints:
-                self._pending.setdefault(hint, []).extend([then] if then is not None else [])
+            for wakeup in wakeups:
+                self._pending.setdefault(wakeup, []).extend([then] if then is not None else [])
             if self._busy or not self._pending:
-                self._changed.notify_all()  # whoever waits for another hint's window may take these along
+                self._changed.notify_all()  # the thread that waits for another wakeup's window may send these too
                 return
             self._busy = True
             ready = self._ready(time.monotonic())
@@ -131,7 +130,7 @@ class Sender:
                 return
         if threading.main_thread().is_alive():
             threading.Thread(target=self._run, name="squid-notifier", daemon=False).start()
-        else:  # the interpreter is on its way out and waits for no more threads
+        else:  # the interpreter shuts down and waits for no new threads
             self._run()
 
     def flush(self, timeout: float) -> None:
@@ -158,26 +157,26 @@ class Sender:
                 then()
 
     def _give_up(self) -> None:
-        with self._changed:  # the next hint begins anew
+        with self._changed:  # the next wakeup starts another thread
             self._busy = False
             self._changed.notify_all()
 
     def _ready(self, now: float) -> _Pending:
-        """Take the hints that may be sent now."""
-        self._sent_at = {hint: at for hint, at in self._sent_at.items() if at + self._window > now}
-        ready = {hint: self._pending.pop(hint) for hint in list(self._pending) if hint not in self._sent_at}
+        """Remove and return the wakeups that may be sent now."""
+        self._sent_at = {wakeup: at for wakeup, at in self._sent_at.items() if at + self._window > now}
+        ready = {wakeup: self._pending.pop(wakeup) for wakeup in list(self._pending) if wakeup not in self._sent_at}
         self._sent_at |= dict.fromkeys(ready, now)
         return ready
 
     def _take(self) -> _Pending | None:
-        """Wait for hints that may be sent now; None, and nobody is busy any more, when there are none at all."""
+        """Wait for wakeups that may be sent now; without any pending, reset `_busy` and return None."""
         with self._changed:
             while True:
                 now = time.monotonic()
                 if ready := self._ready(now):
                     return ready
                 if not self._pending:
-                    self._busy = False  # in the same breath as the look at what is pending, or a hint would be lost
+                    self._busy = False  # under the same lock as the check for pending ones, or one would be lost
                     self._changed.notify_all()
                     return None
-                self._changed.wait(min(self._sent_at[hint] for hint in self._pending) + self._window - now)
+                self._changed.wait(min(self._sent_at[wakeup] for wakeup in self._pending) + self._window - now)

@@ -1,6 +1,6 @@
-"""Whether a schema is what an upgrade makes of it: both are read from the catalog and compared object by object.
+"""Schema drift: compares a schema with a new one as an upgrade builds it, object by object, from the catalog.
 
-The other one is made beside it, in a transaction that is rolled back: nobody sees it, and nothing of it stays.
+The new schema is created in a transaction that is rolled back: no other session sees it.
 """
 
 import re
@@ -19,7 +19,7 @@ from squid_dagster.journal.postgres.views.table_swap import SHADOW
 from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 Objects = dict[tuple[str, str], tuple[Any, ...]]
-"""By kind and name, what makes an object what it is."""
+"""The properties of objects by kind and name."""
 
 _NOT_ALLOWED = ("42501", "25006")  # no rights, read-only
 _LOCKS = ("gate", "positions", "buckets", "cards")
@@ -27,7 +27,7 @@ _LOCKS = ("gate", "positions", "buckets", "cards")
 _PARTS = ("constraint", "index", "trigger")  # of a table, named behind it
 _KINDS = ("table", "sequence", "function", *_PARTS)
 
-# Columns in their order, for statements count on it. Constraints of NOT NULL are told by the columns.
+# Columns in their order, on which statements rely. NOT NULL constraints are compared with the columns.
 _QUERIES = (
     """SELECT 'table', c.relname, array_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' '
               || a.attnotnull || ' ' || coalesce(l.collname, '') || ' ' || coalesce(pg_get_expr(d.adbin, d.adrelid), '')
@@ -56,16 +56,16 @@ _QUERIES = (
 
 
 class DriftUnknown(SquidError):
-    """The database does not let us make a schema beside the one that is looked at."""
+    """The database does not let us create a schema to compare with."""
 
 
 def drift(storage: PostgresStorage) -> list[str]:
-    """Say in one line each which objects of the schema are missing, differ, or are not ours; none: it is as it should.
+    """Return one line for each object of the schema that is missing, differs, or is not ours.
 
     The schema must be at this code's version. Storage parameters and rights are the administrator's, and not compared.
 
     Raises:
-        DriftUnknown: we may not make a schema in this database.
+        DriftUnknown: we may not create a schema in this database.
         StorageUnavailable: the database cannot be reached.
     """
     scratch = f"squid_doctor_{uuid4().hex[:12]}"
@@ -74,47 +74,47 @@ def drift(storage: PostgresStorage) -> list[str]:
             try:
                 connection.exec_driver_sql(f'CREATE SCHEMA "{scratch}"')
                 build(connection, scratch)
-                there, meant = _objects(connection, storage.schema), _objects(connection, scratch)
+                actual, expected = _objects(connection, storage.schema), _objects(connection, scratch)
             finally:
                 connection.rollback()
     except (exc.SQLAlchemyError, psycopg.Error) as error:
         failure = translated(storage.engine, error)
         if isinstance(failure, StorageUnavailable) and failure.sqlstate not in _NOT_ALLOWED:
             raise failure from None
-        said = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        raise DriftUnknown(f"a schema to compare with could not be made: {said}") from None
-    return list(differences(meant, there))
+        message = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise DriftUnknown(f"a schema to compare with could not be made: {message}") from None
+    return list(differences(expected, actual))
 
 
-def differences(meant: Objects, there: Objects) -> Iterator[str]:
-    """Name what is missing, different or too much; of a table that is not on both sides, nothing but itself. Pure."""
-    lonely = {name for kind, name in meant.keys() ^ there.keys() if kind == "table"}
-    for kind, name in sorted({*meant, *there}, key=lambda each: (_KINDS.index(each[0]), each[1])):
-        left, right = meant.get((kind, name)), there.get((kind, name))
-        if left == right or (kind in _PARTS and name.partition(".")[0] in lonely):
+def differences(expected: Objects, actual: Objects) -> Iterator[str]:
+    """Yield what is missing, different or not ours; of a table that is only on one side, just the table. Pure."""
+    one_sided = {name for kind, name in expected.keys() ^ actual.keys() if kind == "table"}
+    for kind, name in sorted({*expected, *actual}, key=lambda key: (_KINDS.index(key[0]), key[1])):
+        left, right = expected.get((kind, name)), actual.get((kind, name))
+        if left == right or (kind in _PARTS and name.partition(".")[0] in one_sided):
             continue
         what = "is missing" if right is None else "is not ours" if left is None else "differs"
         yield f"{kind} {name} {what}"
 
 
 def _objects(connection: Connection, schema: str) -> Objects:
-    found: Objects = {}
+    objects: Objects = {}
     for query in _QUERIES:
         for kind, name, parts in connection.execute(text(query), {"s": schema}):
-            if SHADOW not in name:  # of a rebuild that is under way, or crashed: the next one takes it away
-                found[kind, name] = tuple(_unnamed(parts, schema))
-    return found
+            if SHADOW not in name:  # of a rebuild that runs, or that crashed: the next one drops it
+                objects[kind, name] = tuple(_without_schema_name(parts, schema))
+    return objects
 
 
-def _unnamed(parts: Iterable[str | None], schema: str) -> Iterator[str | None]:
-    """Take out what the name of a schema leaves in its objects: the name itself, and the numbers of its locks."""
+def _without_schema_name(parts: Iterable[str | None], schema: str) -> Iterator[str | None]:
+    """Replace the parts of objects that depend on the schema's name: the name, and the numbers of its locks."""
     name = re.compile(rf'(?<![\w"])"?{re.escape(schema)}"?\.')
     for part in parts:
-        told = part
-        if told is not None:
-            told = name.sub("{schema}.", told)
+        neutral = part
+        if neutral is not None:
+            neutral = name.sub("{schema}.", neutral)
             for purpose in _LOCKS:
                 number = lock_number(schema, purpose)
                 # A negative number is written with a blank before it.
-                told = told.replace(f" {number}" if number < 0 else str(number), "{" + purpose + "}")
-        yield told
+                neutral = neutral.replace(f" {number}" if number < 0 else str(number), "{" + purpose + "}")
+        yield neutral

@@ -35,13 +35,13 @@ def check_schema_name(schema: str) -> str:
 
 
 def lock_number(schema: str, purpose: str) -> int:
-    """Give the number of an advisory lock: the same in every process, and another one for every schema and purpose."""
+    """Return the number of an advisory lock: the same in every process, another one for each schema and purpose."""
     number = zlib.crc32(f"squid:{schema}:{purpose}".encode())
     return number - 2**32 if number >= 2**31 else number
 
 
 def fill_in(text: LiteralString, schema: str, suffix: str = "") -> sql.Composed:
-    """Return the statements of a file of ours with the schema's name and the numbers of its advisory locks."""
+    """Return the statements of one of our files with the schema's name and the numbers of its advisory locks."""
     return sql.SQL(text).format(
         schema=sql.Identifier(schema),
         suffix=sql.SQL(suffix),
@@ -54,8 +54,8 @@ def fill_in(text: LiteralString, schema: str, suffix: str = "") -> sql.Composed:
 
 @cache
 def statement(text: LiteralString, schema: str, suffix: LiteralString = "") -> bytes:
-    """Fill the schema's name into one statement, and the suffix of the tables that it is about.
+    """Fill the schema's name and the suffix of its tables into one statement.
 
-    Rendered once: composing a statement anew for every call costs more than parsing its answer.
+    Cached: rendering a statement for every call costs more than parsing its result.
     """
     return sql.SQL(text).format(schema=sql.Identifier(schema), suffix=sql.SQL(suffix)).as_bytes(None)

@@ -1,9 +1,9 @@
-"""Exclusive locks on tables, for an upgrade and for whoever swaps tables in, without a circle that anybody waits in.
+"""Exclusive locks on tables, for an upgrade and for the swap of a rebuild, without deadlocks.
 
-Every writer passes the gate before all other locks; an upgrade closes it first. Then it wants tables that others may
-hold who come to wait for the gate in turn: a transaction that has read them, and writes next. So behind the gate
-nothing is waited for. Tables are asked for, all at once and again and again, for a moment; then the gate is opened, and
-all of it begins anew.
+Every writer locks the gate (an advisory lock) before all other locks; an upgrade closes it first. Then it needs tables
+that another transaction may hold which will wait for the gate itself: one that has read them and writes next. So with
+the gate closed, no lock is waited for. All tables are tried at once with NOWAIT, repeatedly for about a second; then
+the gate is opened, and the caller starts again.
 """
 
 import time
@@ -16,10 +16,10 @@ from psycopg import sql
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.schema.names import lock_number
 
-_GATE_SECONDS = 2  # that we may wait for writers, while those that come later wait behind us
-_TABLES_SECONDS = 1.0  # that others may wait for us
+_GATE_SECONDS = 2  # for which we may wait for writers, while later writers wait for us
+_TABLES_SECONDS = 1.0  # for which others may wait for us
 _PAUSE_SECONDS = 0.01
-_VACUUM_SECONDS = 1.0  # more than deadlock_timeout, after which a vacuum that began by itself gives way
+_VACUUM_SECONDS = 1.0  # longer than deadlock_timeout, after which autovacuum gives way
 
 _RELATIONS: LiteralString = """SELECT c.relname, c.relkind::text, pg_get_userbyid(c.relowner), c.oid::bigint
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -39,20 +39,20 @@ _HOLDERS: LiteralString = """SELECT DISTINCT a.pid, coalesce(nullif(a.applicatio
 
 
 def close_gate(connection: PgConnection, schema: str, gate: str = "gate") -> None:
-    """Wait for the writers that are under way, and let all others wait until the open transaction ends.
+    """Wait for running writers, and block all others until the open transaction ends. No other lock may be held before.
 
     Raises:
-        psycopg.errors.LockNotAvailable: a writer takes long. Nothing else may be locked before, so that one can repeat.
+        psycopg.errors.LockNotAvailable: a writer takes too long; try again.
     """
     connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_GATE_SECONDS}s")))
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, gate),))
 
 
 def lock_tables(connection: PgConnection, schema: str, names: Sequence[str]) -> None:
-    """Lock relations against everybody until the open transaction ends, all of them or none; missing ones are no error.
+    """Lock relations exclusively until the open transaction ends, all of them or none; missing ones are no error.
 
     Raises:
-        psycopg.errors.LockNotAvailable: one is held by others for longer than they may wait for us.
+        psycopg.errors.LockNotAvailable: other sessions hold one for longer than writers may wait for us.
     """
     deadline = time.monotonic() + _TABLES_SECONDS
     while True:
@@ -73,17 +73,17 @@ def _statements(connection: PgConnection, schema: str, names: Sequence[str]) -> 
         if kind in ("r", "p"):
             yield sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(relation)
             continue
-        # LOCK takes tables only. To be owned as before changes nothing, and needs the same lock. It is asked for when
-        # no other session holds one: who takes one now has not waited for the gate long enough to look for a circle.
+        # LOCK is for tables only. ALTER ... OWNER TO the same owner changes nothing, and takes the same lock. It is
+        # sent when no other session holds one: a session that takes one now is not yet in its deadlock check.
         if connection.execute(_IS_HELD, (oid,)).fetchone() == (True,):
             raise psycopg.errors.LockNotAvailable(f"{name} is in use")
         yield sql.SQL("SET LOCAL lock_timeout = 1; ALTER TABLE {} OWNER TO {}").format(relation, sql.Identifier(owner))
 
 
 def end_vacuums(connection: PgConnection, schema: str, names: Sequence[str]) -> None:
-    """Wait, without any other lock, until a vacuum that began by itself has given way to us; outside a transaction.
+    """Wait, without any other lock and outside a transaction, until autovacuum has given way to us.
 
-    One that keeps numbers of transactions from being used up does not, and is waited for by whoever tries again.
+    One that prevents transaction id wraparound does not give way: the caller's next try waits for it.
     """
     for name, kind, *_ in connection.execute(_RELATIONS, (schema, list(names))).fetchall():
         if kind not in ("r", "p"):
@@ -102,7 +102,7 @@ def end_vacuums(connection: PgConnection, schema: str, names: Sequence[str]) -> 
 
 
 def describe_holders(connection: PgConnection, schema: str, names: Sequence[str], gate: str = "gate") -> str:
-    """Return which sessions hold locks on relations, or the gate, and since when: those that are in the way."""
+    """Return which sessions hold locks on these relations or the gate, and since when."""
     rows: list[tuple[Any, ...]] = connection.execute(
         _HOLDERS, (schema, list(names), lock_number(schema, gate))
     ).fetchall()

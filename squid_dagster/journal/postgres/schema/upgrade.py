@@ -1,4 +1,4 @@
-"""Bringing a database's schema to this code's version, and telling when it does not fit."""
+"""Upgrade of a database's schema to this code's version, and the check whether it fits."""
 
 import time
 from typing import Any, LiteralString, NamedTuple
@@ -30,9 +30,9 @@ from squid_dagster.protocol.errors import (
 logger = redacting_logger(__name__)
 
 _PATIENCE_SECONDS = 60.0  # for all tries together
-_PAUSE_SECONDS = 0.2  # in which others go on
+_PAUSE_SECONDS = 0.2  # for other sessions
 
-# By version: the relations that its migration alters, of those that were there before it.
+# By version: the existing relations that its migration alters.
 _ALTERED: dict[int, tuple[str, ...]] = {
     4: ("journal_entries", "journal_threads"),
     6: ("journal_positions",),
@@ -40,18 +40,18 @@ _ALTERED: dict[int, tuple[str, ...]] = {
     8: ("attempts", "children", "journal_entries", "squid_schema_revision"),
 }
 
-# pg_class_relname_nsp_index; with the columns of the one table whose columns we go by
+# pg_class_relname_nsp_index; with the columns of the table by which we recognize our schema
 _RELATIONS: LiteralString = """SELECT c.relname, CASE WHEN c.relname = 'squid_schema' THEN ARRAY(
            SELECT a.attname::text FROM pg_catalog.pg_attribute a
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) END
       FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
      WHERE n.nspname = %s AND c.relname = ANY (%s)"""
-# As of one instant, so that an upgrade meanwhile is seen whole.
-_FOUND: LiteralString = "SELECT s.version, s.oldest_code, (" + COMMENTS + ") FROM {schema}.squid_schema s"  # noqa: S608
+# One statement, so one snapshot: an upgrade meanwhile is seen whole or not at all.
+_RECORDED: LiteralString = "SELECT s.version, s.oldest_code, (" + COMMENTS + ") FROM {schema}.squid_schema s"  # noqa: S608
 
 
-class _Found(NamedTuple):
-    """What a schema says of itself."""
+class _RecordedVersions(NamedTuple):
+    """The versions that a schema records."""
 
     version: int
     oldest_code: int
@@ -59,56 +59,56 @@ class _Found(NamedTuple):
 
     @property
     def has_other_functions(self) -> bool:
-        """Whether a schema of this code's version has functions of other code; those of newer schemas are newer."""
+        """Whether a schema of this code's version has functions of other code."""
         return self.version == CODE_VERSION and self.functions != digests()
 
 
 def upgrade(engine: Engine, schema: str) -> int:
     """Create or upgrade the schema and return its version. Safe when many processes do it at once, and while code of
-    this and older versions works: writers wait while it is changed, and go on.
+    this and older versions runs: writers wait while it is changed, and continue.
 
     Raises:
-        ForeignSchema: tables of our names are there that are not ours; nothing was changed.
+        ForeignSchema: tables of our names exist that are not ours; nothing was changed.
         SchemaTooNew: a newer version wrote this schema and says that this code cannot use it.
-        StorageUnavailable: others hold locks that are needed, for longer than a minute; nothing was changed.
+        StorageUnavailable: other sessions hold locks that are needed for longer than a minute; nothing was changed.
         StorageRefused: the database cannot hold text as UTF-8; nothing was changed.
     """
-    began, found = time.monotonic(), None
+    began, state = time.monotonic(), None
     while True:
         try:
             with engine.begin() as connection:
                 _check_encoding(connection)
                 connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # another upgrade may take its time
                 connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": lock_number(schema, "migrate")})
-                found = _look(connection, schema)
-                _bring_up_to_date(connection, schema, found)
-                return _checked(connection, schema)
+                state = _recorded_versions(connection, schema)
+                _upgrade_in(connection, schema, state)
+                return _checked_version(connection, schema)
         except psycopg.errors.LockNotAvailable:
-            _give_way(engine, schema, found.version if found else 0, time.monotonic() - began)
+            _give_way(engine, schema, state.version if state else 0, time.monotonic() - began)
 
 
-def _bring_up_to_date(connection: Connection, schema: str, found: _Found | None) -> None:
-    if found is not None:
-        if found.version >= CODE_VERSION and not found.has_other_functions:
+def _upgrade_in(connection: Connection, schema: str, state: _RecordedVersions | None) -> None:
+    if state is not None:
+        if state.version >= CODE_VERSION and not state.has_other_functions:
             return
         driver = _driver(connection)
         close_gate(driver, schema)
-        lock_tables(driver, schema, _altered_after(found.version))
+        lock_tables(driver, schema, _altered_after(state.version))
     elif not connection.scalar(text("SELECT count(*) FROM pg_namespace WHERE nspname = :s"), {"s": schema}):
         connection.exec_driver_sql(f'CREATE SCHEMA "{schema}"')
     build(connection, schema)
 
 
 def _give_way(engine: Engine, schema: str, version: int, waited_seconds: float) -> None:
-    """Let others go on for a moment. Raises `StorageUnavailable` after a minute of that."""
+    """Wait a moment for other sessions. Raises `StorageUnavailable` after a minute of that."""
     names = _altered_after(version)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver = _driver(connection)
         holders = describe_holders(driver, schema, names) or "sessions that are gone by now"
-        told = f"locks on schema {schema!r} that are held by {holders}"
+        locks = f"locks on schema {schema!r} that are held by {holders}"
         if waited_seconds > _PATIENCE_SECONDS:
-            raise StorageUnavailable(f"the upgrade gave up after {waited_seconds:.0f} s of waiting for {told}")
-        logger.warning("the upgrade waits for %s", told)
+            raise StorageUnavailable(f"the upgrade gave up after {waited_seconds:.0f} s of waiting for {locks}")
+        logger.warning("the upgrade waits for %s", locks)
         end_vacuums(driver, schema, names)
     time.sleep(_PAUSE_SECONDS)
 
@@ -124,9 +124,9 @@ def _driver(connection: Connection) -> PgConnection:
 
 
 def build(connection: Connection, schema: str) -> None:
-    """Execute the migrations that a schema lacks and replace functions of other code, in the open transaction."""
-    found, driver = _look(connection, schema), _driver(connection)
-    migrations.run(driver, schema, after=found.version if found else 0, upto=CODE_VERSION)
+    """Execute missing migrations and replace functions of other code, in the open transaction."""
+    state, driver = _recorded_versions(connection, schema), _driver(connection)
+    migrations.run(driver, schema, after=state.version if state else 0, upto=CODE_VERSION)
     apply_functions(driver, schema)
 
 
@@ -136,26 +136,26 @@ def check(engine: Engine, schema: str) -> int:
     Raises:
         SchemaOutdated: it, or its functions, are missing or older than this code needs; the message names the command.
         SchemaTooNew: a newer version wrote it and says that this code cannot use it.
-        ForeignSchema: tables of our names are there that are not ours.
+        ForeignSchema: tables of our names exist that are not ours.
         StorageRefused: the database cannot hold text as UTF-8.
     """
     with engine.connect() as connection:
-        return _checked(connection, schema)
+        return _checked_version(connection, schema)
 
 
 def version(engine: Engine, schema: str) -> int | None:
-    """Return the schema's version, whether or not this code can work with it; None where there is no journal.
+    """Return the schema's version, whether or not this code can work with it; None if there is no journal.
 
     Raises:
-        ForeignSchema: tables of our names are there that are not ours.
+        ForeignSchema: tables of our names exist that are not ours.
     """
     with engine.connect() as connection:
-        found = _look(connection, schema)
-        return found.version if found else None
+        state = _recorded_versions(connection, schema)
+        return state.version if state else None
 
 
 def missing(schema: str) -> SchemaOutdated:
-    """Say that there is no journal, and how to make one."""
+    """Return the error for a missing journal, which says how to create one."""
     return SchemaOutdated(f"schema {schema!r} has no journal yet: run `{_remedy(schema)}`, or set SQUID_AUTO_MIGRATE=1")
 
 
@@ -164,11 +164,11 @@ def _remedy(schema: str) -> str:
 
 
 def _check_encoding(connection: Connection) -> None:
-    """Raise `StorageRefused` for a database that cannot hold every text; the server said which it is on connecting."""
+    """Raise `StorageRefused` for a database that cannot hold every text; its encoding was reported on connecting."""
     driver = _driver(connection)
     info = driver.info
     encoding = info.parameter_status("server_encoding")
-    if encoding is None:  # some poolers keep it to themselves
+    if encoding is None:  # some poolers do not pass it on
         (encoding,) = driver.execute("SELECT pg_catalog.current_setting('server_encoding')").fetchone() or (None,)
     if encoding != "UTF8":
         raise StorageRefused(
@@ -177,29 +177,29 @@ def _check_encoding(connection: Connection) -> None:
         )
 
 
-def _checked(connection: Connection, schema: str) -> int:
+def _checked_version(connection: Connection, schema: str) -> int:
     _check_encoding(connection)
-    found = _look(connection, schema)
-    if found is None:
+    state = _recorded_versions(connection, schema)
+    if state is None:
         raise missing(schema)
-    if found.version < CODE_VERSION:
+    if state.version < CODE_VERSION:
         raise SchemaOutdated(
-            f"schema {schema!r} is at version {found.version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
+            f"schema {schema!r} is at version {state.version}, this code needs {CODE_VERSION}: run `{_remedy(schema)}`"
         )
-    if found.has_other_functions:
+    if state.has_other_functions:
         raise SchemaOutdated(
             f"the functions of schema {schema!r} are not those of this code: run `{_remedy(schema)}` to replace them"
         )
-    if found.oldest_code > CODE_VERSION:
+    if state.oldest_code > CODE_VERSION:
         raise SchemaTooNew(
-            f"schema {schema!r} is at version {found.version} and needs code of version {found.oldest_code} or newer, "
+            f"schema {schema!r} is at version {state.version} and needs code of version {state.oldest_code} or newer, "
             f"this is {CODE_VERSION}: upgrade squid-dagster"
         )
-    return found.version
+    return state.version
 
 
-def _look(connection: Connection, schema: str) -> _Found | None:
-    """Return what a schema says of itself; None where there is no journal. Raises `ForeignSchema`."""
+def _recorded_versions(connection: Connection, schema: str) -> _RecordedVersions | None:
+    """Return the versions that a schema records; None if there is no journal. Raises `ForeignSchema`."""
     driver = _driver(connection)
     names = ["squid_schema", *JOURNAL, *VIEWS]
     columns: dict[str, list[str]] = dict(driver.execute(_RELATIONS, (schema, names)).fetchall())
@@ -207,10 +207,10 @@ def _look(connection: Connection, schema: str) -> _Found | None:
     if "squid_schema" in columns:
         foreign = ["squid_schema"]
         if set(columns["squid_schema"]) == {"version", "oldest_code"}:
-            rows = driver.execute(statement(_FOUND, schema), comments_arguments(schema)).fetchall()
+            rows = driver.execute(statement(_RECORDED, schema), comments_arguments(schema)).fetchall()
             if len(rows) == 1:
                 version, oldest_code, functions = rows[0]
-                return _Found(version, oldest_code, functions or {})
+                return _RecordedVersions(version, oldest_code, functions or {})
     if foreign:
         raise ForeignSchema(
             f"schema {schema!r} holds {', '.join(foreign)}, but not written by us: "

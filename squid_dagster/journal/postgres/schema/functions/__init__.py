@@ -1,11 +1,11 @@
-"""The SQL functions as they are now: one file each, applied after the numbered migrations.
+"""The SQL functions in their current state: one file each, applied after the numbered migrations.
 
-A migration that was released still creates the functions of its time; these take their place. A file holds one
-`CREATE OR REPLACE FUNCTION`, preceded by `DROP FUNCTION IF EXISTS` where a signature went away. Code of every version
-down to `squid_schema.oldest_code` calls these, so that a signature goes away when no such code calls it any more.
+A released migration still creates the functions of its time; these replace them. A file holds one `CREATE OR REPLACE
+FUNCTION`, preceded by `DROP FUNCTION IF EXISTS` if a signature was removed. Code of every version down to
+`squid_schema.oldest_code` calls these, so a signature is removed only when no such code calls it any more.
 
 Lists of columns are filled in from the rows that we write (`rows.py`): `{run_columns}` and `{attempt_columns}` are all
-but the key and the position, `{run_excluded}` and `{attempt_excluded}` the same of the row that met one of its key.
+but the key and the position, `{run_excluded}` and `{attempt_excluded}` the same of `EXCLUDED` in an upsert.
 
 The comment on a function is the digest of its file, so that an upgrade replaces those that differ, and no others.
 """
@@ -34,10 +34,10 @@ _COMMENT: LiteralString = "COMMENT ON FUNCTION {} IS {}"
 @cache
 def sources() -> dict[str, str]:
     """Return the text of every file, with lists of columns filled in, by its function's name, sorted."""
-    found = [file for file in files(__name__).iterdir() if file.name.endswith(".sql")]
+    paths = [file for file in files(__name__).iterdir() if file.name.endswith(".sql")]
     return {
         file.name.removesuffix(".sql"): _with_columns(file.read_text("utf-8"))
-        for file in sorted(found, key=lambda file: file.name)
+        for file in sorted(paths, key=lambda file: file.name)
     }
 
 
@@ -51,19 +51,19 @@ def _with_columns(text: str) -> str:
 
 @cache
 def digests() -> dict[str, str]:
-    """Return by name what tells each function from that of other code."""
+    """Return the digest of each function by its name."""
     return {name: f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" for name, text in sources().items()}
 
 
 def comments_arguments(schema: str) -> dict[str, object]:
-    """Return what `COMMENTS` asks for, of the functions that have a file."""
+    """Return the arguments of `COMMENTS` for the functions that have a file."""
     return {"names": list(sources()), "schema": schema}
 
 
 def apply_functions(connection: PgConnection, schema: str) -> None:
-    """Create or replace every function that is not the one of its file, in the open transaction."""
-    (there,) = connection.execute(COMMENTS, comments_arguments(schema)).fetchone() or (None,)
+    """Create or replace every function that differs from its file, in the open transaction."""
+    (comments,) = connection.execute(COMMENTS, comments_arguments(schema)).fetchone() or (None,)
     for name, digest in digests().items():
-        if (there or {}).get(name) != digest:
+        if (comments or {}).get(name) != digest:
             connection.execute(fill_in(sources()[name], schema))
             connection.execute(sql.SQL(_COMMENT).format(sql.Identifier(schema, name), sql.Literal(digest)))

@@ -1,7 +1,7 @@
-"""The numbered migrations: plain SQL, `sql/NNNN_*.sql`, that takes a schema from one version to the next.
+"""The numbered migrations: plain SQL files, `sql/NNNN_*.sql`, that upgrade a schema from one version to the next.
 
 The files of a number are executed in the order of their names, and the last one writes the number into `squid_schema`.
-A file that was released is never edited.
+A released file is never edited.
 """
 
 from functools import cache
@@ -22,9 +22,9 @@ _VIEWS = ("0001_3_views", "0007_indexes", "0008_indexes")  # together, the newes
 @cache
 def sources() -> dict[str, str]:
     """Return the text of every file by its name without the ending, in the order in which they are executed."""
-    found = [file for file in files(__name__).joinpath("sql").iterdir() if file.name.endswith(".sql")]
+    paths = [file for file in files(__name__).joinpath("sql").iterdir() if file.name.endswith(".sql")]
     return {
-        file.name.removesuffix(".sql"): file.read_text("utf-8") for file in sorted(found, key=lambda file: file.name)
+        file.name.removesuffix(".sql"): file.read_text("utf-8") for file in sorted(paths, key=lambda file: file.name)
     }
 
 
@@ -39,9 +39,9 @@ def render(name: str, schema: str, suffix: str = "") -> sql.Composed:
 
 
 def run(connection: PgConnection, schema: str, after: int, upto: int) -> None:
-    """Execute the migrations behind a version, up to another one, in the open transaction.
+    """Execute the migrations after a version, up to another one, in the open transaction.
 
-    Where a view is missing, the views are left as they are: a rebuild makes all of them by their newest definition.
+    If a view is missing, the views are left as they are: a rebuild creates all of them by their newest definition.
     """
     rebuilt = after > 0 and connection.execute(_VIEWS_THERE, (list(VIEWS), schema)).fetchone() != (len(VIEWS),)
     for name in sources():
