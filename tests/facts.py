@@ -49,22 +49,22 @@ RUNS, STEPS, QUEUES, CLAIMS = ("run-1", "run-2", "run-3"), ("charge", "ship"), (
 
 
 def applied(run: str = RUN, step: str = STEP, *, at: float = 40, **fields: Any) -> RunnableApplied:
-    """An outcome became part of the run."""
+    """Return a fact: an outcome became part of the run."""
     return RunnableApplied(**{"result": {"ok": True}, **attempt_fields(run, step, at, **fields)})
 
 
 def step_paused(run: str = RUN, step: str = "review", *, at: float = 20, **fields: Any) -> ManualStepPaused:
-    """The run waits for an approval, unless `kind` says otherwise."""
+    """Return a fact: the run waits for an approval, unless `kind` says otherwise."""
     return ManualStepPaused(**{"run_id": run, "step": step, "occurred_at": t(at), "kind": "approval", **fields})
 
 
 def step_resolved(run: str = RUN, step: str = "review", *, at: float = 30, **fields: Any) -> ManualStepResolved:
-    """A person approved, unless `action` says otherwise."""
+    """Return a fact: a person approved, unless `action` says otherwise."""
     return ManualStepResolved(**{"run_id": run, "step": step, "occurred_at": t(at), "action": "approved", **fields})
 
 
 def quarantined(run: str = RUN, *, at: float = 20, **fields: Any) -> EntryQuarantined:
-    """An entry of the run cannot be read."""
+    """Return a fact: an entry of the run cannot be read."""
     base = {"run_id": run, "occurred_at": t(at), "entry_thread": dispatch_thread(QUEUE), "entry_seq": 1}
     return EntryQuarantined(**{**base, "reason": "unreadable", **fields})
 
@@ -72,17 +72,17 @@ def quarantined(run: str = RUN, *, at: float = 20, **fields: Any) -> EntryQuaran
 def heartbeat(
     run: str = RUN, step: str = STEP, *, at: float = 20, claim: str = "a", lease: float = 60, **fields: Any
 ) -> AttemptHeartbeat:
-    """The holder extends its lease to `lease` seconds from now."""
+    """Return a fact: the holder extends its lease to `lease` seconds from now."""
     return AttemptHeartbeat(**{**fence(claim), "lease_until": t(at + lease), **attempt_fields(run, step, at, **fields)})
 
 
 def released(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptReleased:
-    """The holder gives the attempt back."""
+    """Return a fact: the holder gives the attempt back."""
     return AttemptReleased(**{**fence(claim), **attempt_fields(run, step, at, **fields)})
 
 
 def failed(run: str = RUN, step: str = STEP, *, at: float = 30, claim: str = "a", **fields: Any) -> AttemptFailed:
-    """The holder failed, for good."""
+    """Return a fact: the holder failed, for good."""
     return AttemptFailed(
         **{**fence(claim), "error": {"message": "declined"}, **attempt_fields(run, step, at, **fields)}
     )
@@ -98,7 +98,7 @@ def failed_with_retry(
     delay: float = 10,
     **fields: Any,
 ) -> AttemptFailed:
-    """The holder failed, and the next attempt is due `delay` seconds later."""
+    """Return a fact: the holder failed, and the next attempt is due `delay` seconds later."""
     retry = {"retry_runnable_key": runnable_key(run, step, visit, attempt + 1), "retry_visible_at": t(at + delay)}
     return failed(run, step, attempt=attempt, visit=visit, at=at, **{**retry, **fields})
 
@@ -106,22 +106,22 @@ def failed_with_retry(
 def dead_lettered(
     run: str = RUN, step: str = STEP, *, at: float = 100, deliveries: int = 1, **fields: Any
 ) -> AttemptDeadLettered:
-    """Somebody found the attempt out of deliveries."""
+    """Return a fact: the attempt's deliveries are spent."""
     return AttemptDeadLettered(**{"deliveries": deliveries, **attempt_fields(run, step, at, **fields)})
 
 
 def wakeup(run: str = RUN, step: str = STEP, *, at: float = 5, **fields: Any) -> LiveWakeupEmitted:
-    """Somebody was told about the attempt."""
+    """Return a fact: a wakeup was sent for the attempt."""
     return LiveWakeupEmitted(**attempt_fields(run, step, at, **fields))
 
 
 def fenced(run: str = RUN, *, at: float = 50, **fields: Any) -> RunFenced:
-    """The run has ended while attempts were open."""
+    """Return a fact: the run has ended while attempts were open."""
     return RunFenced(**{"run_id": run, "occurred_at": t(at), **fields})
 
 
 def queue_resumed(queue: str = QUEUE, *, at: float = 6, **fields: Any) -> QueueResumed:
-    """Claims may go on."""
+    """Return a fact: the queue gives claims again."""
     return QueueResumed(**{"queue": queue, "occurred_at": t(at), **fields})
 
 
@@ -187,19 +187,19 @@ class OnThread(NamedTuple):
 
 
 def unknown(thread: str = dispatch_thread(QUEUE), run: str | None = RUN, at: float = 20) -> OnThread:
-    """A fact of a type that a later version may have written."""
+    """Return a fact of a type that a later version may have written."""
     return OnThread(thread, UnknownFact("attempt_teleported", run, t(at), {"to": "mars"}))
 
 
 def malformed(
     thread: str = dispatch_thread(QUEUE), run: str | None = RUN, at: float = 20, type_name: str = "attempt_claimed"
 ) -> OnThread:
-    """A fact that cannot be decoded."""
+    """Return a fact that cannot be decoded."""
     return OnThread(thread, MalformedFact(type_name, run, t(at), "runnable_key: Field required", "{}"))
 
 
 def entries(items: Iterable[Fact | OnThread], after: Sequence[Entry] = ()) -> list[Entry]:
-    """Place facts on their threads: contiguous there, growing with gaps over the journal, behind `after` if given."""
+    """Append facts to their threads: contiguous there, with gaps over the journal, behind `after` if given."""
     revisions = {entry.thread: entry.seq for entry in after}
     position = after[-1].position if after else 0
     placed = []

@@ -73,7 +73,7 @@ class Faults:
 
     @contextmanager
     def raising(self, code: str, times: int = EVERYWHERE) -> Iterator[None]:
-        """Have the next `times` writes raise an error of that code, until the end of the block at the latest."""
+        """Inject an error of that code into the next `times` writes, until the end of the block at the latest."""
         with self._connection.transaction():
             self._connection.execute("DELETE FROM fault")
             self._connection.execute("ALTER SEQUENCE faults_raised RESTART")
@@ -84,7 +84,7 @@ class Faults:
             self._connection.execute("DELETE FROM fault")
 
     def raised(self) -> int:
-        """Tell how many writes were tried since the fault was planted."""
+        """Return how many writes were tried since the fault was injected."""
         row = self._counting.execute("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM faults_raised")
         return int((row.fetchone() or (0,))[0])
 
@@ -103,5 +103,5 @@ class Faults:
         return PostgresStorage(url, storage.schema)
 
     def close(self) -> None:
-        """Give the connection back; the triggers stay, and do nothing."""
+        """Close the connection; the triggers stay, and do nothing."""
         self._open.close()

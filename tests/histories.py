@@ -89,7 +89,7 @@ def _lists(elements: st.SearchStrategy[Any], max_size: int) -> st.SearchStrategy
 
 
 def json_values() -> st.SearchStrategy[JsonValue]:
-    """Any JSON value that a fact may hold."""
+    """Generate any JSON value that a fact may hold."""
     leaves = st.one_of(st.none(), st.booleans(), numbers, texts)
     return st.recursive(
         leaves, lambda v: st.one_of(st.lists(v, max_size=3), st.dictionaries(texts, v, max_size=3)), max_leaves=8
@@ -97,7 +97,7 @@ def json_values() -> st.SearchStrategy[JsonValue]:
 
 
 def json_objects() -> st.SearchStrategy[dict[str, JsonValue]]:
-    """Any JSON object that a fact may hold."""
+    """Generate any JSON object that a fact may hold."""
     return st.dictionaries(texts, json_values(), max_size=3)
 
 
@@ -116,7 +116,7 @@ _MISLEADING_FIELDS: tuple[dict[str, Any], ...] = ({"runnable_key": 7}, {"step": 
 
 @st.composite
 def _fact(draw: st.DrawFn) -> Fact:
-    """Any fact at any time about one of a few runs, steps, attempts and claims."""
+    """Generate any fact at any time about one of a few runs, steps, attempts and claims."""
     claim, at = draw(st.sampled_from((*CLAIMS[:1], *CLAIMS))), float(draw(st.sampled_from(_GRID)))
     run, step, attempt, queue = RUN, STEP, 1, QUEUE
     # Most facts are about one and the same attempt, so that they meet.
@@ -221,7 +221,7 @@ _HOSTILE: tuple[Callable[[st.DrawFn, _Draw], Fact], ...] = (
 
 @st.composite
 def facts(draw: st.DrawFn) -> Fact:
-    """Any fact; one in ten with fields that this version does not know."""
+    """Generate any fact; one in ten with fields that this version does not know."""
     fact = draw(_fact())
     strange = draw(st.sampled_from(({},) * 20 + _STRANGE_FIELDS[:1] + _MISLEADING_FIELDS))
     added = {name: value for name, value in strange.items() if name not in type(fact).model_fields}
@@ -229,7 +229,7 @@ def facts(draw: st.DrawFn) -> Fact:
 
 
 def hostile_histories(max_size: int = 30) -> st.SearchStrategy[list[Fact]]:
-    """Any facts, in any order or in the order of their times."""
+    """Generate any facts, in any order or in the order of their times."""
     shuffled = _lists(facts(), max_size)
     begun = shuffled.map(lambda history: [planned(), scheduled(), planned(run="run-2"), scheduled("run-2"), *history])
     return shuffled | begun | begun.map(lambda history: sorted(history, key=lambda fact: fact.occurred_at))
@@ -240,7 +240,7 @@ def hostile_histories(max_size: int = 30) -> st.SearchStrategy[list[Fact]]:
 
 @st.composite
 def plausible_histories(draw: st.DrawFn, max_size: int = 30) -> list[Fact]:
-    """What careful writers do to two runs; only their late workers break a rule."""
+    """Generate what careful writers do to two runs; only their late workers break a rule."""
     walk = Walk(draw)
     for run in RUNS[:2]:
         walk.start(run)
@@ -252,7 +252,7 @@ def plausible_histories(draw: st.DrawFn, max_size: int = 30) -> list[Fact]:
 
 @st.composite
 def mixed_histories(draw: st.DrawFn, max_size: int = 30) -> list[Fact]:
-    """A plausible history with repeats, facts whose clock went back, and hostile facts thrown in."""
+    """Generate a plausible history with repeats, facts whose clock went back, and hostile facts among them."""
     history = list(draw(plausible_histories(max_size=max_size)))
     for _ in range(draw(st.integers(0, 6))):
         place = draw(st.integers(0, len(history)))
@@ -263,7 +263,7 @@ def mixed_histories(draw: st.DrawFn, max_size: int = 30) -> list[Fact]:
 
 
 def histories(max_size: int = 30) -> st.SearchStrategy[list[Fact]]:
-    """Plausible, hostile and mixed histories: lists of facts in the order in which they are appended."""
+    """Generate plausible, hostile and mixed histories: lists of facts in the order in which they are appended."""
     return st.one_of(plausible_histories(max_size), hostile_histories(max_size), mixed_histories(max_size))
 
 
@@ -289,7 +289,7 @@ def _unreadable(draw: st.DrawFn) -> OnThread:
 
 @st.composite
 def journals(draw: st.DrawFn, max_size: int = 30) -> list[Entry]:
-    """The entries of a history with unknown and malformed ones among them, as a storage would give them back."""
+    """Generate the entries of a history with unknown and malformed ones among them, as a storage returns them."""
     items: list[Fact | OnThread] = list(draw(histories(max_size)))
     for _ in range(draw(st.integers(0, 3))):
         items.insert(draw(st.integers(0, len(items))), draw(_unreadable()))

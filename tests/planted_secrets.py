@@ -30,7 +30,7 @@ calling = Workflow("calling", payload=Call, triggers=[Cron("0 4 * * *", name="ni
 
 @calling.step(output="answer", retry=Retry(max_attempts=2, initial=timedelta(0)), max_deliveries=1)
 def call(ctx: StepContext, endpoint: str, how: str) -> dict[str, Any]:
-    """Say what it calls, and end in one of many ways."""
+    """Log what it calls, and end in one of many ways."""
     ctx.log.warning("calling %s", endpoint)
     match how:
         case "raise":
@@ -61,7 +61,7 @@ family = Workflow("family", payload=Call)
 
 @family.step
 def start_child(ctx: StepContext, endpoint: str) -> str:
-    """Hand the secret on to a child."""
+    """Start a child run with the secret in its payload."""
     assert ctx.start_child_run is not None
     return str(ctx.start_child_run(calling, {"endpoint": endpoint}, child_key="only", metadata=TOLD).run_id)
 
@@ -77,7 +77,7 @@ workflows = [calling, family, outside]
 
 
 def fill(squid: Squid) -> list[str]:
-    """Leave secrets in runs of every kind of end, and give the runs; needs nobody who works."""
+    """Write secrets into runs of every kind of end, and return the runs; needs no worker."""
     said: dict[str, Any] = {"actor": {"name": "bob", "link": URL}, "comment": f"see {QUERY}", "metadata": TOLD}
     runs = [
         squid.start("calling", {"how": how}, **said).run_id

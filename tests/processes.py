@@ -55,14 +55,14 @@ class Child:
         return code
 
     def errors(self) -> str:
-        """Give what it wrote to stderr; only after its end."""
+        """Return what it wrote to stderr; only after its end."""
         assert self.process.stderr is not None
         return self.process.stderr.read()
 
 
 @contextmanager
 def children() -> Iterator[list[Child]]:
-    """Give a list for child processes; whatever is in it is gone afterwards."""
+    """Yield a list for child processes; all of them are killed afterwards."""
     started: list[Child] = []
     try:
         yield started

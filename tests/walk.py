@@ -159,7 +159,7 @@ class Walk:
             self.facts.append(dead_lettered(**work.about, at=self.now, deliveries=work.deliveries))
 
     def come_back_too_late(self) -> None:
-        """A worker that lost its claim settles it all the same."""
+        """Settle a claim that its worker has lost."""
         lost = [fact for fact in self.facts if isinstance(fact, AttemptClaimed)]
         if lost:
             fence = self.draw(st.sampled_from(lost))
@@ -192,7 +192,7 @@ class Walk:
                 self.facts.append(fenced(run, at=self.now))
 
     def notice(self) -> None:
-        """Something that changes no attempt."""
+        """Append a fact that changes no attempt."""
         run = self.draw(st.sampled_from(RUNS[:2]))
         choices: list[Fact] = [queue_paused(at=self.now), queue_resumed(at=self.now), signal(run, at=self.now)]
         choices += [] if run in self.ended else [child(run, at=self.now), quarantined(run, at=self.now)]

@@ -33,7 +33,7 @@ def _nothing(item: str) -> str:
 
 
 def workflows() -> list[Workflow]:
-    """Two workflows: one that waits for a person, and one that is done at once; the clock starts that."""
+    """Return two workflows: one that waits for a person, and one with a cron trigger."""
     orders = Workflow("orders", payload=Order)
     orders.step(name="check")(_nothing)
     orders.approval("review")
@@ -57,7 +57,7 @@ class ApiFixture:
     """A journal with a run in every state that a call asks for, and names that no other world has."""
 
     def __init__(self, storage: Any = None) -> None:
-        """Bring it about."""
+        """Start the runs, claim an attempt and create the cards."""
         self.clock = VirtualClock(T0)
         self.storage = MemoryStorage(clock=self.clock) if storage is None else storage
         self.number = next(numbers)
@@ -81,11 +81,11 @@ class ApiFixture:
         self.card: Any = self.cards.claim("ada", card_id=self.held)
 
     def facts(self) -> int:
-        """Tell how far the journal has come."""
+        """Return the cut: it grows with every fact that is written."""
         return int(self.storage.cut())
 
     def context(self) -> StepContext:
-        """What the step of the claimed attempt is given."""
+        """Return the context that the step of the claimed attempt is called with."""
         definition = self.runtime.registry.select("orders", None)
         calls = StepCalls(self.claim.claim, Cancellation(), timedelta(seconds=30))
         starter = ChildStarter(self.runtime, calls)

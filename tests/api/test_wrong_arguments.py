@@ -58,7 +58,7 @@ _OWN = {  # of PostgresStorage: for our own rooms, and for statements that their
 
 
 def public() -> Iterator[str]:
-    """Name every public callable: functions, constructors and methods."""
+    """Yield the name of every public callable: functions, constructors and methods."""
     for module in MODULES:
         for name in module.__all__:
             found = getattr(module, name)
@@ -114,7 +114,7 @@ def test_every_command_that_can_be_asked_for_as_data_is_tried() -> None:
 
 
 def postgres_table() -> dict[str, Make]:
-    """Give the calls of the adapters on Postgres."""
+    """Return the calls of the adapters on Postgres."""
     others = {
         name.replace("Memory", "Postgres").replace("Local", "Postgres"): make
         for name, make in other_calls().items()

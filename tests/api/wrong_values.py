@@ -150,7 +150,7 @@ def parameters(call: Call) -> Iterator[str]:
 
 
 def do(call: Call, **changed: Any) -> Any:
-    """Make the call, with some arguments changed."""
+    """Call it, with some arguments changed."""
     found = inspect.signature(call.called).parameters
     kwargs = {**call.kwargs, **changed}
     args = [kwargs.pop(p.name) for p in found.values() if p.kind is p.POSITIONAL_ONLY and p.name in kwargs]

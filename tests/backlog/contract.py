@@ -33,7 +33,7 @@ class Board:
         return made
 
     def later(self, **time: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(timedelta(**time))
 
     def claim(self, owner: str = "w", **options: Any) -> Card:
@@ -51,19 +51,19 @@ class Board:
         return found
 
     def facts(self, card_id: str) -> list[Any]:
-        """All facts about a card."""
+        """Return all facts about a card."""
         return [entry.fact for entry in self.backlog.history(card_id)]
 
     def types(self, card_id: str) -> list[str]:
-        """The types of all facts about a card, without the prefix that all of them have."""
+        """Return the types of all facts about a card, without their common prefix."""
         return [fact.type.removeprefix("card_") for fact in self.facts(card_id)]
 
     def revision(self) -> int:
-        """How many facts there are."""
+        """Return the revision of the backlog's thread."""
         return self.storage.revision(BACKLOG_THREAD)
 
     def check(self) -> None:
-        """The cards are what the facts tell, and no fact breaks a rule."""
+        """Assert that the cards equal a fold of the facts, and that no fact breaks a rule."""
         told = BacklogProjection.fold(self.storage.read(BACKLOG_THREAD))
         assert told.anomalies == []
         assert {card.id: card for card in self.backlog.list()} == told.cards

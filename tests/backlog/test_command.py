@@ -45,7 +45,7 @@ def squid(at_command: PostgresStorage) -> Run:
 
 
 def said(result: Result) -> Any:
-    """What a command said in JSON, and nothing else, once it was done."""
+    """Return what a command printed, which must be JSON and nothing else."""
     assert (result.exit_code, result.stderr) == (0, "")
     return json.loads(result.stdout)
 

@@ -16,7 +16,7 @@ from tests.facts import T0, t
 
 
 def nested(depth: int) -> list[Any]:
-    """A list in a list, and so on."""
+    """Return lists nested so deep."""
     found: list[Any] = []
     for _ in range(depth):
         found = [found]

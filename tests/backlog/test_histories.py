@@ -64,7 +64,7 @@ operations = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Operation]:
-    """Four cards to begin with, each of which may depend on those before it; then anything."""
+    """Generate four cards, each of which may depend on those before it, and then any operations."""
     first = [
         (
             "create",
@@ -86,12 +86,12 @@ class Player:
     """Somebody who does operations to one backlog, and remembers the tokens that it was given."""
 
     def __init__(self, storage: Storage) -> None:
-        """Begin with an empty backlog."""
+        """Create an empty backlog."""
         self.backlog = Backlog(storage)
         self.tokens: dict[str, list[str]] = {}
 
     def play(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Do it; give what it answers, or the error's own type and text. Tokens differ and are left out."""
+        """Execute it; return its answer, or the error's type and text. Tokens differ and are left out."""
         given = dict(arguments)
         if "token" in given:
             given["token"] = self._token(given["card_id"], given["token"])
@@ -159,7 +159,7 @@ def test_folding_any_facts_raises_nothing_and_can_be_split_anywhere(found: list[
 
 
 def _fitting(fact: Any, card_id: str) -> dict[str, Any]:
-    """Let facts be about few cards, which depend on nothing that is not there."""
+    """Return changes that make a fact be about one of few cards, which depends on nothing that is not there."""
     others = [each for each in IDS if each != card_id]
     if fact.type == "card_created":
         return {"card_id": card_id, "depends_on": []}

@@ -14,7 +14,7 @@ CARDS, CLAIMERS, SEED = 2000, 16, 20261116
 
 
 def _cards(rng: random.Random, at: datetime) -> list[CardCreated]:
-    """Cards of random priority, each of which depends on up to three of those before it."""
+    """Return cards of random priority, each of which depends on up to three of those before it."""
     return [
         CardCreated(
             card_id=f"card-{number}",
@@ -47,7 +47,7 @@ def test_killed_claimers_lose_no_card_hold_none_twice_and_break_no_dependency(
 
 
 def judge(facts: list[Any]) -> None:
-    """Go through the facts with nothing but the promise in hand: one holder at a time, and nothing before its turn."""
+    """Assert by the facts alone: one holder at a time, and no claim before all dependencies were done."""
     depends_on: dict[str, list[str]] = {}
     held: dict[str, tuple[str, datetime]] = {}
     began: dict[str, datetime] = {}

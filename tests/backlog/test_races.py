@@ -19,20 +19,20 @@ from tests.journal.access import at_once, eventually, raw, wait_for_a_lock
 
 @contextmanager
 def holding(storage: PostgresStorage, statement: LiteralString) -> Iterator[psycopg.Connection[Any]]:
-    """Hold the locks of a statement, as somebody does who is in the middle of a command."""
+    """Keep the locks of a statement in an open transaction, as a session in the middle of a command does."""
     with raw(storage, autocommit=False) as connection:
         connection.execute(statement)
         yield connection
 
 
 def postgres(board: Board) -> PostgresStorage:
-    """The storage of a board on Postgres."""
+    """Return the storage of a backlog on Postgres."""
     assert isinstance(board.storage, PostgresStorage)
     return board.storage
 
 
 def waits(storage: PostgresStorage, call: Future[Any]) -> bool:
-    """Tell whether a call waits for a lock, once it does or has come to its end."""
+    """Return whether a call waits for a lock, once it does or has ended."""
     with raw(storage) as connection:
 
         def is_waiting() -> bool:

@@ -79,7 +79,7 @@ def _open_runs(squid: Squid) -> int:
 
 
 def operate(squid: Squid) -> None:
-    """Do an operator's round again and again, until killed."""
+    """Repeat an operator's round until killed."""
     while True:
         with suppress(StorageUnavailable):
             operate_once(squid)
@@ -116,7 +116,7 @@ def _handle_dead_letter(squid: Squid, attempt: Attempt) -> None:
 
 
 def _ignore_late(command: Callable[[], Receipt]) -> None:
-    """Give a command and record its receipt. It may come too late: an earlier one got through without an answer."""
+    """Send a command and record its receipt. It may come too late: an earlier one was committed without an answer."""
     try:
         receipt = command()
         effects.record("commanded", run=receipt.run_id, signal=receipt.signal_type, key=receipt.idempotency_key)
@@ -129,7 +129,7 @@ def _ignore_late(command: Callable[[], Receipt]) -> None:
 
 
 def main(role: str, *arguments: str) -> None:
-    """Play one role."""
+    """Run one role."""
     while True:
         try:
             journal = open_journal()

@@ -115,7 +115,7 @@ class Campaign:
         self._drains: dict[str, str] = {}  # drain runs that failed, and why
 
     def run(self) -> Outcome:
-        """Do all of it."""
+        """Run the campaign and return its outcome."""
         self._effects.touch(mode=0o666)
         with closing(Cluster(self._home)) as cluster:
             older = check_out(self._home) if self._plan.older else None
@@ -158,7 +158,7 @@ class Campaign:
         return verdict
 
     def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
-        """Let older code work, upgrade the schema meanwhile, and bring newer code in, one process after another."""
+        """Upgrade the schema while workers of the earlier release run, then replace them, one process after another."""
         draws = chances("older", self._plan.seed)
         crew.use(older)
         crew.start()
@@ -266,7 +266,7 @@ class Campaign:
         stack.start("code", "daemon")
 
     def _note_dagster(self, stack: Stack) -> None:
-        """Take note of what has ended by itself: parts of Dagster, and drain runs."""
+        """Record what has ended by itself: parts of Dagster, and drain runs."""
         self._failed += [f"Dagster's {name} ended by itself" for name in stack.ended()]
         for run_id, error in failed_drains(stack.home).items():
             self._drains.setdefault(run_id, error)

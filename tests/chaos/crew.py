@@ -84,7 +84,7 @@ class Crew:
                     member.killed = member.stopped = False
 
     def look(self) -> None:
-        """Take note of the processes that have ended, and start others in their place."""
+        """Record the processes that have ended, and start others in their place."""
         with self._lock:
             for member in self.members:
                 if member.process is not None and (code := member.process.poll()) is not None:
@@ -126,7 +126,7 @@ class Crew:
         return f"SIGKILL {member.role}"
 
     def use(self, tree: Path, *roles: str) -> None:
-        """Let these roles, or all, be played by the code of a tree; those that are played by another are killed."""
+        """Run these roles, or all, from the code of a tree; processes that run from another are killed."""
         with self._lock:
             for member in self.members:
                 if (not roles or member.role in roles) and member.tree != tree:
@@ -160,7 +160,7 @@ class Crew:
                 member.stopped = False
 
     def resume_all(self) -> None:
-        """Let all suspended processes go on."""
+        """Resume all suspended processes."""
         for member in self.members:
             if member.stopped and member.process is not None:
                 self._resume(member, member.process.pid)

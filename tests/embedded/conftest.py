@@ -35,7 +35,7 @@ NEEDED = (
 
 @contextmanager
 def open_directory() -> Iterator[Path]:
-    """An empty directory that every user may pass through; its servers are stopped, whatever the test did to them."""
+    """Yield an empty directory that every user may traverse; then stop its servers, whatever the test did to them."""
     path = Path(tempfile.mkdtemp(prefix="squid-test-", dir="/tmp"))  # pytest's own is closed to other users
     path.chmod(0o711)
     yield path

@@ -32,7 +32,7 @@ def pid_of(server: EmbeddedPostgres) -> int:
 
 
 def postmasters(data_dir: Path) -> set[int]:
-    """All processes that work on the cluster and are not children of another such process."""
+    """Return the processes that work on the cluster and are not children of another such process."""
     parents = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:

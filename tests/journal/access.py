@@ -42,7 +42,7 @@ Opener = Callable[..., PostgresStorage]
 
 
 def as_json(entry: Entry) -> str:
-    """The entry's fact as one JSON object, to the last sign; one that cannot be read fails the test."""
+    """Return the entry's fact as JSON text; one that cannot be read fails the test."""
     assert not isinstance(entry.fact, MalformedFact)
     return to_json(entry.fact)
 
@@ -64,7 +64,7 @@ def append_one(storage: Storage, fact: Fact) -> int:
 
 @contextmanager
 def raw(storage: PostgresStorage, *, autocommit: bool = True) -> Iterator[psycopg.Connection[Any]]:
-    """A connection of our own to the journal's database, with its schema in the search path."""
+    """Open a connection of the test's own to the journal's database, with its schema in the search path."""
     with psycopg.connect(plain_url(storage.engine.url.render_as_string(hide_password=False))) as connection:
         connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(storage.schema)))
         connection.commit()
@@ -83,12 +83,12 @@ def eventually(true: Callable[[], bool]) -> None:
 
 
 def plain_url(url: str) -> str:
-    """The URL as psycopg itself wants it."""
+    """Return the URL as psycopg itself takes it."""
     return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 def terminate_backends(storage: PostgresStorage) -> int:
-    """Have the server cut every connection that the storage holds open; tell how many there were."""
+    """Terminate every connection that the storage holds open; return how many there were."""
     with raw(storage) as connection:
         found = connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'squid_dagster'"
@@ -108,7 +108,7 @@ def wait_for_a_lock(storage: PostgresStorage, least: int = 1) -> None:
 
 
 def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Sequence[str] | None = None) -> None:
-    """The rows of runs, attempts, children and anomalies equal a fold of what the journal says, column by column."""
+    """Assert that the rows of runs, attempts, children and anomalies equal a fold of the journal, column by column."""
     wanted = None if run_ids is None else list(run_ids)
     with raw(storage) as connection:
 

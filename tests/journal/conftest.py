@@ -56,7 +56,7 @@ def postgres_desk(postgres_virtual: PostgresStorage, clock: VirtualClock) -> Des
 
 
 def dispatch_store(storage: Storage) -> DispatchStore:
-    """The dispatch store that fits the storage best."""
+    """Return the dispatch store that fits the storage best."""
     return PostgresDispatchStore(storage) if isinstance(storage, PostgresStorage) else FoldDispatchStore(storage)
 
 

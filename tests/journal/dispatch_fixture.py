@@ -40,31 +40,31 @@ class Desk:
         put(self.storage, *facts)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(timedelta(seconds=seconds))
 
     def entries(self) -> int:
-        """How many entries the journal has."""
+        """Return how many entries the journal has."""
         return len(all_entries(self.storage))
 
 
 def work(run: str, *, step: str = "charge", **fields: Any) -> AttemptScheduled:
-    """An attempt of a run of its own, due at once."""
+    """Return an attempt of a run of its own, due at once."""
     return scheduled(run, step, **fields)
 
 
 def seconds(number: float) -> timedelta:
-    """That many seconds."""
+    """Return that many seconds."""
     return timedelta(seconds=number)
 
 
 def other_token(ref: ClaimRef) -> ClaimRef:
-    """The same claim, shown by somebody who does not know its token."""
+    """Return the same claim with a wrong token."""
     return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, ref.claim_id, "guessed")
 
 
 def other_claim(ref: ClaimRef) -> ClaimRef:
-    """The same token with the id of another claim."""
+    """Return the same token with the id of another claim."""
     return ClaimRef(ref.queue, ref.run_id, ref.runnable_key, "another", ref.token)
 
 
@@ -83,29 +83,29 @@ def one(desk: Desk, lease: timedelta = MINUTE) -> Claim:
 
 
 def keys(claims: Sequence[Claim]) -> list[str]:
-    """The runs that were claimed, in order."""
+    """Return the runs that were claimed, in order."""
     return [c.attempt.run_id for c in claims]
 
 
 def done(c: Claim, result: Any = None) -> Settlement:
-    """The step of this claim succeeded."""
+    """Return a settlement: the step of this claim succeeded."""
     return Settlement(c.ref, Completed({"ok": True} if result is None else result))
 
 
 def broke(c: Claim, retry: NextAttempt | None = None) -> Settlement:
-    """The step of this claim failed."""
+    """Return a settlement: the step of this claim failed."""
     return Settlement(c.ref, Failed({"message": "declined"}, retry))
 
 
 def refused(answer: Answer, kind: type[SquidError]) -> None:
-    """The member was refused for this reason."""
+    """Assert that the member was refused for this reason."""
     assert type(answer.error) is kind
     with pytest.raises(kind):
         answer.unwrap()
 
 
 def refused_everything(desk: Desk, c: Claim, kind: type[SquidError]) -> None:
-    """Whoever shows this claim can neither settle, extend nor give it back, for this reason."""
+    """Assert that this claim can neither be settled, extended nor released, for this reason."""
     refused(desk.store.settle([done(c)])[0], kind)
     refused(desk.store.settle([broke(c)])[0], kind)
     refused(desk.store.heartbeat([c.ref])[0], kind)
@@ -113,7 +113,7 @@ def refused_everything(desk: Desk, c: Claim, kind: type[SquidError]) -> None:
 
 
 def statuses(desk: Desk, run: str = RUN) -> dict[str, str]:
-    """What the journal says about each attempt of a run; nothing in it is wrong, and the views agree."""
+    """Return the status of each attempt of a run; assert that there is no anomaly, and that the views agree."""
     unit = RunUnit.fold(desk.storage.read_run(run))
     assert unit.anomalies == []
     if isinstance(desk.storage, PostgresStorage):

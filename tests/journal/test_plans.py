@@ -116,7 +116,7 @@ def explain(connection: psycopg.Connection[Any], statement: sql.Composed | bytes
 
 
 def reads_only(plan: Plan, index: str) -> None:
-    """The plan reads the journal by that index, and no row that it does not return."""
+    """Assert that the plan reads the journal by that index, and no row that it does not return."""
     assert {scan.by for scan in plan.scans} - {None} == {index}
     for scan in plan.scans:
         assert scan.kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan", "Bitmap Heap Scan")
@@ -199,7 +199,7 @@ class Reads(NamedTuple):
 
 
 def attempts_read(connection: psycopg.Connection[Any]) -> Reads:
-    """Ask the session's own counters."""
+    """Query the session's own counters."""
     answer = connection.execute(
         """SELECT seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
              FROM pg_stat_xact_user_tables WHERE relid = 'attempts'::regclass"""
@@ -282,7 +282,7 @@ def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep: Postgr
 
 
 def _nested(connection: psycopg.Connection[Any], begin: str, end: str, variables: dict[str, str]) -> bytes:
-    """Take a statement out of the function that claims, with values in the place of its variables."""
+    """Extract a statement from the function that claims, with values in the place of its variables."""
     answer = connection.execute("SELECT prosrc FROM pg_proc WHERE oid = 'claim_attempts'::regproc").fetchone()
     assert answer is not None
     source = str(answer[0])
@@ -300,7 +300,7 @@ _MARKS = json.dumps(
 
 
 def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
-    """The statement inside a claim that looks for due attempts of a rank."""
+    """Return the statement inside a claim that looks for due attempts of a rank."""
     return _nested(
         connection,
         "SELECT array_agg(c.run_id",

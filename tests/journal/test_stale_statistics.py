@@ -64,7 +64,7 @@ def family() -> Workflow:
 
 
 def _nothing() -> None:
-    """A step of which only the rows matter."""
+    """Return nothing: only its rows matter."""
 
 
 def one() -> Workflow:

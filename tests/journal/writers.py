@@ -44,13 +44,13 @@ LEASE = timedelta(seconds=30)
 
 
 def say(what: str, commit: int) -> None:
-    """Tell the test; unbuffered, so that a kill loses no line."""
+    """Print a line for the test; unbuffered, so that a kill loses none."""
     sys.stdout.write(f"{what} {commit}\n")
     sys.stdout.flush()
 
 
 def mark(storage: PostgresStorage, run_id: str, writer: int, commit: int, threads: int) -> Fact:
-    """Make a fact that says which commit it belongs to and how many threads that commit spans."""
+    """Return a fact that says which commit it belongs to and how many threads that commit spans."""
     payload: dict[str, Any] = {"writer": writer, "commit": commit, "threads": threads}
     return RunSignalReceived(run_id=run_id, signal_type="mark", payload=payload, metadata={}, occurred_at=storage.now())
 

@@ -66,7 +66,7 @@ def healthy_files(mutants: Sequence[Mutant], wanted: Sequence[str]) -> Mapping[s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge all mutants; 0 when every one of them was caught."""
+    """Run all mutants; return 0 if every one was caught."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", choices=[*SUITES, SQL], action="append", help="this suite only (may be repeated)")
     parser.add_argument("--only", action="append", help="only mutants whose name or file contains this (repeatable)")

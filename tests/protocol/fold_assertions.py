@@ -21,17 +21,17 @@ def fold(*items: Fact | OnThread) -> DispatchProjection:
 
 
 def the_attempt(projection: DispatchProjection, attempt: int = 1) -> Attempt:
-    """The attempt that facts are about unless told otherwise, or another one at the same visit."""
+    """Return the attempt that facts are about by default, or another one at the same visit."""
     return projection.attempts[key(attempt=attempt)]
 
 
 def reasons(projection: Folded) -> list[Reason]:
-    """Why facts were refused, in order."""
+    """Return the reasons of anomalies, in order."""
     return [anomaly.reason for anomaly in projection.anomalies]
 
 
 def assert_parts_make_the_whole(kind: Any, journal: Sequence[Entry], split: int) -> None:
-    """Folding in two parts equals folding at once, and leaves the first part alone."""
+    """Assert that folding in two parts equals folding at once, and leaves the first part alone."""
     first = kind.fold(journal[:split])
     whole = kind.fold(journal[split:], onto=first)
     assert whole == kind.fold(journal)

@@ -26,13 +26,13 @@ def columns(fact: Fact) -> StoredColumns:
 
 
 def spelled(fact: Fact, name: str, number: str) -> StoredColumns:
-    """The columns of a fact that holds a number in this spelling under that name."""
+    """Return the columns of a fact that holds a number in this spelling under that name."""
     found = columns(fact)
     return found._replace(data=json.dumps({**json.loads(found.data), name: "<here>"}).replace('"<here>"', number))
 
 
 def _awkward(draw: st.DrawFn, good: StoredColumns) -> StoredColumns:
-    """The columns with something wrong, or unusual, in one of them."""
+    """Generate columns with something wrong, or unusual, in one of them."""
     body = json.loads(good.data)
     match draw(st.integers(0, 7)):
         case 0 | 1:
@@ -57,7 +57,7 @@ def _awkward(draw: st.DrawFn, good: StoredColumns) -> StoredColumns:
 
 @st.composite
 def stored(draw: st.DrawFn) -> list[StoredColumns]:
-    """Columns as they may be found: of few types, most of them good."""
+    """Generate columns of few types, most of them good."""
     some = draw(st.lists(st.sampled_from(EXAMPLES) | facts(), min_size=1, max_size=3))
     good = [columns(draw(st.sampled_from(some))) for _ in range(draw(st.integers(2, 10)))]
     return [_awkward(draw, each) if draw(st.integers(0, 3)) == 0 else each for each in good]
@@ -95,7 +95,7 @@ def test_a_number_that_is_not_finite_is_found_in_a_part_and_in_a_fact_of_an_unkn
 
 
 def containers(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Every object and list within a fact that somebody could still change, and where it stands."""
+    """Yield every mutable object and list within a fact, and where it stands."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from containers(getattr(value, name), f"{where}.{name}")
@@ -110,7 +110,7 @@ def containers(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _full(fact: Fact) -> Fact:
-    """The fact with an object in every field that may hold one."""
+    """Return the fact with an object in every field that may hold one."""
     for name, field in type(fact).model_fields.items():
         if "dict[str, JsonValue]" in str(field.annotation).replace("pydantic.types.", ""):
             fact = with_fields(fact, **{name: {"filled": 1}})

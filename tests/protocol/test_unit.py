@@ -59,7 +59,7 @@ def ready(*facts: Fact) -> list[str]:
 
 
 def apart(*facts: Fact) -> tuple[RunProjection, RunDispatch]:
-    """The run's own thread and its part of the queue's, each folded alone."""
+    """Fold the run's own thread and its part of the queue's, each alone."""
     placed = entries(facts)
     own = [entry for entry in placed if entry.thread == run_thread("run-1")]
     rest = [entry for entry in placed if entry.thread != run_thread("run-1")]

@@ -33,7 +33,7 @@ class Rule:
         anomalies: Sequence[Columns],
         queues: Sequence[Columns],
     ) -> None:
-        """These rows say what the rule says, in each column that it names."""
+        """Assert that these rows say what the rule says, in each column that it names."""
         by_key = {row["runnable_key"]: row for row in attempts}
         for attempt, columns in self.attempts.items():
             if columns is None:
@@ -47,7 +47,7 @@ class Rule:
 
 
 def at(seconds: float) -> str:
-    """Spell a time as rows do."""
+    """Format a time as rows do."""
     return t(seconds).isoformat()
 
 

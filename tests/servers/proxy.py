@@ -78,7 +78,7 @@ class Proxy:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def swallow(self, *directions: Direction) -> None:
-        """Lose what is sent from now on, in both directions or one, on all connections, without a word to either end.
+        """Drop what is sent from now on, in both directions or one, on all connections, without a sign to either end.
 
         New connections are taken and get no answer, until `resume`.
         """
@@ -137,7 +137,7 @@ class Proxy:
             self._changed.notify_all()
 
     def retarget(self, target: Target) -> None:
-        """Lead new connections to another server; those that there are stay where they are."""
+        """Connect new clients to another server; existing connections stay where they are."""
         self._target = _target(target)
 
     @contextmanager

@@ -88,7 +88,7 @@ def wait_for_replay(primary: EmbeddedPostgres, standby: EmbeddedPostgres, timeou
 
 
 def promote(standby: EmbeddedPostgres, timeout: timedelta = _MINUTE) -> None:
-    """Make a standby a primary, and return when it takes writes. Whatever it had not replayed is lost."""
+    """Promote a standby, and return when it takes writes. What it had not replayed is lost."""
     with psycopg.connect(plain_url(standby), autocommit=True) as connection:
         seconds = int(timeout.total_seconds())
         assert connection.execute("SELECT pg_promote(true, %s)", (seconds,)).fetchone() == (True,)

@@ -22,11 +22,11 @@ def ship() -> None:
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Return nothing."""
 
 
 def problems_of(workflow: Workflow) -> dict[Path, Code]:
-    """Give what is wrong with a workflow, by path; nothing when it is well."""
+    """Return the problems of a workflow by path; none when it is well."""
     problems: tuple[Problem, ...] = ()
     try:
         workflow.check()
@@ -38,7 +38,7 @@ def problems_of(workflow: Workflow) -> dict[Path, Code]:
 
 
 def message_of(workflow: Workflow) -> str:
-    """Give the one message about what is wrong."""
+    """Return the message about all problems; empty when there is none."""
     try:
         workflow.check()
     except InvalidWorkflow as refused:
@@ -47,7 +47,7 @@ def message_of(workflow: Workflow) -> str:
 
 
 def routed(*names: str, payload: type[BaseModel] | None = None) -> Workflow:
-    """Give a workflow of steps that take nothing, one after the other, up to the end."""
+    """Return a workflow of steps that take nothing, one after the other, up to the end."""
     workflow = Workflow("orders", payload=payload)
     for name, following in zip(names, [*names[1:], "complete"], strict=True):
         workflow.step(name=name)(nothing)

@@ -16,10 +16,10 @@ class Slack:
 
 @later.step
 def tell(ctx: StepContext, order_id: str, slack: Annotated[Slack, Resource("slack")]) -> list[str]:
-    """Tell about an order."""
+    """Send an order's id."""
     return [ctx.run_id, order_id]
 
 
 @later.step
 async def note(tell: list[str], amount: int | None = None) -> None:
-    """Note what was told."""
+    """Record what was sent."""

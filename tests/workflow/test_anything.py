@@ -21,11 +21,11 @@ from tests.workflow.drafts import Order, nothing, take_order
 
 
 def takes_outputs(a: int, b: str = "b", c: None = None) -> None:
-    """Take outputs of others."""
+    """Receive outputs of others."""
 
 
 def takes_things(ctx: StepContext, slack: Annotated[object, Resource("slack")], *args: int) -> None:
-    """Take what is not data."""
+    """Receive what is not data."""
 
 
 FUNCTIONS: list[Any] = [nothing, take_order, takes_outputs, takes_things, len, Order]

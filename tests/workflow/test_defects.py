@@ -28,7 +28,7 @@ def test_defect_9_payload_and_every_earlier_output_reach_a_join_and_what_follows
 
     @workflow.step
     def last(order_id: str, amount: int, left: str, review: dict[str, Any]) -> None:
-        """Take what there is."""
+        """Receive what there is."""
 
     workflow.approval("review")
     workflow.wait("rest", timedelta(1))

@@ -37,7 +37,7 @@ def tagged() -> Workflow:
 
 
 def base() -> dict[str, Any]:
-    """Give the parts of a workflow, to be changed one at a time."""
+    """Return the parts of a workflow, to be changed one at a time."""
     return {
         "version": "1",
         "payload": Order,
@@ -92,7 +92,7 @@ class OptionalId(Order):
 
 
 def takes_amount(amount: int) -> None:
-    """Take one more thing from the state."""
+    """Receive one more value of the state."""
 
 
 def takes_a_context(ctx: StepContext, colour: str = "red") -> int:

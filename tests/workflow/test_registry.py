@@ -107,7 +107,7 @@ def test_one_version_has_one_set_of_functions() -> None:
 
 
 def _pay() -> None:
-    """A step."""
+    """Return nothing."""
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["older first", "newer first"])

@@ -74,7 +74,7 @@ def _stepped(made: Workflow) -> Workflow:
 
 
 def _free() -> None:
-    """Take nothing."""
+    """Return nothing."""
 
 
 def _with(**options: Any) -> Workflow:

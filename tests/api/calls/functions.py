@@ -14,7 +14,7 @@ from tests.facts import T0, started
 
 
 def protocol_calls() -> dict[str, Make]:
-    """Give the calls of the protocol's functions."""
+    """Return the calls of the protocol's functions."""
     fact = started("r")
     unit = RunUnit.fold([Entry(run_thread("r"), 1, 1, fact)])
     joined = {"run": unit.run, "dispatch": unit.dispatch}

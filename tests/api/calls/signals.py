@@ -23,7 +23,7 @@ def _external(w: ApiFixture) -> dict[str, Any]:
 
 
 def _signals() -> dict[str, Callable[[ApiFixture], dict[str, Any]]]:
-    """Give a payload that works, with all of its fields, for every command that can be asked for as data."""
+    """Return a valid payload with all of its fields for every kind of signal."""
 
     def start(w: ApiFixture) -> dict[str, Any]:
         return {"workflow": "orders", "trigger": None, "input": {}, "queue": None, "priority": None, "version": None}
@@ -59,7 +59,7 @@ def _signals() -> dict[str, Callable[[ApiFixture], dict[str, Any]]]:
 
 
 def signal_calls() -> dict[str, Make]:
-    """Give the calls of every command as data: its payload's fields, its own, and those of an event that brings it."""
+    """Return the calls of every signal: by the fields of its payload, by its own, and by those of a CloudEvent."""
     made: dict[str, Make] = {}
     for kind, payload in _signals().items():
 

@@ -10,7 +10,7 @@ from tests.api.wrong_values import Make
 
 
 def table() -> dict[str, Make]:
-    """Give the call of every public callable that works in memory."""
+    """Return the call of every public callable that works in memory."""
     return {
         **squid_calls(),
         **authoring_calls(),

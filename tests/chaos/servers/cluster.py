@@ -36,9 +36,9 @@ class Cluster:
         return self.proxy.url(self.primary.url)
 
     def fail_over(self) -> None:
-        """Make a synchronous standby, kill the primary by SIGKILL, and promote the standby in its place.
+        """Create a synchronous standby, kill the primary by SIGKILL, and promote the standby in its place.
 
-        Whatever fails before the kill leaves the primary as it was; after it, there is no way back to the old one.
+        A failure before the kill leaves the primary as it was; after it, there is no way back to the old one.
         """
         name = "b" if self.disk is self._disks["a"] else "a"
         standby = self._server(name)
@@ -70,7 +70,7 @@ class Cluster:
         self._reset()
 
     def _reset(self) -> None:
-        """Give the primary the settings that it has without faults."""
+        """Reset the primary's settings to those that it has without faults."""
         with self.primary.connect() as connection:
             connection.execute("ALTER ROLE postgres RESET ALL")
             connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
@@ -78,7 +78,7 @@ class Cluster:
 
     @staticmethod
     def _until(connection: object, query: str) -> None:
-        """Ask again until the answer is a number above zero."""
+        """Repeat a query until it returns a number above zero."""
         ends = time.monotonic() + _PATIENCE_SECONDS
         while True:
             row = connection.execute(query).fetchone()  # type: ignore[attr-defined]

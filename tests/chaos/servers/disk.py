@@ -13,7 +13,7 @@ class Disk:
     """A directory; with `limited` true it is a file system of its own, which `fill` can use up."""
 
     def __init__(self, path: Path) -> None:
-        """Make the directory, as a mount of its own if this user may."""
+        """Create the directory, as a mount of its own if this user may."""
         self.path = path
         path.mkdir(mode=0o755)
         options = f"size={SIZE_MIB}m,mode=755"
@@ -35,7 +35,7 @@ class Disk:
                 return
 
     def free(self) -> None:
-        """Give the space back."""
+        """Delete the file that fills the disk."""
         (self.path / _FILLER).unlink(missing_ok=True)
 
     def close(self) -> None:

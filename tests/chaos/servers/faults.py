@@ -90,7 +90,7 @@ def terminate_sessions(cluster: Cluster, chance: random.Random) -> str:
 
 
 def hold_rows(cluster: Cluster, chance: random.Random) -> str:
-    """Hold the rows of some open runs for a while, at times for longer than a lease, as a session that hangs does."""
+    """Lock the rows of some open runs for a while, at times for longer than a lease, as a session that hangs does."""
     with cluster.primary.connect() as connection, connection.transaction():
         held = connection.execute(
             "SELECT run_id FROM squid.runs WHERE terminal_status IS NULL ORDER BY random() LIMIT 3 "
@@ -137,7 +137,7 @@ def cut_commits(cluster: Cluster, chance: random.Random) -> str:
 
 
 def fill_disk(cluster: Cluster, chance: random.Random) -> str:
-    """Leave the database no space for a while; the server may end because of it."""
+    """Fill the database's disk for a while; the server may end because of it."""
     if not cluster.disk.limited:
         return ""
     cluster.disk.fill()
@@ -148,7 +148,7 @@ def fill_disk(cluster: Cluster, chance: random.Random) -> str:
 
 
 def exhaust_connections(cluster: Cluster, chance: random.Random) -> str:
-    """Take all connections that there are, and end the sessions of others so that they have to come back."""
+    """Open all connections that the server allows, and terminate other sessions, so that they must connect again."""
     with ExitStack() as held:
         admin = held.enter_context(cluster.primary.connect())
         with suppress(psycopg.Error):
@@ -166,7 +166,7 @@ def exhaust_connections(cluster: Cluster, chance: random.Random) -> str:
 
 
 def set_hostile_defaults(cluster: Cluster, chance: random.Random) -> str:
-    """Give new sessions the defaults of an unkind DBA for a while."""
+    """Set defaults of an unkind DBA for new sessions, for a while."""
     chosen = chance.sample(_DBA_SETTINGS, 2)
     with cluster.primary.connect() as connection:
         for name, value in chosen:

@@ -82,17 +82,17 @@ class Server:
         return f"postgresql+psycopg://postgres@/postgres?host={self.sockets}&port={PORT}"
 
     def create(self) -> None:
-        """Make an empty cluster."""
+        """Create an empty cluster."""
         settings = [f"--set={name}={value}" for name, value in _SETTINGS.items()]
         locale = ["--encoding=UTF8", "--locale=C", "--auth=trust", "--username=postgres", "--no-sync"]
         self._run("initdb", f"--pgdata={self.data}", *locale, *settings)
 
     def copy(self, primary: "Server") -> None:
-        """Make this cluster a standby of another, which runs."""
+        """Create this cluster as a standby of another, which runs."""
         self._run("pg_basebackup", "-d", primary.conninfo, "-D", str(self.data), "-R", "-X", "stream", "-c", "fast")
 
     def promote(self) -> None:
-        """Make a primary of this standby; by a signal, for a session on it could conflict with its recovery."""
+        """Promote this standby to a primary; by a signal, for a session on it could conflict with its recovery."""
         self._run("pg_ctl", "promote", "-D", str(self.data), "-w", "-t", str(int(_PATIENCE_SECONDS)))
 
     def _run(self, program: str, *arguments: str) -> None:

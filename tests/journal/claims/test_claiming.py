@@ -43,7 +43,7 @@ _numbers = count(1)
 
 
 def _postgres(desk: Desk) -> PostgresStorage:
-    """The storage under a desk on Postgres."""
+    """Return the storage of a store on Postgres."""
     assert isinstance(desk.storage, PostgresStorage)
     return desk.storage
 

@@ -23,7 +23,7 @@ TOLERATED = "v_tolerated CONSTANT integer := 1000;"
 
 @contextmanager
 def old_snapshot(storage: PostgresStorage) -> Iterator[None]:
-    """Hold a snapshot, so that nothing that becomes dead from now on is cleaned up."""
+    """Keep a snapshot open, so that nothing that becomes dead from now on is cleaned up."""
     with raw(storage, autocommit=False) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT count(*) FROM attempts")
@@ -61,7 +61,7 @@ Marks = dict[tuple[str, int], tuple[datetime, int]]
 
 
 def marks_of(desk: Desk) -> Marks:
-    """Where the lanes begin for the next claim; nothing if that will look at everything."""
+    """Return the marks of the lanes for the next claim; none if it will scan everything."""
     assert isinstance(desk.store, PostgresDispatchStore)
     lanes = desk.store._marks.of(QUEUE, None)
     if lanes.text() is None:
@@ -70,7 +70,7 @@ def marks_of(desk: Desk) -> Marks:
 
 
 def finish(desk: Desk, name: str, count: int) -> None:
-    """Have so many attempts done."""
+    """Complete so many attempts."""
     desk.put(*(work(f"{name}-{n}", visible_at=desk.clock.now()) for n in range(count)))
     claims = claim(desk, count)
     assert len(claims) == count

@@ -20,7 +20,7 @@ def lose(desk: Desk, *runs: str, most: int = 5) -> None:
 
 
 def newer(run: str, **fields: Any) -> Fact:
-    """An attempt that comes after those that were lost."""
+    """Return an attempt that comes after those that were lost."""
     return work(run, at=60, visible_at=t(60), **fields)
 
 

@@ -27,7 +27,7 @@ from squid_dagster.journal import (  # noqa: E402
 
 
 def main(url: str, schema: str, command: str, *arguments: str) -> object:
-    """Do one thing as a worker does it, and tell what came of it."""
+    """Execute one command as a worker does, and return its result."""
     store = PostgresDispatchStore(PostgresStorage(url, schema))
     match command:
         case "clock":

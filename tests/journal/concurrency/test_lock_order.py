@@ -124,7 +124,7 @@ class Room:
     """A journal with two claimed runs on two queues, and two more that can be claimed."""
 
     def __init__(self, storage: PostgresStorage) -> None:
-        """Make them."""
+        """Create the runs."""
         self.storage = storage
         self.claims: list[tuple[str, str, str]] = []  # of run, claim and queue
         with raw(storage) as connection:
@@ -139,13 +139,13 @@ class Room:
         self._numbers = {p: lock_number(storage.schema, p) for p in ("gate", "buckets", "positions")}
 
     def candidates(self) -> list[Lock]:
-        """All locks that a writer may want here."""
+        """Return all locks that a writer may want here."""
         found = [Lock.gate(), *map(Lock.bucket, self.buckets)]
         found += [*map(Lock.run, _RUNS), *map(Lock.attempt, _RUNS)]
         return [*found, *map(Lock.thread, _THREADS), *(Lock.new_thread(f"squid:run:{run}") for run in _NEW)]
 
     def held_before(self, write: Write, wanted: Lock) -> set[Lock] | None:
-        """Let a writer come to a lock that is held, and look what it holds itself; None if it passes by."""
+        """Run a writer against a lock that is held, and return what it holds itself; None if it needs no such lock."""
         with raw(self.storage, autocommit=False) as blocker, raw(self.storage, autocommit=False) as writer:
             blocker.execute(_BLOCK[wanted.kind].format(**self._numbers), {"key": wanted.key})
             with ThreadPoolExecutor(1) as pool:
@@ -179,7 +179,7 @@ class Room:
         return held
 
     def _is_made(self, thread: str) -> bool:
-        """Tell whether a session has made a thread and not committed: another one that makes it has to wait."""
+        """Return whether a session has created a thread and not committed: another one that creates it has to wait."""
         with raw(self.storage, autocommit=False) as look:
             look.execute("SET LOCAL lock_timeout = '100ms'")
             try:
@@ -199,19 +199,19 @@ def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) 
 
 
 def _append(connection: psycopg.Connection[Any]) -> None:
-    """The general way: two runs that are there and two new ones, and facts on the threads of queues and runs."""
+    """Write in the general way: two runs that are there and two new ones, and facts on the threads of queues and runs."""
     _lock_runs(connection, [], list(_RUNS))
     _append_entries(connection, [*_THREADS, *_NEW_THREADS])
 
 
 def _append_to_all(connection: psycopg.Connection[Any]) -> None:
-    """The general way, with all attempts of the runs."""
+    """Write in the general way, with all attempts of the runs."""
     _lock_runs(connection, list(_RUNS), [])
     _append_entries(connection, [*_THREADS, *_NEW_THREADS])
 
 
 def _append_new(connection: psycopg.Connection[Any]) -> None:
-    """A start by code of version 6 and before: two new runs, and a fact on the thread of a queue that is there."""
+    """Start runs as code up to version 6: two new runs, and a fact on an existing queue's thread."""
     connection.execute("SELECT lock_new(%s::text[], NULL)", (sorted(_NEW),))
     _append_entries(connection, [_THREADS[0], *_NEW_THREADS])
 
@@ -248,7 +248,7 @@ def _claim(connection: psycopg.Connection[Any]) -> None:
 
 
 def _end(room: Room) -> Write:
-    """The end of runs by code of version 6 and before: two runs of two queues at once."""
+    """End runs as code of version 6 and before: two runs of two queues at once."""
 
     def write(connection: psycopg.Connection[Any]) -> None:
         row = connection.execute(*end_arguments(room.claims)).fetchone()
@@ -263,7 +263,7 @@ _SETTLE = """SELECT settle_runs(%s, clock_timestamp(), true, %s::text[], %s::tex
 
 
 def _settle(room: Room) -> Write:
-    """The fast way of a settlement: two runs of two queues at once."""
+    """Settle in the fast way: two runs of two queues at once."""
 
     def write(connection: psycopg.Connection[Any]) -> None:
         runs, ids, queues = zip(*room.claims, strict=True)
@@ -320,7 +320,7 @@ def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, n
 
 
 def _comes_before(held: Lock, wanted: Lock) -> bool:
-    """Attempts have no order: who waits for one holds its run, and claims wait for none."""
+    """Compare locks. Attempts have no order: a writer that waits for one holds its run, and claims wait for none."""
     if held.kind == wanted.kind == Lock.attempt("").kind:
         return True
     return (held.kind, held.key.encode()) < (wanted.kind, wanted.key.encode())

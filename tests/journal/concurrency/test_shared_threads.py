@@ -19,7 +19,7 @@ _ROW = "SELECT ctid, xmin, rev FROM journal_threads WHERE id = %s"
 
 
 def chain() -> Workflow:
-    """Two steps."""
+    """Return a workflow of two steps."""
     workflow = Workflow("chain")
 
     @workflow.step
@@ -34,7 +34,7 @@ def chain() -> Workflow:
 
 
 def assert_contiguous(storage: PostgresStorage, thread: str = THREAD) -> None:
-    """See to it that a thread's sequence is 1..n, in the order of positions, and n its revision."""
+    """Assert that a thread's sequence is 1..n, in the order of positions, and n its revision."""
     seqs = [entry.seq for entry in all_entries(storage) if entry.thread == thread]
     assert seqs == list(range(1, len(seqs) + 1))
     assert storage.revision(thread) == len(seqs) > 0

@@ -33,7 +33,7 @@ SECRET = "p4ss-hunter2"
 
 
 def unavailable(storage: PostgresStorage) -> None:
-    """Nothing can be done there; each call says so in the same words, without the password."""
+    """Assert that each call is refused in the same words, without the password."""
     calls: dict[str, Callable[[], object]] = {
         "commit": lambda: storage.commit([Append(THREAD, [signal()])], uuid4()),
         "read": lambda: storage.read(THREAD),
@@ -118,7 +118,7 @@ def test_a_url_that_is_none_is_refused_at_once() -> None:
 
 
 def _shape(storage: PostgresStorage) -> list[Any]:
-    """Everything that the schema holds."""
+    """Return everything that the schema holds."""
     with raw(storage) as connection:
         return connection.execute(
             """SELECT relname, relkind, pg_get_userbyid(relowner) FROM pg_class

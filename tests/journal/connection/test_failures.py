@@ -197,7 +197,7 @@ def test_after_a_read_only_answer_another_server_may_be_reached(scene: Scene, po
 
 
 def connection_id(storage: PostgresStorage) -> int:
-    """The number of the session that answers."""
+    """Return the process id of the session that answers."""
     return int(storage.rows("SELECT pg_backend_pid()")[0][0])
 
 

@@ -16,12 +16,12 @@ from tests.journal.access import eventually, raw
 
 
 def session(storage: PostgresStorage) -> int:
-    """The number of the session that answers."""
+    """Return the process id of the session that answers."""
     return int(storage.rows("SELECT pg_backend_pid()")[0][0])
 
 
 def out(storage: PostgresStorage) -> int:
-    """How many connections are out of the pool."""
+    """Return how many connections are checked out of the pool."""
     return int(storage.engine.pool.checkedout())  # type: ignore[attr-defined]  # a pool with a queue
 
 

@@ -51,7 +51,7 @@ class Pooled:
             self._give_back()
 
     def cursor(self, *args: Any, **options: Any) -> psycopg.Cursor[Any]:
-        """Give a cursor of the connection that the transaction is on."""
+        """Return a cursor of the connection that the transaction is on."""
         assert self._held is not None, "outside of a transaction, nobody knows where it would be"
         cursor: psycopg.Cursor[Any] = self._held.cursor(*args, **options)
         return cursor

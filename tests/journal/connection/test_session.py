@@ -54,19 +54,19 @@ def role(postgres_url: str, schema: str, request: pytest.FixtureRequest) -> Iter
 
 
 def calm(postgres_url: str, role: str) -> None:
-    """Take the timeouts away that bound sessions which are not made by us."""
+    """Reset the timeouts that bound sessions which this test does not open."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         for timeout in TIMEOUTS:
             connection.execute(sql.SQL("ALTER ROLE {} RESET {}").format(sql.Identifier(role), sql.Identifier(timeout)))
 
 
 def url_of(postgres_url: str, role: str) -> str:
-    """The server's URL for a role."""
+    """Return the server's URL for a role."""
     return postgres_url.replace("postgres@", f"{role}@", 1)
 
 
 def note_isolation(storage: PostgresStorage) -> None:
-    """Have every append note the isolation level that it is made under."""
+    """Install a trigger that records the isolation level of every append."""
     install = """CREATE TABLE {schema}.seen (level text);
         CREATE FUNCTION {schema}.note_level() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             INSERT INTO {schema}.seen VALUES (current_setting('transaction_isolation')); RETURN NULL; END $$;
@@ -77,7 +77,7 @@ def note_isolation(storage: PostgresStorage) -> None:
 
 
 def everything(storage: PostgresStorage, other: PostgresStorage, *, transactional: bool = True) -> None:
-    """Do with a journal what one does with journals; `other` is an empty one.
+    """Call all that a journal offers; `other` is an empty one.
 
     The timeouts of a role are those of its transactional steps.
     """

@@ -48,7 +48,7 @@ def far(postgres: PostgresStorage, proxy: Proxy, postgres_url: str) -> Iterator[
 
 @contextmanager
 def at_the_same_time(work: Callable[[], None]) -> Iterator[None]:
-    """Do something beside the block, and be done with it when that ends."""
+    """Run something in a thread beside the block, and join it when the block ends."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
         yield

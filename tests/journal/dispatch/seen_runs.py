@@ -12,7 +12,7 @@ LONG = "ü" * (MAX_TEXT - 1)
 
 
 def seen_by(desk: Desk, target: CommandTarget, *facts: Fact) -> CommandedRun:
-    """What a command sees that writes these facts."""
+    """Return the run as a command sees it that writes these facts."""
     seen: list[CommandedRun] = []
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> Sequence[Fact]:

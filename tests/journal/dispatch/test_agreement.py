@@ -81,7 +81,7 @@ class World:
         return (self.clock.now() - T0).total_seconds()
 
     def move(self, kind: str, a: int, b: int) -> Any:
-        """Make one move, and tell what came of it without naming what differs by chance."""
+        """Execute one move, and return its result without what differs by chance."""
         run = self.runs[a % 3]
         held = self.claims[-1 - a % min(4, len(self.claims))] if self.claims else None
         match kind:
@@ -177,7 +177,7 @@ class World:
         ]
 
     def _look_at(self, runs: Collection[str]) -> None:
-        """Take over what was planned and is written; a planner may be asked for more."""
+        """Collect what was planned and is written; a planner may be asked for other plans, too."""
         for run in runs:
             state = RunProjection.fold(self.desk.storage.read(run_thread(run)))
             self.visits[run] = max(self.visits[run], PlanState.of(state).visits("charge"))

@@ -81,7 +81,7 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
 
 
 def _assert_visits_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:
-    """What a command sees of a visit of an open run is what all facts say of it, but for contents."""
+    """Assert that a command sees of a visit of an open run what all facts say of it, but for contents."""
     unit = RunUnit.fold(storage.read_run(run_id))
     visits = [] if unit.run.terminal else sorted({each.idempotency_key for each in unit.dispatch.attempts.values()})
     for visit in visits:
@@ -149,7 +149,7 @@ def _dead(run: str, step: str) -> list[Fact]:
 
 @st.composite
 def _commanded_journals(draw: st.DrawFn) -> list[Entry]:
-    """Any journal of runs that were started, with keyed commands, dead letters, and ends."""
+    """Generate any journal of runs that were started, with keyed commands, dead letters, and ends."""
     items = [OnThread(entry.thread, entry.fact) for entry in draw(journals()) if entry.fact.type != "run_started"]
     ends: list[Callable[[str], Fact]] = [terminal, quarantined, fenced]
     inserted: list[list[Fact]] = [

@@ -117,7 +117,7 @@ def new_runs(storage: PostgresStorage, *run_ids: str) -> list[Start]:
 
     @workflow.step
     def step() -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     squid = Squid(storage, [workflow])
     return [prepare_start(squid.runtime, "one", None, run_id=run_id) for run_id in run_ids]

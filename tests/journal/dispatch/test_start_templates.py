@@ -47,7 +47,7 @@ def one_step() -> Workflow:
 
     @workflow.step(priority=3, max_deliveries=2)
     def only(left: Any, right: Any) -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     return workflow
 
@@ -57,15 +57,15 @@ def fan_out() -> Workflow:
 
     @workflow.step
     def first(left: Any) -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     @workflow.step(output="other")
     def second(right: Any, late: int = 1) -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     @workflow.step
     def join(first: Any, other: Any) -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     return workflow
 
@@ -114,7 +114,7 @@ def told(squid: Squid, run_id: str) -> list[Fact]:
 
 
 def planned(squid: Squid, workflow: str, payload: dict[str, Any], run_id: str, **options: Any) -> list[Fact]:
-    """What the planner makes of the same start, as a queue's facts come before the run's."""
+    """Return what the planner makes of the same start; a queue's facts come before the run's."""
     start = prepare_start(squid.runtime, workflow, payload, run_id=run_id, **options)
     return sorted(start.facts(squid.runtime.now()), key=lambda fact: fact.thread.startswith("squid:run:"))
 
@@ -218,7 +218,7 @@ def test_two_definitions_of_one_fingerprint_do_not_share_a_template(postgres_vir
 
         @workflow.step(max_deliveries=most)
         def step() -> None:
-            """Only its facts matter."""
+            """Return nothing: only its facts matter."""
 
         return Squid(postgres_virtual, [workflow])
 

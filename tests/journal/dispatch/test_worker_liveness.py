@@ -39,11 +39,11 @@ class Board:
     kept: Callable[[], int]
 
     def ids(self, within: timedelta = MINUTE) -> list[str]:
-        """Who is alive."""
+        """Return the ids of workers that are alive."""
         return [worker.worker_id for worker in self.liveness.workers(within)]
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(timedelta(seconds=seconds))
 
 

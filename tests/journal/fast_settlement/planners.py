@@ -24,7 +24,7 @@ def apply_results(request: PlanRequest) -> list[Fact]:
 
 
 def next_visit(request: PlanRequest, *, times: int = 1) -> list[Fact]:
-    """The same follow-up for whichever attempt is settled: the second one repeats what is planned."""
+    """Plan the same next visit for whichever attempt is settled: the second one repeats what is planned."""
     follow: dict[str, Any] = {"visit": 2, "visible_at": T0}
     (attempt,) = request.settled
     facts: list[Fact] = [applied(request.run_id, attempt.step, at=0, result=None)]

@@ -129,7 +129,7 @@ def test_a_result_that_a_later_step_could_not_take_is_left_to_the_general_way(
 
     @wf.step(after=["a", "b"])
     def takes(a: str, b: str) -> None:
-        """Only its facts matter."""
+        """Return nothing: only its facts matter."""
 
     # given results of 6,000 bytes each, and a step that takes both
     squid = Squid(small, [wf])

@@ -38,11 +38,11 @@ LEASE = timedelta(seconds=60)
 
 
 def _nothing() -> None:
-    """A step of which only the facts matter."""
+    """Return nothing: only its facts matter."""
 
 
 def workflows() -> list[Workflow]:
-    """Every shape that a completion can meet."""
+    """Return workflows of every shape that a completion can meet."""
     one = Workflow("one")
     one.step(name="a")(_nothing)
     chain, fan, gate, saga = Workflow("chain"), Workflow("fan"), Workflow("gate", entry="a"), Workflow("saga")
@@ -100,7 +100,7 @@ class World:
         return [_told(answer) for answer in answers]
 
     def told(self, run_id: str) -> list[str]:
-        """What the journal says about a run, but for names made by chance."""
+        """Return the facts of a run, but for random names."""
         names: dict[str, str] = {}
         found = []
         for entry in self.storage.read_run(run_id):
@@ -127,7 +127,7 @@ class Script:
         self._chance = random.Random(seed)
 
     def steps(self, worlds: Sequence[World], count: int) -> Iterator[tuple[str, list[object]]]:
-        """Do something in all worlds, so many times; tell what, and what each of them answered."""
+        """Execute so many operations in all journals; yield each with what every journal answered."""
         for _ in range(count):
             name = self._chance.choices(
                 ["start", "claim", "settle", "again", "time", "heartbeat", "release", "command", "note"],
@@ -138,7 +138,7 @@ class Script:
 
 
 def _done(world: World, name: str, chance: random.Random) -> object:
-    """Do one thing by these choices; an error is an answer too."""
+    """Execute one operation by these choices; an error is an answer too."""
     try:
         return _do(world, name, chance)
     except SquidError as error:

@@ -42,11 +42,11 @@ from tests.journal.fast_settlement.workflows import facts_without_names, fast
 
 
 def _nothing() -> None:
-    """A step of which only the facts matter."""
+    """Return nothing: only its facts matter."""
 
 
 def chain(*steps: str) -> Workflow:
-    """One step after the other."""
+    """Return a workflow of one step after the other."""
     wf = Workflow("chain")
     for before, name in zip((None, *steps), steps, strict=False):
         wf.step(name=name, after=[before] if before else [])(_nothing)

@@ -36,26 +36,26 @@ def add(workflow: Workflow) -> Workflow:
 
     @workflow.step
     def first() -> None:
-        """Do nothing."""
+        """Return nothing."""
 
     @workflow.step
     def second(first: Any) -> None:
-        """Do nothing."""
+        """Return nothing."""
 
     @workflow.step
     def third(second: Any) -> None:
-        """Do nothing."""
+        """Return nothing."""
 
     return workflow
 
 
 def chain() -> Workflow:
-    """Three steps, one after another."""
+    """Return a workflow of three steps, one after another."""
     return add(Workflow("chain"))
 
 
 def routed() -> Workflow:
-    """Three steps by routes, of which one asks for the result."""
+    """Return a workflow of three steps by routes, of which one has a condition about the result."""
     workflow = add(Workflow("routed", entry="first"))
     workflow.route("first", to="second")
     workflow.route("second", to="fail", when=path("second") == "fail")
@@ -65,12 +65,12 @@ def routed() -> Workflow:
 
 
 def forked() -> Workflow:
-    """Three steps by routes, of which the second leads to one of two, by its result and by what it took."""
+    """Return a workflow by routes whose second step leads to one of two, by its result and by what it took."""
     workflow = add(Workflow("forked", entry="first"))
 
     @workflow.step
     def other(second: Any) -> None:
-        """Do nothing."""
+        """Return nothing."""
 
     workflow.route("first", to="second")
     workflow.route("second", to="other", when=path("second") == True)  # noqa: E712  a condition

@@ -24,11 +24,11 @@ SHAPES = (*ALONE, *BY_STATE, "fan out", "approval", "wait", "condition", "priori
 
 
 def nothing() -> None:
-    """A step of which only the facts matter."""
+    """Return nothing: only its facts matter."""
 
 
 def workflow(shape: str) -> Workflow:
-    """A workflow whose first completion leads to another kind of fact."""
+    """Return a workflow whose first completion leads to another kind of fact."""
     dependencies = ("one", "chain", "fan out", "wait", "priority")
     wf = Workflow("shape", entry=None if shape in dependencies else "a")
     undo = nothing if shape == "undone" else None

@@ -15,11 +15,11 @@ class Counted:
     interrupt_at = 0
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Create an empty view."""
         self.entries: list[int] = []
 
     def add(self, entry: Entry) -> None:
-        """Note an entry."""
+        """Record an entry."""
         if entry.seq == Counted.interrupt_at:
             Counted.interrupt_at = 0
             raise KeyboardInterrupt

@@ -20,12 +20,12 @@ def write(storage: PostgresStorage, count: int) -> None:
 
 
 def last_words(storage: PostgresStorage, _: int) -> None:
-    """Tell about something when everything is over."""
+    """Send a wakeup while the interpreter exits."""
     atexit.register(PostgresNotifier(storage).notify, ["default"])
 
 
 def listen(storage: PostgresStorage, _: int) -> None:
-    """Say when listening, and what was heard, until somebody ends it."""
+    """Print `listening` and then each wakeup, until killed."""
     listener = PostgresNotifier(storage).listen(["default"])
     while True:
         if listener.wait(600):

@@ -23,7 +23,7 @@ A, B = Wakeup("c", "a"), Wakeup("c", "b")
 
 
 def sessions(storage: PostgresStorage) -> list[int]:
-    """The server's processes that listeners are connected to."""
+    """Return the server's processes that listeners are connected to."""
     with raw(storage) as connection:
         found = connection.execute(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'squid_dagster listener'"
@@ -32,7 +32,7 @@ def sessions(storage: PostgresStorage) -> list[int]:
 
 
 def no_threads() -> bool:
-    """Whether neither listeners nor senders are left."""
+    """Return whether neither listeners nor senders are left."""
     return not [thread for thread in threading.enumerate() if thread.name.startswith("squid-")]
 
 

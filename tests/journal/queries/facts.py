@@ -15,7 +15,7 @@ from tests.facts import (
 
 
 def lost(run: str, **fields: Any) -> list[Any]:
-    """A run whose only attempt was claimed as often as it may be, and is parked."""
+    """Return the facts of a run whose only attempt was claimed as often as it may be, and is a dead letter."""
     queue = {key: value for key, value in fields.items() if key == "queue"}
     return [
         started(run),
@@ -33,5 +33,5 @@ LATE = timedelta(days=365).total_seconds()
 
 
 def window(start: Any) -> dict[str, Any]:
-    """What a run is started with when a schedule starts it."""
+    """Return what a run is started with when a cron trigger starts it."""
     return {"schedule": {"intended_window": {"start_at": start, "end_at": None}}}

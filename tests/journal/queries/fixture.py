@@ -28,7 +28,7 @@ class Room:
         put(self.storage, *facts)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(timedelta(seconds=seconds))
 
     def start(self, *runs: str, **fields: Any) -> None:
@@ -37,16 +37,16 @@ class Room:
             self.put(started(run, **fields), planned(runnable(run), run=run), queued(run), scheduled(run))
 
     def listed(self, before: int | None = None, limit: int = 100, **filters: Any) -> list[str]:
-        """The ids of the runs that a listing shows."""
+        """Return the ids of the runs that a listing shows."""
         return [row.run_id for row in self.queries.list_runs(RunFilter(**filters), before, limit)]
 
     def to_repair(self, queue: str | None = None) -> list[str]:
-        """All runs to repair."""
+        """Return all runs to repair."""
         return self.queries.runs_to_repair("", 100, queue)
 
 
 def pages(ask: Callable[[Any, int], list[T]], cursor: Callable[[T], Any], first: Any, limit: int) -> list[T]:
-    """Everything that comes in pages of that many; each page but the last is full."""
+    """Return everything that comes in pages of that many; assert that each page but the last is full."""
     found: list[T] = []
     after = first
     while page := ask(after, limit):

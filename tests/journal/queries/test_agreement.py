@@ -29,7 +29,7 @@ _CONTEXTS: tuple[dict[str, Any], ...] = (
 
 @st.composite
 def related_histories(draw: st.DrawFn) -> list[Fact]:
-    """Histories whose runs are also each other's children, and started by schedules."""
+    """Generate histories whose runs are also each other's children, and started by cron triggers."""
     found: list[Fact] = []
     for fact in draw(histories(max_size=25)):
         changes: dict[str, Any] = {}
@@ -70,7 +70,7 @@ filters = st.builds(
 
 
 def answers(queries: JournalQueries, where: RunFilter, mine: list[str], queue: str, size: int) -> dict[str, Any]:
-    """Everything that can be asked, in pages of that size."""
+    """Return the answers to every query, in pages of that size."""
     repair = [queries.runs_to_repair("", 10_000, one) for one in (None, queue)]
     return {
         "listed": pages(lambda before, n: queries.list_runs(where, before, n), lambda r: r.position, None, 7 * size),
@@ -123,7 +123,7 @@ def test_every_status_that_a_run_can_have_is_listed(history: list[Fact]) -> None
 
 
 def _renamed(fact: Fact, prefix: str) -> Fact:
-    """The same fact about another run and another queue."""
+    """Return the same fact about another run and another queue."""
     text = to_json(fact)
     for name in RUNS:
         text = text.replace(name, f"{prefix}-{name[-1]}")

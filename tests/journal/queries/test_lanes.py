@@ -37,7 +37,7 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
 
 
 def lane(run: str, queue: str = "default", **more: Any) -> Iterator[Fact]:
-    """Facts of a run with one attempt in the lane."""
+    """Yield facts of a run with one attempt in the lane."""
     external: dict[str, Any] = {
         "workflow": "orders",
         "definition_fingerprint": "abc:external",

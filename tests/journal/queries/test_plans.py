@@ -63,12 +63,12 @@ def large(postgres_url: str) -> Iterator[PostgresStorage]:
 
 
 def touched(plan: Plan, table: str) -> float:
-    """How many rows of a table were looked at, whether they were wanted or not."""
+    """Return how many rows of a table were read, whether they were returned or not."""
     return sum(scan.rows + scan.removed for scan in plan.scans if scan.table == table)
 
 
 def ways(plan: Plan, table: str) -> set[str | None]:
-    """By which indexes a table was read; no other way is allowed."""
+    """Return the indexes by which a table was read; assert that it was read in no other way."""
     assert not [scan for scan in plan.scans if scan.table == table and scan.kind == "Seq Scan"]
     return {scan.by for scan in plan.scans if (scan.by or "").startswith(f"{table}_")}
 
@@ -201,7 +201,7 @@ def test_a_step_of_a_run_writes_no_index_of_its_row(postgres: PostgresStorage) -
 
 
 def _updates(storage: PostgresStorage) -> tuple[int, int]:
-    """How often rows of runs were updated so far, and how often without touching an index."""
+    """Return how often rows of runs were updated so far, and how often without touching an index."""
     # on the one connection that the storage has used, which has not told all of it yet
     storage.rows("SELECT pg_stat_force_next_flush()")
     ((updates, in_place),) = storage.rows(

@@ -45,7 +45,7 @@ def room(request: pytest.FixtureRequest, clock: VirtualClock) -> Room:
 
 
 def child_of(parent: str) -> dict[str, Any]:
-    """What a child run is started with."""
+    """Return what a child run is started with."""
     return {"parent": {"run_id": parent}}
 
 

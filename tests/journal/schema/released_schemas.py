@@ -15,7 +15,7 @@ _LAST_BY_ALEMBIC = 7
 
 
 def make_released(storage: PostgresStorage, version: int) -> PostgresStorage:
-    """Make the schema of a version: its tables, and its functions as far as migrations made them, else those of today.
+    """Create the schema of a version: its tables, and its functions if migrations made them, else those of today.
 
     Up to version 7, Alembic ran the migrations and had a version table of its own; functions had no comments.
     """
@@ -36,7 +36,7 @@ def make_released(storage: PostgresStorage, version: int) -> PostgresStorage:
 
 @contextmanager
 def written_by_this_code(storage: PostgresStorage, version: int) -> Iterator[None]:
-    """Let this code commit to a schema of that version meanwhile: what it locks by is added, and taken away again."""
+    """Enable this code to commit to a schema of that version: what it locks by is added, and removed at the end."""
     with raw(storage) as connection:
         if version < _FUNCTIONS_BY_FILE:
             connection.execute(fill_in(sources()["lock_runs"], storage.schema))

@@ -36,7 +36,7 @@ def purchase() -> Workflow:
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Return nothing."""
 
 
 def parent() -> Workflow:
@@ -54,7 +54,7 @@ def parent() -> Workflow:
 
 
 def fan() -> Workflow:
-    """Two steps side by side, one of which fails at first, and one that joins them."""
+    """Return a workflow of two steps side by side, one of which fails at first, and one that joins them."""
     workflow = Workflow("fan", version="1")
 
     @workflow.step(retry=Retry(max_attempts=2, initial=_AN_HOUR))
@@ -87,7 +87,7 @@ class RecordingStorage(MemoryStorage):
     """A storage that remembers its commits."""
 
     def __init__(self, clock: VirtualClock) -> None:
-        """Begin without any."""
+        """Create an empty journal."""
         super().__init__(clock)
         self.clock = clock
         self.commits: list[Sequence[Append]] = []

@@ -119,7 +119,7 @@ class Signature(NamedTuple):
 
 
 def _answers(function: Signature, call: Signature) -> bool:
-    """Whether a call in the way of the other function is answered by this one."""
+    """Return whether a call with the arguments of the other function is answered by this one."""
     count, extra = len(call.arguments), len(function.arguments) - len(call.arguments)
     same = (function.name, function.result) == (call.name, call.result)
     return same and function.arguments[:count] == call.arguments and 0 <= extra <= function.defaults

@@ -57,7 +57,7 @@ sys.exit(max(os.waitpid(child, 0)[1] for child in children))
 
 
 def _objects(storage: PostgresStorage) -> list[Any]:
-    """What the schema holds: tables, indexes, sequences, functions, triggers."""
+    """Return what the schema holds: tables, indexes, sequences, functions, triggers."""
     with raw(storage) as connection:
         return connection.execute(
             """SELECT 'relation', relname::text, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%(s)s)
@@ -184,7 +184,7 @@ def test_a_role_that_may_not_create_schemas_can_use_one_of_its_own(lowly: str, o
 
 
 def work(storage: PostgresStorage) -> None:
-    """Do something of everything, and find it right."""
+    """Call some of everything, and assert that it is right."""
     put(storage, signal(), started(), planned(), queued(), scheduled())
     store = PostgresDispatchStore(storage)
     (held,) = store.claim("default", "worker-1", lease=timedelta(minutes=1))

@@ -26,7 +26,7 @@ KEY = "step#1"
 
 
 def start_arguments(run_ids: Sequence[str], queue: str, commit: object = None) -> tuple[Any, tuple[object, ...]]:
-    """Give the statement that starts runs, with one attempt each: three facts of each run."""
+    """Return the statement that starts runs, with one attempt each: three facts of each run."""
     flags = dict.fromkeys(("fenced", "quarantined", "unfenced", "has_children"), False)
     row = {"position": -1, "status": "running", "queue": queue, "start_digest": "x", "planned_visits": 1, **flags}
     attempt = {
@@ -62,7 +62,7 @@ def claim_one(connection: psycopg.Connection[Any], queue: str, claim: str, commi
 
 
 def end_arguments(claims: Sequence[tuple[str, str, str]], commit: object = None) -> tuple[Any, tuple[object, ...]]:
-    """Give the statement that ends runs, by run, claim and queue: three facts of each run."""
+    """Return the statement that ends runs, by run, claim and queue: three facts of each run."""
     about = [[KEY, claim, claim, queue] for _, claim, queue in claims]
     outcomes = [
         [{"queue": queue, "runnable_key": KEY, "claim_id": claim, "result": {}}, None] for _, claim, queue in claims
@@ -100,7 +100,7 @@ class Worker(threading.Thread):
         self._connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
 
     def run(self) -> None:
-        """Work."""
+        """Run the worker."""
         try:
             while not self._stop_it.is_set():
                 self._work()

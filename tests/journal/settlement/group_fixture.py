@@ -93,7 +93,7 @@ class GroupFixture:
         return cls(desk, claims)
 
     def settlements(self, kinds: Sequence[tuple[str, str]]) -> list[Settlement]:
-        """Give what comes of the run of each name, as its kind says."""
+        """Return the settlement of the run of each name, as its kind says."""
         found: list[Settlement] = []
         for name, kind in kinds:
             own = self.claims[name]
@@ -113,7 +113,7 @@ class GroupFixture:
         return found
 
     def statuses(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Give the status of every attempt by run, and of the run; nothing in the journal is wrong."""
+        """Return the status of every attempt by run, and of the run; assert that there is no anomaly."""
         found: dict[str, dict[str, str]] = {}
         for name in names:
             unit = RunUnit.fold(self.desk.storage.read_run(name))
@@ -168,7 +168,7 @@ ALWAYS_WRITTEN |= {"locked"}  # in the end
 
 @contextmanager
 def others_hold(desk: Desk, runs: Sequence[str], table: str = "runs") -> Iterator[list[str]]:
-    """Have another session lock the rows of runs; yield them. Where nothing waits for locks, none."""
+    """Lock the rows of runs in another session and yield the runs; none on a storage without locks."""
     if not isinstance(desk.store, PostgresDispatchStore) or not isinstance(desk.storage, PostgresStorage):
         yield []
         return

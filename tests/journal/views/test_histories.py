@@ -59,7 +59,7 @@ def test_views_equal_the_fold_of_the_journal_after_any_history(
 
 
 def _renamed(fact: Fact, prefix: str) -> Fact:
-    """The same fact about another run and another queue."""
+    """Return the same fact about another run and another queue."""
     text = to_json(fact)
     for name in ("run-1", "run-2", "run-3"):
         text = text.replace(name, f"{prefix}-{name[-1]}")

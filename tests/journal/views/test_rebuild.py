@@ -42,7 +42,7 @@ def _drop_views(storage: PostgresStorage) -> None:
 
 @contextmanager
 def _filled(storage: PostgresStorage) -> Iterator[tuple[Rebuild, int]]:
-    """A rebuild that has filled its shadows up to a cut, and has yet to swap them in."""
+    """Yield a rebuild that has filled its shadow tables up to a cut, and has yet to swap them in."""
     with pooled_connection(storage.engine) as connection:
         rebuild = Rebuild(storage, connection)
         rebuild.create_shadows()

@@ -37,7 +37,7 @@ def roles(postgres: PostgresStorage) -> Iterator[tuple[str, str]]:
 
 
 def rights(storage: PostgresStorage) -> dict[str, tuple[str, set[tuple[str, str, bool]]]]:
-    """Who owns each table, and who else may do what with it."""
+    """Return each table's owner, and which rights others have on it."""
     text = """SELECT relname, pg_get_userbyid(relowner), a.privilege_type, a.grantee::regrole::text, a.is_grantable
         FROM pg_class, aclexplode(relacl) a WHERE relnamespace = %s::regnamespace AND relname = ANY (%s)"""
     found: dict[str, tuple[str, set[tuple[str, str, bool]]]] = {}

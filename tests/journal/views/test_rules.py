@@ -17,7 +17,7 @@ def _one_by_one(facts: list[Fact]) -> list[list[Append]]:
 
 
 def _together(facts: list[Fact]) -> list[list[Append]]:
-    """One commit; a thread that is left and come back to begins another, since a commit names a thread once."""
+    """Group facts into commits; a thread that comes again begins another, since a commit names a thread once."""
     commits: list[dict[str, list[Fact]]] = [{}]
     previous = None
     for fact in facts:

@@ -26,7 +26,7 @@ def journal(postgres: PostgresStorage) -> PostgresStorage:
 
 @contextmanager
 def _behind_our_back(storage: PostgresStorage) -> Iterator[None]:
-    """Lift the guard, as only the owner of the table can."""
+    """Disable the trigger that refuses changes, as only the owner of the table can."""
     name = f'"{storage.schema}".journal_entries'
     _do(storage, f"ALTER TABLE {name} DISABLE TRIGGER journal_entries_append_only")
     yield

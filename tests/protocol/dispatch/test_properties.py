@@ -27,7 +27,7 @@ from tests.protocol.fold_assertions import assert_parts_make_the_whole
 
 
 def accepted(placed: list[Entry]) -> list[Entry]:
-    """Entries with a readable fact that the fold found nothing wrong with."""
+    """Return the entries with a readable fact that have no anomaly."""
     refused = {(a.thread, a.seq) for a in DispatchProjection.fold(placed).anomalies}
     return [entry for entry in placed if (entry.thread, entry.seq) not in refused]
 

@@ -35,7 +35,7 @@ class Sheet:
     """A run of a workflow. Time passes by a second with every outcome."""
 
     def __init__(self, workflow: Workflow, payload: dict[str, Any] | None = None, **start: Any) -> None:
-        """Start it."""
+        """Start the run."""
         self.definition = workflow.freeze()
         self.entries: list[Entry] = []
         self.unit = RunUnit()
@@ -51,7 +51,7 @@ class Sheet:
         self.write([begun, *plan_start(self.definition, begun)])
 
     def write(self, facts: Iterable[Fact]) -> list[Any]:
-        """Fold facts as if they had been appended; give them."""
+        """Fold facts as if they had been appended; return them."""
         written = list(facts)
         for fact in written:
             entry = Entry(fact.thread, 0, len(self.entries) + 1, fact)
@@ -60,15 +60,15 @@ class Sheet:
         return written
 
     def open(self) -> list[str]:
-        """Give the attempts that could be claimed, without the run's id."""
+        """Return the attempts that could be claimed, without the run's id."""
         return [each.runnable_key.removeprefix(f"{RUN}:") for each in self.unit.dispatch.open_attempts()]
 
     def attempt(self, step: str) -> Attempt:
-        """Give the open attempt at a step."""
+        """Return the open attempt at a step."""
         return next(each for each in self.unit.dispatch.open_attempts() if each.step == step)
 
     def outcome(self, step: str, outcome: Ok | Error | Lost) -> Attempt:
-        """Let an attempt come to its end, and nothing follow from it; give it as it is then."""
+        """Fold the outcome of an attempt and return the attempt; nothing follows from it yet."""
         found = self.attempt(step)
         self.at = max(self.at + 1, (found.visible_at - t(0)).total_seconds())
         visit = int(found.idempotency_key.rpartition(":")[2])
@@ -92,20 +92,20 @@ class Sheet:
         return self.unit.dispatch.attempts[found.runnable_key]
 
     def plan(self, *settled: Attempt) -> list[Any]:
-        """Ask what follows from settled attempts; nothing is written."""
+        """Return what follows from settled attempts; nothing is written."""
         attempts = self.unit.dispatch.attempts
         return list(plan_settled(self.definition, self.unit.run, settled, attempts, t(self.at)))
 
     def settle(self, **outcomes: Ok | Error | Lost) -> list[Any]:
-        """Let attempts end together, by their steps, and write what follows; give that."""
+        """Settle attempts together, by their steps, and write what follows; return that."""
         return self.write(self.plan(*[self.outcome(step, outcome) for step, outcome in outcomes.items()]))
 
     def resolve(self, action: str, **result: Any) -> list[Any]:
-        """Decide, and write what follows; give that."""
+        """Decide, and write what follows; return that."""
         self.at += 1
         return self.write(plan_resolution(self.definition, self.unit.run, action, result, {}, t(self.at)))
 
 
 def types(facts: Iterable[Any]) -> list[str]:
-    """Give the types of facts."""
+    """Return the types of facts."""
     return [fact.type for fact in facts]

@@ -60,11 +60,11 @@ def orders() -> Definition:
         amount: Annotated[int, Field(gt=0)] = 5,
         colour: str = "red",
     ) -> None:
-        """Take an order."""
+        """Receive an order."""
 
     @workflow.step
     def pack(take: list[Line], *, late: Annotated[bool, Resource("late")] = False) -> None:
-        """Pack an order."""
+        """Prepare an order."""
 
     workflow.log("note", "packed")
     return workflow.freeze()
@@ -179,7 +179,7 @@ def money() -> Definition:
 
     @workflow.step
     def pay(id: UUID, price: Decimal) -> None:  # noqa: A002  the field's name
-        """Pay."""
+        """Charge it."""
 
     return workflow.freeze()
 

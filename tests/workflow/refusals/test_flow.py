@@ -10,7 +10,7 @@ from tests.workflow.drafts import Order, message_of, nothing, problems_of, route
 
 
 def other() -> None:
-    """Belongs to no workflow."""
+    """Return nothing, in no workflow."""
 
 
 @pytest.mark.parametrize("reference", ["shop", other, 5, None, "complete"])

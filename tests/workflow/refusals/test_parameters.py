@@ -1,5 +1,6 @@
 """What is refused of a function's parameters: what cannot be bound, read from JSON, or found in the run's state."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_parameter_that_nothing_provides_is_refused_with_a_guess() -> None:
 
     @workflow.step
     def take(ordre_id: str, ctx: StepContext, slack: Annotated[Client, Resource("slack")], colour: str = "red") -> None:
-        """Take an order."""
+        """Receive an order."""
 
     assert problems_of(workflow) == {("steps", "take", "parameters", "ordre_id"): Code.UNPROVIDED_PARAMETER}
     assert "did you mean 'order_id'?" in message_of(workflow)
@@ -98,13 +99,13 @@ def test_a_field_that_is_never_written_down_provides_nothing() -> None:
 
     @workflow.step
     def take(password: str) -> None:
-        """Take an order."""
+        """Receive an order."""
 
     assert problems_of(workflow) == {("steps", "take", "parameters", "password"): Code.UNPROVIDED_PARAMETER}
 
 
 def branching() -> Workflow:
-    """Give a workflow in which `check` may or may not run before `last`."""
+    """Return a workflow in which `check` may or may not run before `last`."""
     workflow = Workflow("orders", payload=Order)
     workflow.step(name="first")(ship)
     workflow.step(name="check")(ship)
@@ -120,11 +121,11 @@ def test_an_output_that_only_some_ways_give_needs_a_default() -> None:
 
     @without.step
     def last(first: None, check: dict[str, Any]) -> None:
-        """Come last."""
+        """Return nothing, as the last step."""
 
     @with_default.step(name="last")
     def last_with_default(first: None, check: dict[str, Any] | None = None) -> None:
-        """Come last."""
+        """Return nothing, as the last step."""
 
     assert problems_of(without) == {("steps", "last", "parameters", "check"): Code.UNCERTAIN_PARAMETER}
     assert "takes the output of step 'check', which may not be there" in message_of(without)
@@ -140,7 +141,7 @@ def test_a_failed_step_gives_no_output_but_a_rejection_does() -> None:
 
     @workflow.step
     def apologise(charge: None) -> None:
-        """Apologise."""
+        """Send an apology."""
 
     @workflow.step
     def explain(review: dict[str, Any], charge: None) -> None:
@@ -175,7 +176,7 @@ def test_what_a_loop_gives_is_not_there_on_the_first_visit() -> None:
     assert problems_of(workflow) == {("steps", "poll", "parameters", "rest"): Code.UNCERTAIN_PARAMETER}
 
 
-def test_with_after_declared_a_parameter_does_not_order_steps() -> None:
+def test_after_on_one_step_leaves_the_order_by_parameters_as_it_is() -> None:
     workflow = Workflow("orders")
 
     @workflow.step
@@ -184,17 +185,70 @@ def test_with_after_declared_a_parameter_does_not_order_steps() -> None:
 
     @workflow.step
     def mail(invoice: int) -> None:
-        """Mail it."""
+        """Send it."""
 
     @workflow.step(after=invoice)
     def book(invoice: int) -> None:
-        """Book it."""
+        """Record it."""
 
     @workflow.step(after=[book])
-    def archive(invoice: int) -> None:
+    def archive(invoice: int, mail: None = None) -> None:
         """Archive what was booked."""
 
-    assert problems_of(workflow) == {("steps", "mail", "parameters", "invoice"): Code.UNCERTAIN_PARAMETER}
+    after = {name: step.after for name, step in workflow.freeze().steps.items()}
+    assert after == {"invoice": (), "mail": ("invoice",), "book": ("invoice",), "archive": ("book", "mail")}
+
+
+def test_a_parameter_that_after_contradicts_needs_a_default() -> None:
+    def workflow_of(first: Any) -> Workflow:
+        workflow = Workflow("orders")
+        workflow.step(name="first")(first)
+        workflow.step(name="second", output="invoice", after=["first"])(lambda: 1)
+        return workflow
+
+    def requires(invoice: int) -> None: ...
+    def defaults(invoice: int = 0, first: None = None) -> None: ...
+    def takes_its_own(first: int) -> None: ...
+
+    assert problems_of(workflow_of(requires)) == {("steps", "first", "after"): Code.DEPENDENCY_CYCLE}
+    assert problems_of(workflow_of(takes_its_own)) == {("steps", "first", "parameters", "first"): Code.SELF_DEPENDENCY}
+    definition = workflow_of(defaults).freeze()
+    assert definition.entry_steps == ("first",)
+    assert definition.fingerprint == "66377f782749fb05d7b4a0f303793480f294e959b168d78277440180473f5941"
+
+
+def test_annotations_that_no_value_of_the_payload_fits_are_refused() -> None:
+    def first(amount: int) -> None: ...
+    def second(amount: dict[str, Any] = {}) -> None: ...  # noqa: B006
+    def third(amount: float = 1) -> None: ...
+
+    workflow = Workflow("orders")
+    for function in (first, second, third):
+        workflow.step(function)
+
+    assert problems_of(workflow) == {("steps", "second", "parameters", "amount"): Code.CONFLICTING_PARAMETER}
+    assert "step 'second' takes 'amount' as object, step 'first' as integer" in message_of(workflow)
+
+
+@pytest.mark.parametrize("name", ["_order", "model_config", "model_dump"])
+def test_a_name_that_no_field_of_a_payload_can_have_is_refused(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def take({name}: int) -> None: ...", scope)  # noqa: S102
+    workflow = Workflow("orders")
+    workflow.step(scope["take"])
+
+    assert problems_of(workflow) == {("steps", "take", "parameters", name): Code.UNSUPPORTED_PARAMETER}
+    assert f"{name!r} cannot be the name of a payload field: give the parameter another one" in message_of(workflow)
+
+
+def test_a_payload_of_a_type_without_a_schema_is_refused() -> None:
+    workflow = Workflow("orders")
+
+    @workflow.step
+    def call(hook: Callable[[], None]) -> None:
+        """Call it."""
+
+    assert problems_of(workflow) == {("steps", "call", "parameters", "hook"): Code.UNSUPPORTED_ANNOTATION}
 
 
 def test_a_compensation_takes_what_its_step_could_and_the_step_s_own_output() -> None:

@@ -22,7 +22,11 @@ def with_step(**options: Any) -> Workflow:
 
 
 def test_all_problems_are_told_at_once_each_with_path_code_and_message() -> None:
-    workflow = Workflow("or ders", version="", triggers=[Cron("61 * * * *", timezone="Mars/Olympus")])
+    class Parcel(BaseModel):
+        parcel_id: str = "p-1"
+
+    triggers = [Cron("61 * * * *", timezone="Mars/Olympus")]
+    workflow = Workflow("or ders", payload=Parcel, version="", triggers=triggers)
     workflow.step(name="take", priority=11)(take_order)
     workflow.wait("settle", timedelta(0))
     workflow.route("take", to="setle")

@@ -159,7 +159,7 @@ def test_a_limit_below_one_is_refused(limit: Any) -> None:
 
 
 def hours(*starts: int) -> list[Window]:
-    """Give the windows of an hourly trigger on New Year's Day."""
+    """Return the windows of an hourly trigger on New Year's Day."""
     midnight = at("2026-01-01T00:00")
     return [Window(midnight + timedelta(hours=hour), midnight + timedelta(hours=hour + 1)) for hour in starts]
 
@@ -245,7 +245,7 @@ near = st.timedeltas(timedelta(hours=-40), timedelta(hours=30))
 
 @st.composite
 def moments(draw: st.DrawFn, expression: st.SearchStrategy[str]) -> tuple[Cron, datetime]:
-    """Give a trigger and a time at which its clock is often about to be turned."""
+    """Generate a trigger and a time at which its clock is often about to be turned."""
     zone = draw(st.sampled_from(sorted(TURNS)))
     turn = at(draw(st.sampled_from(TURNS[zone])))
     return Cron(draw(expression), timezone=zone), turn + draw(near)
