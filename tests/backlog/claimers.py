@@ -42,7 +42,7 @@ def work(url: str, schema: str, rng: random.Random) -> None:
             else:
                 backlog.complete(card.id, token=card.claim_token)
         except (StaleClaim, ExpiredClaim):
-            continue  # too slow: somebody else has it
+            continue  # too slow: another process has it
     storage.close()
 
 

@@ -142,7 +142,7 @@ def test_the_next_claim_takes_a_card_whose_claim_ran_out(board: Board) -> None:
     board.cards("A", "B")
     first = board.claim("dead", ttl=MINUTE)
     board.later(seconds=60)
-    # when somebody claims, then he gets that card, with a fact that says what became of the first claim
+    # when a worker claims, then it gets that card, with a fact that says what became of the first claim
     second = board.claim("alive")
     assert (second.id, second.claim_owner, second.attempts) == (first.id, "alive", 2)
     assert board.types("A") == ["created", "claimed", "released", "claimed"]
@@ -155,7 +155,7 @@ def test_a_claim_by_id_takes_over_when_the_claim_ran_out(board: Board) -> None:
     board.claim(ttl=MINUTE)
     board.later(seconds=60)
     assert board.claim(card_id="B").attempts == 2
-    assert board.types("A") == ["created", "claimed"]  # nobody asked for it
+    assert board.types("A") == ["created", "claimed"]  # no caller asked for it
 
 
 def test_renewing_lets_a_claim_last_and_never_shortens_it(board: Board) -> None:

@@ -105,7 +105,7 @@ def test_an_id_that_exists_with_another_content_is_refused(board: Board) -> None
     # given a card
     board.cards("A0")
     first = board.backlog.create("A1", "schema", priority=5, phase="M1")
-    # when somebody uses its id for something else, then it is said what differs, and nothing changes
+    # when its id is used for another card, then the error says what differs, and nothing changes
     for options, named in (
         ({"title": "another"}, "title"),
         ({"priority": 6}, "priority"),
@@ -205,7 +205,7 @@ def test_self_links_unknown_cards_and_cycles_are_refused(board: Board) -> None:
     board.backlog.link("C", "B")
     board.backlog.link("D", "C")
     before = board.revision()
-    # when somebody links what cannot be linked, then it is refused, and nothing changes
+    # when a link is made that cannot be, then it is refused, and nothing changes
     with pytest.raises(InvalidArgument, match="itself"):
         board.backlog.link("A", "A")
     with pytest.raises(NotFound, match="'X'"):

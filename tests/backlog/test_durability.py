@@ -113,7 +113,7 @@ def _schema(board: Board) -> str:
 def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
     postgres_board: Board, postgres_url: str
 ) -> None:
-    # given a claim that waits in the server for somebody else
+    # given a claim that waits in the server for another session
     storage, wire = postgres_board.storage, Wire(postgres_url)
     assert isinstance(storage, PostgresStorage)
     postgres_board.cards("A")
@@ -141,7 +141,7 @@ def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
 def test_a_card_that_is_created_again_while_the_first_try_still_waits_is_the_card_of_that_try(
     postgres_board: Board, postgres_url: str
 ) -> None:
-    # given a card in the making, whose facts wait in the server for somebody else
+    # given a card that is being created, whose facts wait in the server for another session
     storage, wire = postgres_board.storage, Wire(postgres_url)
     assert isinstance(storage, PostgresStorage)
     postgres_board.cards("A")

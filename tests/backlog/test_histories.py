@@ -20,7 +20,7 @@ IDS, KEYS, PHASES = ("a", "b", "c", "d"), ("k", "l"), ("M1", "M2")
 ids = st.sampled_from(IDS)
 ttls = st.integers(1, 5).map(lambda seconds: timedelta(seconds=seconds))
 delays = st.none() | st.integers(0, 3).map(lambda seconds: timedelta(seconds=seconds))
-tokens = st.sampled_from((0, 0, 0, 1, 2, 3))  # the latest claim's, an earlier one's, one that nobody has, or none
+tokens = st.sampled_from((0, 0, 0, 1, 2, 3))  # the latest claim's, an earlier one's, an unknown one, or none
 
 Operation = tuple[str, dict[str, Any]]
 
@@ -83,7 +83,7 @@ def histories(draw: st.DrawFn) -> list[Operation]:
 
 
 class Player:
-    """Somebody who does operations to one backlog, and remembers the tokens that it was given."""
+    """A caller of one backlog, which remembers the tokens that it was given."""
 
     def __init__(self, storage: Storage) -> None:
         """Create an empty backlog."""

@@ -40,7 +40,7 @@ def test_killed_claimers_lose_no_card_hold_none_twice_and_break_no_dependency(
         started.append(shepherd)
         assert shepherd.end() == 0, shepherd.errors()
     assert int(shepherd.lines[-1]) >= 5
-    # then every card is done, and the facts show that everybody kept the rules
+    # then every card is done, and the facts show that every process kept the rules
     assert backlog.stats().counts == {"ready": 0, "claimed": 0, "blocked": 0, "done": CARDS, "dead_lettered": 0}
     judge([entry.fact for entry in postgres.read(BACKLOG_THREAD)])
     assert backlog.differences() == []

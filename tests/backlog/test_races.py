@@ -60,7 +60,7 @@ def test_every_command_waits_for_whoever_changes_the_schema_or_the_links(
     postgres_board.cards("A", "B")
     storage = postgres(postgres_board)
     with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as other:
-        # given somebody alone with the schema, or with all links
+        # given a session alone with the schema, or with all links
         other.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(storage.schema, purpose),))
         # when a command comes, then it waits until that is over
         call = pool.submit(_COMMANDS[name], postgres_board.backlog)
@@ -83,7 +83,7 @@ def test_cards_are_locked_in_the_order_of_their_ids_and_those_that_wait_for_them
             raw(storage, autocommit=False) as writer,
             raw(storage, autocommit=False) as look,
         ):
-            # when somebody holds one of them while two are about to change
+            # when a session holds one of them while two are about to change
             other.execute("SELECT FROM backlog WHERE id = %s FOR UPDATE", (wanted,))
             ids = ["A"] if wanted == "C" else ["B", "A"]
             call = pool.submit(writer.execute, "SELECT lock_cards(0, %s, NULL, NULL, false, true)", (ids,))
@@ -121,11 +121,11 @@ def test_a_claim_begins_when_it_has_nothing_to_wait_for_any_more(postgres_board:
 
 
 def test_a_rival_gets_the_next_card_and_not_nothing(postgres_board: Board) -> None:
-    # given two cards, the better one of which somebody is about to take
+    # given two cards, the better one of which another session is about to claim
     postgres_board.cards("A", "B")
     held = holding(postgres(postgres_board), "SELECT FROM backlog WHERE id = 'A' FOR UPDATE")
     with ThreadPoolExecutor(1) as pool, held:
-        # when another one claims, then it waits for nobody
+        # when a worker claims, then it does not wait
         assert pool.submit(postgres_board.claim).result(10).id == "B"
         assert pool.submit(postgres_board.backlog.claim, "w").result(10) is None
     assert postgres_board.claim().id == "A"
@@ -144,7 +144,7 @@ def test_eight_claimers_get_eight_cards(postgres_board: Board) -> None:
 
 
 def test_claimers_of_expired_cards_get_one_each(postgres_board: Board) -> None:
-    # given cards whose holders are all gone, and somebody who holds up the first who takes them back
+    # given cards whose holders are all gone, and a session that holds up the first call that takes them back
     names = [f"c{number}" for number in range(8)]
     postgres_board.cards(*names)
     postgres_board.claimed_in_order()
@@ -219,7 +219,7 @@ def test_a_link_that_waits_sees_what_the_first_one_made(postgres_board: Board) -
     postgres_board.cards("A", "B")
     storage = postgres_board.storage
     assert isinstance(storage, PostgresStorage)
-    # given somebody who holds up everybody that changes links
+    # given a session that holds up all others that change links
     with holding(storage, "SELECT lock_cards(0, '{}', NULL, NULL, true, false)") as held:
 
         def link(card_id: str, depends_on: str) -> Callable[[], str]:

@@ -27,7 +27,7 @@ def test_the_table_is_rebuilt_equal_to_the_live_one(postgres_board: Board) -> No
             "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'backlog' AND schemaname = %s ORDER BY 1"
         )
         made = connection.execute(indexes, (storage.schema,)).fetchall()
-        # given cards that somebody changed by hand, one that no fact explains, and one that is missing
+        # given cards that were changed by hand, one that no fact explains, and one that is missing
         connection.execute("UPDATE backlog SET priority = 7, open_dependencies = 0 WHERE id = 'C'")
         connection.execute("DELETE FROM backlog WHERE id = 'A'")
         connection.execute("UPDATE backlog SET id = 'X' WHERE id = 'B'")
@@ -120,7 +120,7 @@ def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhi
     assert isinstance(storage, PostgresStorage)
     backlog.create("A", "a")
     with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as reader:
-        # given somebody who reads for so long that the table cannot be swapped in at the first tries
+        # given a session that reads for so long that the table cannot be swapped in at the first tries
         reader.execute("SELECT FROM backlog")
         rebuilt = pool.submit(Backlog(storage).rebuild)
         for card_id in ("B", "C"):

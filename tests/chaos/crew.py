@@ -67,7 +67,7 @@ class Crew:
         ]
 
     def start(self) -> None:
-        """Start every role that nobody plays."""
+        """Start every role that has no process."""
         with self._lock:
             for member in self.members:
                 if member.process is None and member.role not in self.ended and not self._closed:

@@ -104,7 +104,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def ordinary_python() -> Iterator[OrdinaryPython]:
-    """Run Python code as an ordinary user, whoever runs the tests."""
+    """Run Python code as an ordinary user, whichever user runs the tests."""
     packages = Path(psycopg.__file__).parents[1]
     pythons = (sys.executable, "/usr/bin/python3")
     with open_directory() as copies:

@@ -93,7 +93,7 @@ def test_the_server_outlives_a_client_that_is_killed_inside_a_transaction(
 
 def test_the_server_keeps_no_file_of_the_process_that_started_it(stopped: EmbeddedPostgres) -> None:
     code = f"import os; os.set_inheritable(1, True); {STARTER} p.ensure_running()"
-    # This waits until the pipe is closed by everybody who has it.
+    # This waits until the pipe is closed by every process that has it.
     subprocess.run([sys.executable, "-c", code, stopped.data_dir], stdout=subprocess.PIPE, timeout=30, check=True)
     assert stopped.status().running
 

@@ -99,7 +99,7 @@ def test_the_default_directory_is_the_users_own() -> None:
 
 @given(secrets, tails)
 def test_no_message_and_no_representation_ever_shows_a_password(password: str, tail: str) -> None:
-    assume("@" in tail or "@" not in password)  # else half of it is a host, for all that anybody can tell
+    assume("@" in tail or "@" not in password)  # else half of it cannot be told from a host
     url = f"postgresql://alice:{password}{tail}"
     shown = [display_url(url), repr(ServerTier(url, "argument")), describe(ServerTier(url, "argument"))]
     try:

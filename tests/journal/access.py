@@ -31,7 +31,7 @@ from squid_dagster.testing.example_facts import *  # noqa: F403  what the storag
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
 
 LONG = 30.0
-"""Seconds: nobody waits so long unless something is broken."""
+"""Seconds: a wait takes so long only if something is broken."""
 
 
 Opener = Callable[..., PostgresStorage]
@@ -48,7 +48,7 @@ def as_json(entry: Entry) -> str:
 
 
 def plant(storage: PostgresStorage, facts: Sequence[Fact]) -> int:
-    """Write facts about cards past the backlog, which nobody may: their table is not told. Gives the last number."""
+    """Write facts about cards past the backlog, which leaves their table as it is. Return the last number."""
     with storage.transaction() as transaction:
         units = transaction.lock(LockTargets())
         verified = check_appends([Append(BACKLOG_THREAD, facts)], storage.max_fact_bytes)
@@ -97,7 +97,7 @@ def terminate_backends(storage: PostgresStorage) -> int:
 
 
 def wait_for_a_lock(storage: PostgresStorage, least: int = 1) -> None:
-    """Return once so many statements are waiting for a lock of somebody else's."""
+    """Return once so many statements are waiting for a lock of another session."""
     deadline = time.monotonic() + 30
     with raw(storage) as connection:
         while True:

@@ -127,7 +127,7 @@ def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Postgres
 
 @pytest.fixture
 def open_storage(postgres_url: str, schema: str) -> Iterator[Opener]:
-    """Open journals that nobody has made yet, by default on the shared server; all are closed in the end."""
+    """A function that opens a journal without its schema, by default on the shared server; all are closed in the end."""
     opened: list[PostgresStorage] = []
 
     def open_(url: str = postgres_url, name: str = schema, **options: Any) -> PostgresStorage:

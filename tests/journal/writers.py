@@ -80,7 +80,7 @@ def scatter(storage: PostgresStorage, writer: int, commits: int, rng: random.Ran
 
 
 def work(storage: PostgresStorage, writer: int, commits: int, rng: random.Random) -> None:
-    """Start runs, claim attempts of anybody's runs, and settle them in every way there is."""
+    """Start runs, claim attempts of any writer's runs, and settle them in every way there is."""
     store = PostgresDispatchStore(storage)
     claims: list[Claim] = []
     for commit in range(commits):

@@ -1,8 +1,8 @@
 """Checks of one module's words. `python -m tests.words PATH ...` prints what they find.
 
 - The docstring of a function begins with a verb of programming (`verbs.txt`); that of a property may be a noun phrase.
-- Docstrings and comments name a caller, a process or a thread; they do not say "whoever", "nobody" or "somebody".
-- Variables, parameters and fields are named after what they hold, not `told`, `kept`, `found`, `each` or `more`.
+- Docstrings and comments name a caller, a process or a thread, instead of the words of `VAGUE`.
+- Variables, parameters and fields are named after what they hold, not with the words of `EMPTY_NAMES`.
 - Names of modules and public classes are made of words of the glossary (`docs/glossary.md`) and of `plain.txt`.
 """
 

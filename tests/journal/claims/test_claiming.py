@@ -194,11 +194,11 @@ def test_many_who_claim_at_once_share_the_work_without_overlap(desk: Desk) -> No
 
 
 def test_a_claim_takes_the_next_attempt_when_another_transaction_holds_the_first(postgres_desk: Desk) -> None:
-    # given two attempts, of which somebody holds the first
+    # given two attempts, of which a session holds the first
     postgres_desk.put(work("held"), work("free"))
     with raw(_postgres(postgres_desk), autocommit=False) as other, ThreadPoolExecutor(1) as pool:
         other.execute("SELECT FROM attempts WHERE run_id = 'held' FOR UPDATE")
-        # when a worker claims, then it waits for nobody
+        # when a worker claims, then it does not wait
         claiming = pool.submit(claim, postgres_desk, 9)
         try:
             assert keys(claiming.result(10)) == ["free"]

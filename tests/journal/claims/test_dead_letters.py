@@ -15,7 +15,7 @@ def test_what_was_delivered_too_often_is_dead_lettered_by_the_claim_that_meets_i
     for _ in range(2):
         assert keys(claim(desk)) == ["run-1"]
         desk.wait(60)
-    # when somebody claims
+    # when a worker claims
     assert keys(claim(desk)) == ["run-2"]
     # then the first is parked and the second is given
     assert statuses(desk, "run-1") == {key("run-1"): "dead_lettered"}

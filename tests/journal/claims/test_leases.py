@@ -108,7 +108,7 @@ def test_a_dead_letter_takes_no_fencing_token_from_an_attempt_of_its_visit(desk:
 
 @pytest.mark.parametrize("pretend", [other_token, other_claim])
 def test_only_the_holder_of_claim_and_token_may_act(desk: Desk, pretend: Callable[[ClaimRef], ClaimRef]) -> None:
-    # given a claim, and somebody who shows another id or token
+    # given a claim, and a caller with another id or token
     desk.put(scheduled())
     held = one(desk)
     stranger, before = pretend(held.ref), desk.entries()

@@ -47,7 +47,7 @@ def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgr
     before = postgres.now()
     claimed = _worker(postgres, postgres_url, hours, "claim")
 
-    # The lease that somebody holds has not run out, and what is visible in an hour is not visible now.
+    # The other worker's lease has not run out, and what is visible in an hour is not visible now.
     assert [run_id for run_id, *_ in claimed] == ["due"]
     lease_until = datetime.fromisoformat(claimed[0][4])
     assert before + timedelta(seconds=60) <= lease_until <= postgres.now() + timedelta(seconds=60)

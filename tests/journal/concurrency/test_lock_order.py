@@ -199,7 +199,7 @@ def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) 
 
 
 def _append(connection: psycopg.Connection[Any]) -> None:
-    """Write in the general way: two runs that are there and two new ones, and facts on the threads of queues and runs."""
+    """Write in the general way: two existing and two new runs, and facts on the threads of queues and runs."""
     _lock_runs(connection, [], list(_RUNS))
     _append_entries(connection, [*_THREADS, *_NEW_THREADS])
 

@@ -29,7 +29,7 @@ def test_others_go_on_once_a_quiet_writer_has_lost_its_locks(postgres_url: str, 
     units = opened.lock(LockTargets({RUN}))
     units.fold(verified)
 
-    # when somebody else writes to the same run, it gets through
+    # when another session writes to the same run, it gets through
     assert postgres.append(THREAD, [signal(payload={"from": "other"})]) == 2
 
     # then the quiet one, awake again, has lost its turn and writes nothing

@@ -141,7 +141,7 @@ def _shape(storage: PostgresStorage) -> list[Any]:
     ids=["runs", "entries", "queues", "a view", "the sequence", "another squid_schema", "an empty squid_schema"],
 )
 def test_tables_of_our_names_that_are_not_ours_are_left_alone(open_storage: Opener, schema: str, foreign: Any) -> None:
-    # given a schema in which somebody else keeps something under one of our names
+    # given a schema in which another application has an object with one of our names
     storage = open_storage()
     with raw(storage) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {schema}").format(schema=sql.Identifier(schema)))

@@ -21,7 +21,7 @@ _LEFT = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY
 
 
 class GaveUpError(Exception):
-    """Whoever folds has given up."""
+    """The fold has given up."""
 
 
 class Pooled:

@@ -26,7 +26,7 @@ from tests.facts import signal
 from tests.journal.access import LONG, THREAD, eventually, plain_url, raw
 from tests.servers.proxy import Proxy
 
-# What SQLAlchemy asks on the first connection of an engine, before anybody gets it.
+# What SQLAlchemy asks on the first connection of an engine, before a caller gets it.
 FIRST = [b"BEGIN", b"pg_catalog.version", b"current_schema", b"transaction isolation level", b"hstore"]
 SHORT = NetworkBounds(silence=0.3, confirmation=0.1, longest_pause=0.3, probe=5, connect=2)
 

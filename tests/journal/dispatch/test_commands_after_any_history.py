@@ -69,7 +69,7 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
     mine = [_renamed(fact, prefix) for fact in history]
     runs = sorted({fact.run_id for fact in mine if getattr(fact, "run_id", None) is not None})  # type: ignore[union-attr]
     warm = PostgresDispatchStore(postgres_shared)
-    # when it is committed in pieces, then whoever has followed it, and whoever has not, sees the same
+    # when it is committed in pieces, then a store that has followed it, and one that has not, see the same
     for begin in range(0, len(mine), size):
         put(postgres_shared, *mine[begin : begin + size])
         for run_id in runs[:2]:

@@ -246,7 +246,7 @@ def test_a_start_by_template_whose_answer_was_lost_is_made_once(
 def test_a_start_waits_for_who_makes_the_thread_of_its_queue_and_goes_on_behind(
     squid: Squid, postgres_virtual: PostgresStorage
 ) -> None:
-    # given somebody who makes the thread of a queue, and is not done yet
+    # given a session that creates the thread of a queue, and has not committed yet
     commit_id, first = uuid4(), queue_paused("fresh")
     squid.start("one_step", {"left": 1})
     with raw(postgres_virtual, autocommit=False) as other, ThreadPoolExecutor(2) as pool:

@@ -49,7 +49,7 @@ class Board:
 
 @pytest.fixture(params=["memory", "postgres"])
 def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Board:
-    """Nobody is there yet."""
+    """No worker has reported yet."""
     if request.param == "memory":
         memory = MemoryStorage(clock)
         liveness = MemoryLiveness(memory)
@@ -247,7 +247,7 @@ def test_presence_is_no_view_of_facts_and_survives_a_rebuild(postgres: PostgresS
     before = liveness.workers(MINUTE)
     rebuild_views(postgres)
     assert liveness.workers(MINUTE) == before
-    # and nobody misses a row
+    # and no worker misses a row
     with raw(postgres) as connection:
         connection.execute("TRUNCATE presence")
     assert liveness.workers(MINUTE) == []

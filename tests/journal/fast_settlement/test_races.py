@@ -172,7 +172,7 @@ def test_a_connection_that_is_cut_between_plan_and_write_leaves_nothing_halfway(
 
 
 def test_what_a_rival_does_while_the_fast_way_waits_for_the_run_is_seen(postgres: PostgresStorage) -> None:
-    # given a run that somebody is about to cancel, and holds
+    # given a run that a session is about to cancel, and holds
     squid = Squid(postgres, [chain("a")])
     run_id = squid.start("chain").run_id
     (held,) = squid.runtime.dispatch.claim(QUEUE, "worker")
@@ -212,7 +212,7 @@ def test_a_takeover_that_comes_while_the_fast_way_waits_for_the_attempt_is_seen(
 
 
 def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once(postgres: PostgresStorage) -> None:
-    # given the last two steps before a join, and their run held by somebody
+    # given the last two steps before a join, and their run held by a session
     wf = Workflow("join")
     for name, after in (("a", []), ("b", []), ("c", ["a", "b"])):
         wf.step(name=name, after=after)(_nothing)
@@ -226,7 +226,7 @@ def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once
         wait_for_a_lock(postgres, 2)
         connection.rollback()
         answers = [each.result(30)[0] for each in settling]
-    # then both are applied, and the join was planned by whoever came second
+    # then both are applied, and the join was planned by the second
     assert [answer.unwrap().status for answer in answers] == ["completed"] * 2
     unit = RunUnit.fold(postgres.read_run(run_id))
     assert sorted(attempt.step for attempt in unit.dispatch.attempts.values()) == ["a", "b", "c"]

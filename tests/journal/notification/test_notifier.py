@@ -10,7 +10,7 @@ import pytest
 from squid_dagster.journal import Listener, LocalNotifier, MemoryStorage, Notifier, PostgresNotifier, PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 
-LONG = 30.0  # nobody waits so long unless something is broken
+LONG = 30.0  # seconds: a wait takes so long only if something is broken
 
 
 class Hall:
@@ -32,7 +32,7 @@ class Hall:
 
 @pytest.fixture(params=["local", "postgres"])
 def hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
-    """Nobody listens yet."""
+    """No listener yet."""
     made: Hall
     if request.param == "local":
         memory = MemoryStorage()
@@ -99,7 +99,7 @@ def test_a_listener_can_be_woken_from_this_process(hall: Hall) -> None:
     listener.wake()
     assert listener.wait(LONG)
     assert not listener.wait(0)
-    # also while somebody waits
+    # also while a thread waits
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(listener.wait(LONG)))
     thread.start()

@@ -1,4 +1,4 @@
-"""What the suites of queries share: a journal, whoever answers about it, and the clock of both."""
+"""What the suites of queries share: a journal, its queries, and the clock of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

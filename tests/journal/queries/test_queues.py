@@ -84,7 +84,7 @@ def test_a_journal_without_work_has_no_queues(room: Room) -> None:
 
 @pytest.fixture
 def backlogged(room: Room) -> Room:
-    """Two attempts that are due and one beyond its lease, among others that nobody can claim, and a paused queue."""
+    """Two attempts that are due and one beyond its lease, among others that cannot be claimed, and a paused queue."""
     for run, visible in (("f1", 0), ("f2", 5), ("f3", 500)):
         room.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
     room.put(scheduled("f4"), claimed("f4", at=10, lease=20))

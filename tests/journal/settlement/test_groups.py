@@ -222,7 +222,7 @@ def test_plans_that_are_too_large_together_are_written_in_parts(desk: Desk) -> N
 def test_an_error_of_the_database_about_one_member_refuses_that_one_alone(
     postgres_desk: Desk, postgres_virtual: PostgresStorage
 ) -> None:
-    # given a constraint of somebody else's that one result violates
+    # given a constraint of another application that one result violates
     from tests.journal.access import raw
 
     with raw(postgres_virtual) as connection:
