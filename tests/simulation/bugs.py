@@ -170,16 +170,16 @@ BUGS = (
     # --- recovery
     Bug(
         "recovery schedules nothing",
-        "runtime.recovery.run_repair:_missing",
-        "for runnable in unscheduled:",
+        "runtime.recovery.run_repair:_plan_missing",
+        "for runnable in missing.schedules:",
         "for runnable in ():",
     ),
-    Bug("recovery applies nothing", "runtime.recovery.run_repair:_missing", "    if stuck:", "    if False:"),
-    Bug("recovery fences nothing", "runtime.recovery.run_repair:_missing", "if not dispatch.unfenced:", "if True:"),
+    Bug("recovery applies nothing", "runtime.recovery.run_repair:_plan_missing", "if missing.settled:", "if False:"),
+    Bug("recovery fences nothing", "runtime.recovery.run_repair:_plan_missing", "if missing.fence:", "if False:"),
     Bug(
         "recovery starts no child",
         "runtime.recovery.run_repair:repair_run",
-        "if child.fact is not None and not _started(runtime, child.fact):",
+        "if not _started(runtime, link):",
         "if False:",
     ),
     Bug("recovery cascades nothing", "runtime.recovery.run_repair:repair_run", "if ancestor is not None:", "if False:"),

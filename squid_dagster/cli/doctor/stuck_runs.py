@@ -68,29 +68,24 @@ def _halfway(patient: Patient) -> list[Finding]:
 
 
 def _missing(patient: Patient, unit: "RunUnit") -> str | None:
-    """Say what recovery would write for this run; None: nothing, or nothing that the definitions at hand allow."""
-    from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
+    """Return what recovery would write for this run; None: nothing, or nothing that the definitions at hand allow."""
     from squid_dagster.protocol.threads import run_thread
-    from squid_dagster.workflow.planner.schedule import unprogressed
+    from squid_dagster.workflow.planner.missing_facts import missing_facts
 
-    run, dispatch = unit.run, unit.dispatch
-    if run.terminal:
-        return "ended, and the queue does not know it" if dispatch.unfenced else None
-    if run.stopped:
-        return None
-    if planned_but_unscheduled(run, dispatch):
+    start, registry = unit.run.start, patient.registry
+    definition = None
+    if start is not None and registry is not None:
+        definition = registry.find(start.workflow, start.definition_fingerprint, start.definition_version)
+    missing = missing_facts(unit, definition)
+    if missing.fence:
+        return "ended, and the queue does not know it"
+    if missing.schedules:
         return "planned, and not on its queue"
-    if run.start is not None and dispatch.queue is None:
+    if missing.queue:
         return "started, and unknown to its queue"
-    settled = [each for each in unprogressed(run, dispatch.attempts) if each.status != "dead_lettered"]
-    if settled and run.start is not None and _is_known(patient, run.start.workflow, run.start.definition_fingerprint):
+    is_known = registry is None or definition is not None
+    if start is not None and is_known and (missing.results or missing.failures or missing.retries):
         return "done, and nothing followed"
-    linked = (child_id for child_id, child in run.children.items() if child.fact is not None)
-    if any(patient.storage.revision(run_thread(child_id)) == 0 for child_id in linked):
+    if any(patient.storage.revision(run_thread(link.child_run_id)) == 0 for link in missing.links):
         return "a child that never started"
     return None
-
-
-def _is_known(patient: Patient, workflow: str, fingerprint: str | None) -> bool:
-    """Tell whether a definition is there, or may be: without modules nobody can say that it is not."""
-    return patient.registry is None or patient.registry.find(workflow, fingerprint) is not None

@@ -12,17 +12,15 @@ from typing import NamedTuple
 from squid_dagster.inspection.hold import Hold, Worker, hold_of, status_of
 from squid_dagster.inspection.run_record import Record
 from squid_dagster.protocol.entries import Entry
-from squid_dagster.protocol.facts import AttemptReleased, Runnable
+from squid_dagster.protocol.facts import AttemptReleased
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, claim_order
 from squid_dagster.protocol.folds.launches import Launch, latest_launches
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
-from squid_dagster.protocol.folds.run_unit import planned_but_unscheduled
-from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.workflow.definition import Definition, StepDefinition
 from squid_dagster.workflow.external_step import is_external
-from squid_dagster.workflow.planner.schedule import unprogressed
+from squid_dagster.workflow.planner.missing_facts import MissingFacts, missing_facts
 from squid_dagster.workflow.registry import Registry
 
 
@@ -53,10 +51,7 @@ class Case:
     scheduled: tuple[Attempt, ...]
     claimed: tuple[Attempt, ...]
     expired: tuple[Attempt, ...]
-    pending_results: tuple[Attempt, ...]
-    pending_failures: tuple[Attempt, ...]
-    dead_letters: tuple[Attempt, ...]
-    pending_dispatches: tuple[Runnable, ...]
+    missing: MissingFacts
     failure: JsonObject | None
 
     @property
@@ -125,14 +120,9 @@ def make_case(
         definition = registry.find(workflow, fingerprint, start.definition_version)
         if not run.stopped and record.as_of is None:
             hold = hold_of(workflow, start.definition_version, fingerprint, registry, workers)
-    failure = PlanState.of(run).failure
     open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())
     held = [each for each in open_ if each.status is AttemptStatus.CLAIMED]
     free = [each for each in open_ if each.status is not AttemptStatus.CLAIMED]
-    settled = unprogressed(run, dispatch.attempts)
-    dead = [each for each in settled if each.status is AttemptStatus.DEAD_LETTERED]
-    parked = [each for each in dead if not _goes_on(each, definition, failure)]
-    lost = [each for each in settled if each.status is AttemptStatus.FAILED and not _has_retry(each, record)]
     return Case(
         record=record,
         now=now,
@@ -145,24 +135,10 @@ def make_case(
         scheduled=tuple(sorted((e for e in free if e.visible_at > now), key=lambda e: (e.visible_at, e.runnable_key))),
         claimed=_in_order(each for each in held if not each.expired(now)),
         expired=_in_order(each for each in held if each.expired(now)),
-        pending_results=tuple(each for each in settled if each.status is AttemptStatus.COMPLETED),
-        pending_failures=(*lost, *(each for each in dead if each not in parked)),
-        dead_letters=tuple(parked),
-        pending_dispatches=tuple(planned_but_unscheduled(run, dispatch)),
-        failure=failure,
+        missing=missing_facts(record.unit, definition),
+        failure=PlanState.of(run).failure,
     )
 
 
 def _in_order(attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
     return tuple(sorted(attempts, key=claim_order))
-
-
-def _goes_on(attempt: Attempt, definition: Definition | None, failure: JsonObject | None) -> bool:
-    """Return whether a run leaves a dead letter by itself: along an error route, or because it is failing already."""
-    if definition is None or attempt.step.startswith(COMPENSATE):
-        return False
-    return failure is not None or bool(definition.routes.get((attempt.step, "error")))
-
-
-def _has_retry(attempt: Attempt, record: Record) -> bool:
-    return f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" in record.unit.dispatch.attempts

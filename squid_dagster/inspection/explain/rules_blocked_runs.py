@@ -74,9 +74,9 @@ def _whose(case: Case, attempt: Attempt, alone: bool) -> str:
 
 def dead_letter(case: Case) -> Finding | None:
     """Explain a run with an attempt that was handed out as often as it may be, and never finished."""
-    if not case.dead_letters:
+    if not case.missing.dead_letters:
         return None
-    first = case.dead_letters[0]
+    first = case.missing.dead_letters[0]
     times = "once" if first.deliveries == 1 else f"{first.deliveries} times"
     claim = case.record.last("attempt_claimed", first.runnable_key)
     alone = claim is not None and bool(getattr(claim.fact, "alone", None))
@@ -85,17 +85,22 @@ def dead_letter(case: Case) -> Finding | None:
         f"Step {first.step!r} was handed out {times} and never finished; "
         f"it is a dead letter, and nobody tries again by themselves.{_whose(case, first, alone)}",
         first.step,
-        {**_keys(case.dead_letters), "deliveries": first.deliveries, "alone": alone, "error": shown(first.error)},
+        {
+            **_keys(case.missing.dead_letters),
+            "deliveries": first.deliveries,
+            "alone": alone,
+            "error": shown(first.error),
+        },
         (
             *(
                 Action("retry_attempt", f"squid.retry_attempt({case.record.run_id!r}, {each.runnable_key!r})")
-                for each in case.dead_letters
+                for each in case.missing.dead_letters
             ),
             cancel(case.record.run_id),
         ),
         tuple(
             case.record.last(type_name, each.runnable_key)
-            for each in case.dead_letters
+            for each in case.missing.dead_letters
             for type_name in ("attempt_claimed", "attempt_dead_lettered")
         ),
     )
@@ -103,45 +108,45 @@ def dead_letter(case: Case) -> Finding | None:
 
 def result_pending_apply(case: Case) -> Finding | None:
     """Explain a run that has not taken up a result that is on record."""
-    if not case.pending_results:
+    if not case.missing.results:
         return None
-    first = case.pending_results[0]
+    first = case.missing.results[0]
     return Finding(
         RunReason.COMPLETED_RESULT_PENDING_APPLY,
         f"Step {first.step!r} was completed{_settled(first)}, but the run has not taken up the result yet.",
         first.step,
-        _keys(case.pending_results),
+        _keys(case.missing.results),
         (recover(),),
-        tuple(case.record.first("attempt_completed", each.runnable_key) for each in case.pending_results),
+        tuple(case.record.first("attempt_completed", each.runnable_key) for each in case.missing.results),
     )
 
 
 def failure_pending_apply(case: Case) -> Finding | None:
     """Explain a run that has not gone on from a failure that is on record."""
-    if not case.pending_failures:
+    if not case.missing.failures:
         return None
-    first = case.pending_failures[0]
+    first = case.missing.failures[0]
     return Finding(
         RunReason.FAILURE_PENDING_APPLY,
         f"Step {first.step!r} failed for good{_settled(first)} ({message_of(first.error)}), "
         "but the run has not gone on from that yet.",
         first.step,
-        {**_keys(case.pending_failures), "error": shown(first.error)},
+        {**_keys(case.missing.failures), "error": shown(first.error)},
         (recover(),),
         tuple(
             case.record.first("attempt_failed", each.runnable_key)
             or case.record.first("attempt_dead_lettered", each.runnable_key)
-            for each in case.pending_failures
+            for each in case.missing.failures
         ),
     )
 
 
 def pending_schedule(case: Case) -> Finding | None:
     """Explain a run with planned work that is on no queue."""
-    if not case.pending_dispatches:
+    if not case.missing.schedules:
         return None
-    first = case.pending_dispatches[0]
-    keys = [each.runnable_key for each in case.pending_dispatches]
+    first = case.missing.schedules[0]
+    keys = [each.runnable_key for each in case.missing.schedules]
     return Finding(
         RunReason.PLANNED_DISPATCH_PENDING_SCHEDULE,
         f"Step {first.step!r} is planned, but not on the queue yet.",

@@ -33,7 +33,7 @@ def terminal(case: Case) -> Finding | None:
         proofs = (signal, end)
         summary = f"The run was cancelled{at}{_by(signal)}."
         actions = _replay(case)
-    if case.record.unit.dispatch.unfenced:
+    if case.missing.fence:
         details["unfenced"] = True
         actions = (*actions, recover())
     return Finding(RunReason.TERMINAL, summary, step, details, actions, proofs)

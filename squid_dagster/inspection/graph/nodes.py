@@ -128,7 +128,7 @@ def current_steps(case: Case) -> tuple[str, ...]:
     if case.run.stopped:
         return ()
     manual = [case.run.manual_state.step] if case.run.manual_state is not None else []
-    at_work = (*case.visible, *case.external, *case.expired, *case.claimed, *case.scheduled, *case.dead_letters)
+    at_work = (*case.visible, *case.external, *case.expired, *case.claimed, *case.scheduled, *case.missing.dead_letters)
     return tuple(dict.fromkeys([*manual, *(attempt.step for attempt in at_work)]))
 
 

@@ -8,13 +8,14 @@ from squid_dagster.journal.contract.queries import parent_of
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.facts import ChildRunStarted, Fact, RunFenced, RunQueued
 from squid_dagster.protocol.folds.run import RunProjection
-from squid_dagster.protocol.folds.run_unit import RunUnit, planned_but_unscheduled
+from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.commands.child_runs import start_linked_child
 from squid_dagster.runtime.commands.run_commands import cancel_orphan, family_of
 from squid_dagster.runtime.commands.signals import SignalType
 from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.workflow.planner.missing_facts import missing_facts
 from squid_dagster.workflow.planner.planner import plan_settled
-from squid_dagster.workflow.planner.schedule import queue_of, schedule, unprogressed
+from squid_dagster.workflow.planner.schedule import queue_of, schedule
 
 
 def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = None) -> Counter[str]:
@@ -30,17 +31,16 @@ def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = 
 
     def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
         done.clear()
-        return _missing(runtime, run_id, units[run_id], now, done)
+        return _plan_missing(runtime, run_id, units[run_id], now, done)
 
     entries = runtime.storage.read_run(run_id) if entries is None else entries
     unit = RunUnit.fold(entries)
     if entries and decision({run_id: unit}, entries[-1].fact.occurred_at):
         runtime.decide([run_id], decision)
         unit = RunUnit.fold(runtime.storage.read_run(run_id))
-    if not unit.run.stopped:
-        for child in unit.run.children.values():
-            if child.fact is not None and not _started(runtime, child.fact):
-                done["children"] += not start_linked_child(runtime, child.fact).repeated
+    for link in missing_facts(unit, None).links:
+        if not _started(runtime, link):
+            done["children"] += not start_linked_child(runtime, link).repeated
     ancestor = None if unit.run.terminal else _cancelled_above(runtime, unit)
     if ancestor is not None:
         for each in family_of(runtime, run_id):
@@ -48,27 +48,25 @@ def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = 
     return done
 
 
-def _missing(runtime: Runtime, run_id: str, unit: RunUnit, now: datetime, done: Counter[str]) -> list[Fact]:
+def _plan_missing(runtime: Runtime, run_id: str, unit: RunUnit, now: datetime, done: Counter[str]) -> list[Fact]:
     run, dispatch = unit.run, unit.dispatch
-    if run.terminal:
-        if not dispatch.unfenced:
-            return []
-        done["fenced"] += 1
-        return [RunFenced(run_id=run_id, queue=dispatch.queue or queue_of(run), occurred_at=now)]
+    missing = missing_facts(unit, None)
     facts: list[Fact] = []
-    unscheduled = planned_but_unscheduled(run, dispatch)
-    if run.start is not None and dispatch.queue is None and not run.stopped:
+    if missing.fence:
+        facts.append(RunFenced(run_id=run_id, queue=dispatch.queue or queue_of(run), occurred_at=now))
+        done["fenced"] += 1
+    if missing.queue:
         facts.append(RunQueued(run_id=run_id, queue=queue_of(run), occurred_at=now))
-        done["queued"] += not unscheduled
-    for runnable in unscheduled:
+        done["queued"] += not missing.schedules
+    for runnable in missing.schedules:
         facts.append(schedule(runnable, run.start, now))
         done["scheduled"] += 1
-    stuck = unprogressed(run, dispatch.attempts)
-    if stuck:
+    if missing.settled:
         definition = runtime.definition_of(run_id, run)
         room = runtime.storage.max_fact_bytes
-        followed = plan_settled(definition, run, stuck, dispatch.attempts, now, max_fact_bytes=room)
-        for attempt in stuck if followed else ():
+        settled = missing.settled
+        followed = plan_settled(definition, run, settled, dispatch.attempts, now, max_fact_bytes=room)
+        for attempt in settled if followed else ():
             done[{"completed": "applied", "failed": "progressed"}.get(attempt.status, "dead_letters")] += 1
         facts += followed
     return facts
