@@ -1,4 +1,4 @@
-"""Reading entries: the columns, and what becomes of one that was changed behind our back."""
+"""The columns of entries, and how entries are read from them; one that was changed in the table is malformed."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 from squid_dagster.protocol.codec import StoredColumns, decode_many
 from squid_dagster.protocol.entries import Entry, MalformedFact
 
-# The beginning of every statement that reads entries, in the order in which `read_entries` takes the columns.
+# Every statement that reads entries begins so, with the columns in the order of `read_entries`.
 ENTRY: LiteralString = """SELECT thread, seq, position, type, run_id, occurred_at, data::text,
     digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data) FROM {schema}.journal_entries """
 
@@ -16,10 +16,10 @@ PLANNED_BY: LiteralString = "type <> 'child_run_started'"
 
 
 def read_entries(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
-    """Read entries from their columns; one whose digest does not fit is malformed, whatever it says."""
-    given = list(rows)
-    facts = iter(decode_many([StoredColumns(row[0], row[3], row[4], utc(row[5]), row[6]) for row in given if row[7]]))
-    return [Entry(row[0], row[1], row[2], next(facts) if row[7] else _changed(row)) for row in given]
+    """Return entries from their columns; one whose digest does not match is malformed."""
+    columns = list(rows)
+    facts = iter(decode_many([StoredColumns(row[0], row[3], row[4], utc(row[5]), row[6]) for row in columns if row[7]]))
+    return [Entry(row[0], row[1], row[2], next(facts) if row[7] else _changed(row)) for row in columns]
 
 
 def _changed(row: tuple[Any, ...]) -> MalformedFact:
@@ -28,5 +28,5 @@ def _changed(row: tuple[Any, ...]) -> MalformedFact:
 
 
 def utc(value: datetime) -> datetime:
-    """Give a time in UTC."""
+    """Return a time in UTC."""
     return value if value.tzinfo is UTC else value.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""The newest entries of a journal, of a thread or of a run: what a person sees who looks at its end."""
+"""The newest entries of a journal, of a thread or of a run, for display."""
 
 from typing import LiteralString
 
@@ -8,10 +8,10 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.entries import Entry
 
 LOOK_BACK = 100_000
-"""How many entries are looked at for those of one type, which no index knows."""
+"""How many entries are searched for those of one type, which is in no index."""
 
 _FIND: LiteralString = (
-    ENTRY  # noqa: S608  put together from texts of this module
+    ENTRY  # noqa: S608  composed from constants of this module
     + """WHERE position = ANY (ARRAY (
         SELECT position FROM (SELECT position, seq, thread, type FROM {schema}.journal_entries
                                WHERE position <= %(cut)s {which} ORDER BY {order} DESC LIMIT %(look_back)s) n
@@ -42,17 +42,17 @@ def newest(
     thread: str | None = None,
     type_name: str | None = None,
 ) -> list[Entry]:
-    """Give the last `limit` entries up to a cut, oldest first; of one run, thread and type if these are given.
+    """Return the last `limit` entries up to a cut, oldest first; of one run, thread and type if these are given.
 
-    Those of one type are looked for among the last 100,000. Raises `InvalidArgument` for a bad limit.
+    Those of one type are searched among the last 100,000. Raises `InvalidArgument` for a bad limit.
     """
     check_limit(limit)
     text = _OF_RUN if run_id is not None else _OF_THREAD if thread is not None else _NEWEST
-    picked = type_name is not None or (run_id is not None and thread is not None)
+    filtered = type_name is not None or (run_id is not None and thread is not None)
     values = {
         "cut": cut,
         "limit": limit,
-        "look_back": LOOK_BACK if picked else limit,
+        "look_back": LOOK_BACK if filtered else limit,
         "run_id": run_id,
         "thread": thread,
         "type": type_name,

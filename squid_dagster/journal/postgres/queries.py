@@ -1,4 +1,4 @@
-"""Queries on Postgres: the live views, each by the index named beside the statement."""
+"""`PostgresQueries`: lists and counts from the live views, each by the index that is named beside its statement."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -37,7 +37,7 @@ _ROW: LiteralString = """SELECT r.run_id, r.position, r.status, r.workflow, r.tr
     r.definition_fingerprint, r.parent_run_id, r.replayed_from_run_id, r.started_at, r.ended_at, r.terminal_status,
     r.manual_state->>0, r.manual_state->>1, (r.manual_state->>2)::timestamptz, r.quarantined, r.indexed IS NOT NULL,
     r.cataloged IS NOT NULL, (SELECT count(*) FROM {schema}.anomalies a WHERE a.run_id = r.run_id) """
-# A queue is compared so that no index of it is taken here: where one should lead, a stream says so itself.
+# The queue is compared in a way that takes no index: streams that should use one name it in `which`.
 _STREAM: LiteralString = """(SELECT * FROM {schema}.runs WHERE {which} AND position < %(before)s
        AND (%(queue)s::text IS NULL OR queue IS NOT DISTINCT FROM %(queue)s)
        AND (%(trigger)s::text IS NULL OR trigger = %(trigger)s)
@@ -56,11 +56,11 @@ def _listing(*streams: LiteralString) -> LiteralString:
 
 
 def _by_status(which: LiteralString) -> LiteralString:
-    """List by one stream per status; one that is not wanted is null and costs nothing."""
+    """List by one stream per status; a status that is not wanted is null and costs nothing."""
     return _listing(*(which.replace("{n}", str(n)) for n in range(len(RUN_STATUSES))))
 
 
-# runs_status, which this collation leads to
+# runs_status, which has this collation
 _LIST: LiteralString = _by_status('status COLLATE "POSIX" = %(status_{n})s')
 # runs_workflow
 _LIST_WORKFLOW: LiteralString = _by_status("workflow = %(workflow)s AND status = %(status_{n})s")
@@ -79,8 +79,8 @@ _TO_LIST: LiteralString = (
      ORDER BY r.position LIMIT %(limit)s"""
 )
 
-# Five streams by run id, merged into one: four are read no further than the page needs, the last walks down from every
-# run that was cancelled and has children (runs_cancelled, runs_parent).
+# Five streams by run id, merged into one: four are read no further than the page needs, the last follows children down
+# from every run that was cancelled (runs_cancelled, runs_parent).
 _TO_REPAIR: LiteralString = """
     WITH RECURSIVE below (run_id, queue, terminal_status, quarantined) AS (
         SELECT r.run_id, r.queue, r.terminal_status, r.quarantined FROM {schema}.runs p
@@ -225,8 +225,8 @@ _CURSOR: LiteralString = """WITH reached AS (
 class PostgresQueries:
     """`JournalQueries` on a `PostgresStorage`: a listing costs what it shows, a repair what is wrong.
 
-    What no index knows is passed over row by row: another trigger or version, and runs that started too late or, once
-    a page is not full, too early. A repair looks at every open run that has children.
+    What is in no index is filtered row by row: another trigger or version, and runs that started too late or, once a
+    page is not full, too early. A repair reads every open run that has children.
     """
 
     def __init__(self, storage: PostgresStorage) -> None:
@@ -242,21 +242,21 @@ class PostgresQueries:
         return [_row(row) for row in self._storage.rows(text, values)]
 
     def get_run(self, run_id: str) -> RunRow | None:
-        """Give one run's row."""
+        """Return one run's row."""
         check_text(run_id, "run_id", 1000)
         return next((_row(row) for row in self._storage.rows(_GET, {"run_id": run_id})), None)
 
     def runs_to_repair(
         self, after: str, limit: int, queue: str | None = None, waiting: Collection[WaitingStep] = ()
     ) -> list[str]:
-        """Give runs that a crash may have left halfway, as the contract says."""
+        """Return runs that a crash may have left incomplete, as the contract says."""
         check_repair(after, limit, queue)
-        steps = {"definitions": [each.definition for each in waiting], "steps": [each.step for each in waiting]}
+        steps = {"definitions": [step.definition for step in waiting], "steps": [step.step for step in waiting]}
         values = {"after": after, "limit": limit, "queue": queue, **steps}
         return [run_id for (run_id,) in self._storage.rows(_TO_REPAIR, values)]
 
     def runs_to_list(self, limit: int) -> list[RunRow]:
-        """Give started runs without index or catalog fact, oldest first."""
+        """Return started runs without index or catalog fact, oldest first."""
         check_limit(limit)
         return [_row(row) for row in self._storage.rows(_TO_LIST, {"limit": limit})]
 
@@ -270,8 +270,8 @@ class PostgresQueries:
     def queues(self) -> list[QueueRow]:
         """Count the claimable work of each queue, as the contract says."""
         now = self._storage.clock.now() if self._storage.clock is not None else None
-        found = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now, "limit": MOST_COUNTED}))
-        return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in found]
+        rows = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now, "limit": MOST_COUNTED}))
+        return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in rows]
 
     def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
         """Count what could be claimed now from each of these queues, as the contract says."""
@@ -305,11 +305,13 @@ class PostgresQueries:
         check_text(trigger, "trigger", 1000)
         values = {"workflow": workflow, "trigger": trigger, "ahead": AHEAD, "limit": MAX_PAGE}
         ((reached, ahead),) = self._storage.rows(_CURSOR, values)
-        return ScheduleCursor(_utc(reached), tuple(at for each in ahead if (at := _utc(each)) is not None))
+        return ScheduleCursor(
+            _utc(reached), tuple(at for window_start in ahead if (at := _utc(window_start)) is not None)
+        )
 
 
 def listing(where: RunFilter, before: int | None, limit: int) -> tuple[LiteralString, dict[str, Any]]:
-    """Give the statement that lists such runs by the index that leads to the fewest of them, and its values."""
+    """Return the statement that lists such runs by the most selective index, and its values."""
     values: dict[str, Any] = {
         "before": _LAST if before is None else before,
         "limit": limit,
@@ -334,9 +336,9 @@ def listing(where: RunFilter, before: int | None, limit: int) -> tuple[LiteralSt
 
 
 def _row(row: tuple[Any, ...]) -> RunRow:
-    found = RunRow(*row)
-    return found._replace(
-        started_at=_utc(found.started_at), ended_at=_utc(found.ended_at), paused_at=_utc(found.paused_at)
+    parsed = RunRow(*row)
+    return parsed._replace(
+        started_at=_utc(parsed.started_at), ended_at=_utc(parsed.ended_at), paused_at=_utc(parsed.paused_at)
     )
 
 

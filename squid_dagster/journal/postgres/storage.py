@@ -1,4 +1,7 @@
-"""The journal in Postgres: facts are appended, and the live views kept, in one transaction and two round trips."""
+"""`PostgresStorage`: facts are appended, and the live views updated, in one transaction and two round trips.
+
+Implements the storage contract and the journal's clock. How a commit locks and writes is in `transaction.py`.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +53,7 @@ from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 T = TypeVar("T")
 
-_HEARD_OF_LATE = 60.0  # seconds after which the database is asked again what time it is
+_TIME_IS_KNOWN = 60.0  # seconds after which an observed time of the database is too old for an estimate
 
 
 # journal_entries_thread
@@ -64,7 +67,7 @@ _READ_RUN: LiteralString = (
 
 
 _REVISION: LiteralString = "SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = %s"
-# One that claims more than its thread holds, or less than the new one, is replaced.
+# A checkpoint beyond its thread, or not beyond the new one, is replaced.
 _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS c (thread, rev, data, updated_at)
     VALUES (%s, %s, %s, clock_timestamp()) ON CONFLICT (thread) DO UPDATE
     SET rev = EXCLUDED.rev, data = EXCLUDED.data, updated_at = EXCLUDED.updated_at
@@ -92,8 +95,8 @@ class PostgresStorage:
     ) -> None:
         """Bind to a database, without connecting. A `clock` replaces the database's own, for tests.
 
-        A process that goes quiet for `hold` in the middle of an append loses its locks, and tries again when it wakes.
-        `bounds` are those of waits for the network; what the URL says of keepalives and timeouts goes before them.
+        A process that is suspended for `hold` in the middle of an append loses its locks, and repeats it afterwards.
+        `bounds` are those of waits for the network; keepalives and timeouts in the URL take precedence.
         """
         self.engine = make_engine(engine, bounds=bounds) if isinstance(engine, str) else engine
         watch = make_watch(self.engine, bounds)
@@ -102,11 +105,11 @@ class PostgresStorage:
         self.step_engine = make_step_engine(self.engine, watch)
         self.schema_engine = make_schema_engine(self.engine, watch)
         self.schema = check_schema_name(schema)
-        self.channel = f"squid_{self.schema}"  # for hints about queues
+        self.channel = f"squid_{self.schema}"  # of wakeups
         self.clock = clock
         self.max_fact_bytes = max_fact_bytes
         self.hold = hold
-        self._heard: tuple[datetime, float] | None = None  # the database's time, and ours when it was told
+        self._observed: tuple[datetime, float] | None = None  # the database's time, and our monotonic time then
 
     def upgrade(self) -> int:
         """Create or upgrade the schema; return its version. Raises as `migrate.upgrade`, or `StorageUnavailable`."""
@@ -131,12 +134,12 @@ class PostgresStorage:
         return retry_if_safe(attempt)
 
     def close(self) -> None:
-        """Give all connections back to the database."""
+        """Close all connections."""
         self._pool.close()
         self.step_engine.dispose()
 
     def delete_thread(self, thread: str) -> None:
-        """Remove one thread, its entries, its checkpoint, and what the views know by it. For tests and tools."""
+        """Delete one thread, its entries, its checkpoint, and its rows in the views. For tests and tools."""
 
         def delete() -> None:
             with self.connection() as connection:
@@ -149,72 +152,72 @@ class PostgresStorage:
         return statement(text, self.schema)
 
     def estimate_db_now(self) -> datetime | None:
-        """Tell what time the database is likely to have, a moment late rather than early; None when it is not known."""
+        """Estimate the database's time, a moment late rather than early; None if it was not observed lately."""
         if self.clock is not None:
             return self.clock.now()
-        if self._heard is None or (passed := monotonic() - self._heard[1]) > _HEARD_OF_LATE:
+        if self._observed is None or (passed := monotonic() - self._observed[1]) > _TIME_IS_KNOWN:
             return None
-        return self._heard[0] + timedelta(seconds=passed)
+        return self._observed[0] + timedelta(seconds=passed)
 
-    def observe_db_time(self, told: str) -> datetime:
-        """Read the time from an answer of the database; the bound clock's, if there is one."""
+    def observe_db_time(self, time: str) -> datetime:
+        """Record and return the time in a result of the database; or return that of the bound clock."""
         if self.clock is not None:
             return self.clock.now()
-        now = utc(datetime.fromisoformat(told))
-        self._heard = (now, monotonic())
+        now = utc(datetime.fromisoformat(time))
+        self._observed = (now, monotonic())
         return now
 
-    def observe_earlier_db_time(self, told: str) -> None:
-        """Note a time that the database had some time before its answer came, where that is news to us."""
-        known = self.estimate_db_now()
-        if known is None or utc(datetime.fromisoformat(told)) > known:
-            self.observe_db_time(told)
+    def observe_earlier_db_time(self, time: str) -> None:
+        """Record a time that the database had some time before its result came, if it is later than our estimate."""
+        estimate = self.estimate_db_now()
+        if estimate is None or utc(datetime.fromisoformat(time)) > estimate:
+            self.observe_db_time(time)
 
     def now(self) -> datetime:
-        """Tell the database's time, or the bound clock's."""
+        """Return the database's time, or the bound clock's."""
         return self.clock.now() if self.clock is not None else utc(self.rows("SELECT clock_timestamp()")[0][0])
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads, as the contract says.
 
-        A transaction that was rolled back, and one whose answer was lost, are repeated under the same commit id, so
-        that nothing is written twice.
+        A transaction that was rolled back, or whose answer was lost, is repeated under the same commit id, so that
+        nothing is written twice.
 
         Raises:
             InvalidArgument: facts about cards, which have rules and a table of their own: see `Backlog`.
-            StorageUnavailable: the database cannot be reached, or cannot write now, such as facts of several runs of
-                which another session holds one locked. With a `commit_id` of your own, repeat it later.
+            StorageUnavailable: the database cannot be reached, or cannot write now: for example, another session has
+                locked one of several runs. With a `commit_id` of your own, repeat it later.
             StorageRefused: the database refuses these facts.
-            ViewsMissing: the live views are gone; `rebuild_views` brings them back. Nothing was written.
+            ViewsMissing: the live views are missing; `rebuild_views` restores them. Nothing was written.
         """
         check_commit_id(commit_id)
         verified = check_appends(appends, self.max_fact_bytes)
         if any(one.thread == BACKLOG_THREAD for one in verified):
             raise InvalidArgument("cards are changed by a Backlog, which keeps their table in step with their facts")
-        touched, named = LockTargets.of(verified), commit_id or uuid4()
-        # While it waits for one run, it holds others: it does so but shortly, and the caller decides what to do.
-        unless: tuple[str, ...] = (LOCK_TIMEOUT,) if len(touched.runs) > 1 else ()
-        return retry_if_safe(lambda: self._commit(verified, touched, named), unless)
+        targets, identity = LockTargets.of(verified), commit_id or uuid4()
+        # While it waits for one of several runs, it holds the others: so it waits briefly and does not repeat.
+        unless: tuple[str, ...] = (LOCK_TIMEOUT,) if len(targets.runs) > 1 else ()
+        return retry_if_safe(lambda: self._commit(verified, targets, identity), unless)
 
-    def _commit(self, verified: list[Verified], touched: LockTargets, commit_id: UUID) -> dict[str, int]:
+    def _commit(self, verified: list[Verified], targets: LockTargets, commit_id: UUID) -> dict[str, int]:
         with self.transaction() as transaction:
-            units = transaction.lock_group(touched) if len(touched.runs) > 1 else transaction.lock(touched)
+            units = transaction.lock_group(targets) if len(targets.runs) > 1 else transaction.lock(targets)
             units.fold(verified)
             return transaction.write(verified, units.changes(), commit_id)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Open a transaction that locks, reads and writes once; it is rolled back unless `write` came to its end."""
+        """Open a transaction that locks, reads and writes once; unless `write` returns, it is rolled back."""
         with self.connection() as connection:
             yield Transaction(self, connection)
 
     @unchecked
     def join_transaction(self, connection: PgConnection) -> Transaction:
-        """Take part in the transaction that is open on a connection; `write` commits all of it."""
+        """Join the transaction that is open on a connection; `write` commits all of it."""
         return Transaction(self, connection, joined=True)
 
     def connection(self) -> PooledConnection:
-        """Lend a connection in autocommit mode; what the database refuses is told in the contract's errors."""
+        """Return a connection in autocommit mode for a `with` block; its errors become those of the contract."""
         return self._pool.connection(self._explain)
 
     def append(self, thread: str, entries: Sequence[Fact], expected_rev: int | None = None) -> int:
@@ -222,56 +225,56 @@ class PostgresStorage:
         return self.commit([Append(thread, entries, expected_rev)])[thread]
 
     def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
-        """Give the answer of an earlier commit, if there was one."""
+        """Return the receipt of an earlier commit, if there was one."""
         row = self._one(FIND_COMMIT, commit_id)
         return json.loads(row[0]) if row is not None else None
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        """Give a thread's entries after a revision."""
+        """Return a thread's entries after a revision."""
         check_revision(after, "after")
         check_revision(limit, "limit")
         return self._entries(_READ, thread, after, limit)
 
     def revision(self, thread: str) -> int:
-        """Give a thread's last sequence number."""
+        """Return a thread's last sequence number."""
         row = self._one(_REVISION, thread)
         return int(row[0]) if row is not None else 0
 
     def cut(self, after: int = 0) -> int:
         """Return a position at or under which no entry can appear any more, as the contract says. Waits for no writer.
 
-        On a standby, that is what was published last: see `publish_cut`.
+        On a standby, that is the one published last: see `publish_cut`.
         """
         return max(after, int(self.rows("SELECT {schema}.cut()")[0][0]))
 
     def publish_cut(self) -> int:
-        """Take a cut and record it for readers on standbys, which cannot take one; return it.
+        """Record the current cut for readers on standbys, which cannot compute one; return it.
 
-        Workers do it with every sign of life, and recovery does. Nothing is written when the cut has not moved.
+        Called by recovery, and by workers with each liveness report. Writes nothing if the cut has not moved.
         """
         return int(self.rows("SELECT {schema}.publish_cut()")[0][0])
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
-        """Give entries between two cuts."""
+        """Return entries between two cuts."""
         check_revision(limit, "limit")
         return self._entries(_READ_BETWEEN, after, upto, limit)
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        """Give all facts of one run, by position."""
+        """Return all facts of one run, by position."""
         return self._entries(_READ_RUN, run_id, before)
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
-        """Keep a projection, unless a newer valid one is there."""
+        """Store a checkpoint, unless there is a newer valid one."""
         check_checkpoint(revision, data)
         return self._change(_PUT_CHECKPOINT, thread, revision, data) > 0
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
-        """Give the checkpoint, unless it claims more than the thread holds."""
+        """Return the checkpoint, unless it is beyond the thread's revision."""
         row = self._one(GET_CHECKPOINTS, [thread])
         return Checkpoint(*row) if row is not None else None
 
     def delete_checkpoint(self, thread: str) -> None:
-        """Forget the checkpoint."""
+        """Delete the checkpoint."""
         self._change(_DELETE_CHECKPOINT, thread)
 
     def _change(self, text: LiteralString, *values: object) -> int:
@@ -288,37 +291,37 @@ class PostgresStorage:
         return read_entries(self.rows(text, *values))
 
     def rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        """Run one reading statement on a connection of its own, with values in order or one mapping of them."""
-        given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
+        """Execute one reading statement on a connection of its own, with values in order or in one mapping."""
+        arguments = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
 
         def read() -> list[tuple[Any, ...]]:
             with self.connection() as connection:
-                return connection.execute(self.sql(text), given, binary=True).fetchall()
+                return connection.execute(self.sql(text), arguments, binary=True).fetchall()
 
         return retry_if_safe(read)
 
 
 def _explained(schema: str, error: psycopg.Error) -> SquidError | None:
-    """Give the contract's error for what the database has refused, if there is one for it."""
-    said = error.diag.message_primary or ""
+    """Return the contract's error for one of the database, if there is one for it."""
+    message = error.diag.message_primary or ""
     match error:
         case psycopg.errors.UndefinedTable():
-            if any(f"{schema}.{view}" in said for view in VIEWS):
-                return ViewsMissing(f"the live views are incomplete ({said}): call rebuild_views()")
-            if f"{schema}.backlog" in said:
-                return ViewsMissing(f"the cards are missing ({said}): run `squid backlog rebuild`")
+            if any(f"{schema}.{view}" in message for view in VIEWS):
+                return ViewsMissing(f"the live views are incomplete ({message}): call rebuild_views()")
+            if f"{schema}.backlog" in message:
+                return ViewsMissing(f"the cards are missing ({message}): run `squid backlog rebuild`")
             return missing(schema)
         case psycopg.errors.UndefinedFunction() | psycopg.errors.InvalidSchemaName():
             return missing(schema)
         case psycopg.errors.InsufficientPrivilege():
             return StorageUnavailable(
-                f"the database does not let this user use schema {schema!r} ({said}): grant it the rights, or connect "
-                "as the schema's owner"
+                f"the database does not let this user use schema {schema!r} ({message}): grant it the rights, or "
+                "connect as the schema's owner"
             )
     if error.sqlstate == NOT_NEW:
-        return NotNew(said)
+        return NotNew(message)
     if error.sqlstate == CONFLICT and error.diag.message_detail:
         return Conflict(*json.loads(error.diag.message_detail))
     if error.sqlstate == TOO_MANY:
-        return InvalidArgument(f"{said}: make several of it")
+        return InvalidArgument(f"{message}: make several of it")
     return None

@@ -1,4 +1,4 @@
-"""Removing one thread, for tests and tools. The only place that lifts the append-only guard, and only for its owner."""
+"""Deletion of one thread, for tests and tools: the only code that disables the append-only trigger. Needs the owner."""
 
 from typing import LiteralString
 
@@ -21,7 +21,7 @@ _LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 's
 
 
 def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
-    """Remove the thread and fold the runs it spoke of anew, while writers wait. Needs the table's owner."""
+    """Delete the thread and fold the runs in it again, while writers wait. Needs the table's owner."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(schema, "gate"),))
         run_ids = [row[0] for row in connection.execute(statement(_RUNS, schema), (thread,))]
@@ -32,6 +32,6 @@ def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
         forget_runs(connection, schema, run_ids)
         forget_loose(connection, schema)
         facts = connection.execute(statement(_FACTS, schema), (run_ids,))
-        found = rows_of_runs(read_entries(facts), run_ids)
-        found.add_loose(read_entries(connection.execute(statement(_LOOSE, schema))))
-        found.insert(connection, schema)
+        view_rows = rows_of_runs(read_entries(facts), run_ids)
+        view_rows.add_loose(read_entries(connection.execute(statement(_LOOSE, schema))))
+        view_rows.insert(connection, schema)

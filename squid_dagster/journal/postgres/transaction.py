@@ -1,4 +1,7 @@
-"""One append in the making, statement by statement: what is locked, read and written, and in which messages."""
+"""One transaction of an append, statement by statement: what is locked, read and written, and in which messages.
+
+Callers decide what is written; the one lock order is that of `lock_runs`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -43,18 +46,18 @@ _START: LiteralString = (
 _APPEND_AND_COMMIT: LiteralString = """SELECT {schema}.append_entries(%s::uuid, %s::text[], %s::bigint[], %s::int[],
     %s::json, %s::json, %s::json, %s::text[], %s::json, %s::json, %s::json); COMMIT"""
 
-# Behind the commit and outside of it: inside, the global lock of NOTIFY would slow writers down.
-_HINT: LiteralString = "; SELECT set_config('synchronous_commit', 'off', true)"
-_HINT_ONE: LiteralString = ", pg_notify(%s, %s)"
+# After the commit and outside of it: inside, the global lock of NOTIFY would slow writers down.
+_WAKE: LiteralString = "; SELECT set_config('synchronous_commit', 'off', true)"
+_NOTIFY: LiteralString = ", pg_notify(%s, %s)"
 
-# Thread by thread and run by run: one list would be answered by a scan of the whole journal while that is short.
+# Thread by thread and run by run: for one list, Postgres would scan the whole journal while that is short.
 # journal_entries_thread
-_READ_NEWS: LiteralString = "SELECT e.* FROM unnest(%s::text[], %s::bigint[]) t (id, rev) CROSS JOIN LATERAL ("
-_READ_NEWS += ENTRY + f"WHERE thread = t.id AND seq > t.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e"
+_READ_NEW: LiteralString = "SELECT e.* FROM unnest(%s::text[], %s::bigint[]) t (id, rev) CROSS JOIN LATERAL ("
+_READ_NEW += ENTRY + f"WHERE thread = t.id AND seq > t.rev AND {PLANNED_BY} ORDER BY seq OFFSET 0) e"
 # journal_entries_thread: the second entry of nearly every run
 _READ_START: LiteralString = ENTRY + "WHERE thread = %s AND type = 'run_started' ORDER BY seq LIMIT 1"
-# journal_entries_signals, and the first entry, which is not in it: that of nearly every start. Thread and key are
-# compared with the facts that are found: named here, the index of threads could be taken, and a long one be walked.
+# journal_entries_signals, and the first entry, which is not in that index: the signal of nearly every start. Thread and
+# key are compared in `read_signals`: compared here, Postgres could take the index of threads and read a long one.
 _READ_SIGNALS: LiteralString = "(" + ENTRY + "WHERE thread = %(thread)s AND seq = 1) UNION ALL (" + ENTRY
 _READ_SIGNALS += """WHERE type = 'run_signal_received' AND seq > 1 AND data->>'idempotency_key' IS NOT NULL
     AND hashtextextended(thread || ' ' || (data->>'idempotency_key'), 0)
@@ -67,8 +70,8 @@ _OF_VISIT: LiteralString = """SELECT runnable_key FROM {schema}.attempts
     WHERE idempotency_key = %(visit)s AND run_id || '' = %(run_id)s"""
 # journal_entries_thread
 _READ_BEGINNING: LiteralString = ENTRY + "WHERE thread = %s ORDER BY seq LIMIT 4"
-# children_key, runs_pkey, journal_entries_run: a link stands in the commit that has started its child. Where it does
-# not, there is a row without an entry.
+# children_key, runs_pkey, journal_entries_run: a link stands in the commit that has started its child. If it does not,
+# there is a row without an entry.
 _READ_LINKS: LiteralString = """SELECT e.* FROM {schema}.children c
     LEFT JOIN LATERAL (SELECT position >> 20 << 20 AS first FROM {schema}.runs WHERE run_id = c.child_run_id OFFSET 0) r
       ON true LEFT JOIN LATERAL ("""
@@ -91,77 +94,77 @@ FIND_COMMIT: LiteralString = "SELECT receipt::text FROM {schema}.journal_commits
 
 
 class Transaction:
-    """One append in the making: `lock` first, then read what planning needs, then `write`, once.
+    """One append: first `lock`, then read what planning needs, then `write` once.
 
-    Each half is one message of the simple protocol. A pipeline would take as few round trips, but after one Postgres
-    forgets the timeout that ends a session gone quiet, and psycopg waits for its end whatever signal comes in.
+    `lock` and `write` are one message each of the simple protocol. A pipeline would take as few round trips; but after
+    a pipeline, Postgres resets the timeout of idle sessions, and psycopg does not handle signals during one.
     """
 
     def __init__(self, storage: "PostgresStorage", connection: PgConnection, *, joined: bool = False) -> None:
-        """Begin when the first statement goes out; `joined`, one is open already."""
+        """Bind to a connection; the first statement begins the transaction, unless it has `joined` an open one."""
         self._storage = storage
         self._connection = connection
         self._joined = joined
         self._waits_short = False
 
-    def lock(self, touched: LockTargets) -> Units:
-        """Lock and load what the facts touch, in the one lock order."""
+    def lock(self, targets: LockTargets) -> Units:
+        """Lock and load the targets, in the one lock order."""
         text = _LOCK if self._joined else _BEGIN_AND_LOCK
-        return self._units(self._execute(text, self._arguments(touched))[-1], touched)
+        return self._units(self._execute(text, self._arguments(targets))[-1], targets)
 
-    def lock_group(self, touched: LockTargets) -> Units:
-        """Lock and load as `lock`, for many members: a row that another session holds is waited for but shortly."""
+    def lock_group(self, targets: LockTargets) -> Units:
+        """Lock and load as `lock`, for many members: it waits only briefly for a row that another session holds."""
         if self._joined:
-            return self.lock(touched)
+            return self.lock(targets)
         self._waits_short = True
-        return self._units(self._execute(_BEGIN_GROUP_AND_LOCK, self._arguments(touched))[-1], touched)
+        return self._units(self._execute(_BEGIN_GROUP_AND_LOCK, self._arguments(targets))[-1], targets)
 
-    def lock_more(self, units: Units, touched: LockTargets) -> None:
-        """Lock and load more of runs that are locked already; whoever else wants their attempts waits for the run."""
-        missing = touched.without(units)
+    def lock_more(self, units: Units, targets: LockTargets) -> None:
+        """Lock and load more of runs that are locked already; other sessions lock the run before its attempts."""
+        missing = targets.without(units)
         if missing:
             units.merge(self._units(self._execute(_LOCK, self._arguments(missing))[-1], missing))
 
     def _execute(self, text: LiteralString, values: Sequence[Value]) -> list[PGresult]:
         return execute(self._connection, self._storage.sql(text), values)
 
-    def _arguments(self, touched: LockTargets) -> tuple[Value, ...]:
+    def _arguments(self, targets: LockTargets) -> tuple[Value, ...]:
         """Return the arguments of `lock_runs`."""
-        attempts, children = sorted(touched.attempts), sorted(touched.children)
+        attempts, children = sorted(targets.attempts), sorted(targets.children)
         return (
             int(self._storage.hold / timedelta(milliseconds=1)),
-            sorted(touched.runs),
-            sorted(touched.whole),
+            sorted(targets.runs),
+            sorted(targets.whole),
             [run_id for run_id, _ in attempts],
             [key for _, key in attempts],
             [run_id for run_id, _ in children],
             [child_id for _, child_id in children],
         )
 
-    def _units(self, result: PGresult, touched: LockTargets) -> Units:
+    def _units(self, result: PGresult, targets: LockTargets) -> Units:
         answer = json_of(result)
-        return Units.read(answer, touched, self._storage.observe_db_time(answer["now"]))
+        return Units.read(answer, targets, self._storage.observe_db_time(answer["now"]))
 
     def read_new_entries(self, revisions: Mapping[str, int]) -> dict[str, list[Entry]]:
-        """Read run threads from these revisions on, as they stand under the locks; nothing is planned by commands."""
-        found: dict[str, list[Entry]] = {thread: [] for thread in revisions}
+        """Return the entries of locked run threads after these revisions, without those that planning does not need."""
+        entries: dict[str, list[Entry]] = {thread: [] for thread in revisions}
         values = list(revisions), list(revisions.values())
-        rows = self._connection.execute(self._storage.sql(_READ_NEWS), values, binary=True).fetchall()
+        rows = self._connection.execute(self._storage.sql(_READ_NEW), values, binary=True).fetchall()
         for entry in read_entries(rows):
-            found[entry.thread].append(entry)
-        return found
+            entries[entry.thread].append(entry)
+        return entries
 
     def read_checkpoints(self, threads: Sequence[str]) -> dict[str, tuple[int, str]]:
-        """Read the checkpoints that these threads have: revisions and what they hold."""
+        """Return the checkpoints of these threads: revision and data."""
         rows = self._connection.execute(self._storage.sql(GET_CHECKPOINTS), (threads,), binary=True).fetchall()
         return {thread: (revision, data) for thread, revision, data in rows}
 
     def read_signals(self, run_id: str, idempotency_key: str) -> list[RunSignalReceived]:
-        """Read the commands of a run that have this key, oldest first."""
+        """Return the signals of a run that have this key, oldest first."""
         values = {"thread": run_thread(run_id), "key": idempotency_key}
         rows = self._connection.execute(self._storage.sql(_READ_SIGNALS), values, binary=True).fetchall()
-        found = [entry.fact for entry in read_entries(rows) if entry.thread == values["thread"]]
-        signals = [fact for fact in found if isinstance(fact, RunSignalReceived) and fact.run_id == run_id]
+        facts = [entry.fact for entry in read_entries(rows) if entry.thread == values["thread"]]
+        signals = [fact for fact in facts if isinstance(fact, RunSignalReceived) and fact.run_id == run_id]
         return [signal for signal in signals if signal.idempotency_key == idempotency_key]
 
     def find_dead_letters(self, run_id: str, keys: Sequence[str]) -> list[str]:
@@ -175,19 +178,19 @@ class Transaction:
         return [row[0] for row in self._connection.execute(self._storage.sql(_OF_VISIT), values).fetchall()]
 
     def read_start(self, run_id: str) -> RunStarted | None:
-        """Read the start of a run."""
+        """Return the `run_started` fact of a run."""
         rows = self._connection.execute(self._storage.sql(_READ_START), (run_thread(run_id),), binary=True).fetchall()
         fact = next((entry.fact for entry in read_entries(rows)), None)
         return fact if isinstance(fact, RunStarted) else None
 
     def read_links(self, run_id: str, child_key: str) -> list[Entry] | None:
-        """Read the links of a run to its children of a key; None if one is not in the commit that began the child."""
+        """Return the links of a run to its children of a key; None if one is not in the commit of its child's start."""
         values = {"run_id": run_id, "key": child_key}
         rows = self._connection.execute(self._storage.sql(_READ_LINKS), values, binary=True).fetchall()
         return None if any(row[0] is None for row in rows) else read_entries(rows)
 
     def read_beginning(self, run_id: str) -> RunProjection | None:
-        """Return a run as its first facts tell it; None if its start is not among them."""
+        """Return a run folded from its first facts; None if its start is not among them."""
         rows = self._connection.execute(
             self._storage.sql(_READ_BEGINNING), (run_thread(run_id),), binary=True
         ).fetchall()
@@ -195,17 +198,17 @@ class Transaction:
         return run if not rows or (run.start is not None and run.command_history) else None
 
     def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
-        """Fold all facts of runs, as they stand under the locks."""
-        found: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-        rows = self._connection.execute(self._storage.sql(_READ_RUNS), (list(found),), binary=True).fetchall()
+        """Return locked runs, folded from all of their facts."""
+        entries: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
+        rows = self._connection.execute(self._storage.sql(_READ_RUNS), (list(entries),), binary=True).fetchall()
         for entry in read_entries(rows):
             run_id = run_of(entry.fact)
-            if run_id in found:
-                found[run_id].append(entry)
-        return {run_id: RunUnit.fold(entries) for run_id, entries in found.items()}
+            if run_id in entries:
+                entries[run_id].append(entry)
+        return {run_id: RunUnit.fold(of_run) for run_id, of_run in entries.items()}
 
     def committed(self, commit_id: UUID) -> bool:
-        """Tell whether a commit of this id is on record."""
+        """Return whether a commit of this id was recorded."""
         return self._connection.execute(self._storage.sql(FIND_COMMIT), (commit_id,)).rowcount > 0
 
     def fold_and_write(
@@ -228,9 +231,9 @@ class Transaction:
         verified: Sequence[Verified],
         changes: RowChanges,
         commit_id: UUID | None,
-        hints: Sequence[str] = (),
+        wake: Sequence[str] = (),
     ) -> dict[str, int]:
-        """Write facts and rows, and commit; hints about these queues go out right behind that."""
+        """Write facts and rows, and commit; right after that, send wakeups for the queues in `wake`."""
         ordered = sorted(verified, key=lambda one: one.thread)
         place = {one.thread: i for i, one in enumerate(ordered, 1)}
         values = (
@@ -246,67 +249,67 @@ class Transaction:
             changes.queues,
             changes.anomalies,
         )
-        # Threads are shared by all members of a group: they are waited for as ever.
+        # Threads are shared by all members of a group: the wait for them is the long one.
         before: LiteralString = WAIT_LONG if self._waits_short else ""
         receipt: dict[str, int] = self._send(
-            (before + _APPEND_AND_COMMIT, values), int(self._waits_short), commit_id, hints
+            (before + _APPEND_AND_COMMIT, values), int(self._waits_short), commit_id, wake
         )
         return receipt
 
     def start(self, new: NewRuns, now: datetime, commit_id: UUID) -> None:
-        """Write new runs and commit, in one message, with a hint behind it. Repeated under one id, it writes them once.
+        """Write new runs, commit and send a wakeup, in one message. Repeated under one id, it writes them once.
 
         Raises:
-            psycopg.Error: with the state `NOT_NEW` when a run is there, or the database has another time.
+            psycopg.Error: with the SQLSTATE `NOT_NEW` if a run exists, or the database has another time.
         """
         virtual = self._storage.clock is not None
         shape = names(new.run_ids), new.queue_facts, new.run_facts
         values = (commit_id, new.queue, now, virtual, *shape, new.entries, new.rows, new.attempts)
-        hints = [new.queue] if new.attempts else ()
-        found = self._send((_START, values), BEGIN_STATEMENTS, commit_id, hints)
-        if isinstance(found, str):  # else the receipt, when the hint was lost
-            self._storage.observe_earlier_db_time(found)
+        wake = [new.queue] if new.attempts else ()
+        time = self._send((_START, values), BEGIN_STATEMENTS, commit_id, wake)
+        if isinstance(time, str):  # else the receipt: the wakeup failed
+            self._storage.observe_earlier_db_time(time)
 
-    def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, hints: Sequence[str]) -> Any:
-        """Send statements that end with a commit, and hints behind it; give the answer to one of them.
+    def _send(self, part: "_Part", skipped: int, commit_id: UUID | None, wake: Sequence[str]) -> Any:
+        """Send statements that end with a commit, then wakeups; return the result of one statement.
 
-        When only the hints could not be sent, that is the receipt of the commit.
+        If only the wakeups failed, return the receipt of the commit.
         """
-        behind: _Part = _NOTHING
-        for i, queue in enumerate(hints):
-            first: LiteralString = "" if i else _HINT
-            behind = behind[0] + first + _HINT_ONE, (*behind[1], self._storage.channel, queue)
+        wakeups: _Part = _NOTHING
+        for i, queue in enumerate(wake):
+            first: LiteralString = "" if i else _WAKE
+            wakeups = wakeups[0] + first + _NOTIFY, (*wakeups[1], self._storage.channel, queue)
         try:
-            return json_of(self._execute(part[0] + behind[0], (*part[1], *behind[1]))[skipped])
+            return json_of(self._execute(part[0] + wakeups[0], (*part[1], *wakeups[1]))[skipped])
         except psycopg.Error as error:
-            # A hint that cannot be sent (the queue of NOTIFY may be full) must not make a commit look like none.
+            # A wakeup that cannot be sent (the queue of NOTIFY may be full) must not make the commit look failed.
             idle = not self._connection.broken and self._connection.info.transaction_status == TransactionStatus.IDLE
-            found = self._execute(FIND_COMMIT, (commit_id,))[0] if hints and idle else None
-            if found is None or not found.ntuples:
+            receipt = self._execute(FIND_COMMIT, (commit_id,))[0] if wake and idle else None
+            if receipt is None or not receipt.ntuples:
                 raise
             logger.warning("cannot notify workers, who will find their work by polling: %s", error)
-            return json_of(found)
+            return json_of(receipt)
 
 
 class OneCommit(Generic[T]):
-    """One commit, tried under one id until it is known to have happened; its answer is that of the try that made it.
+    """One commit, tried under one id until it is known to have happened; its answer is that of the try that committed.
 
-    Behind its locks, a try asks whether the commit `is_made`. Before it commits, it notes its answer: the next try may
-    find that it was made, and that only its acknowledgement was lost.
+    After locking, a try checks whether an earlier one has committed (`is_made`): its acknowledgement may have been
+    lost. Before it commits, a try notes its answer for that case.
     """
 
     def __init__(self) -> None:
-        """Begin before the first try."""
+        """Create the id of all tries."""
         self.id = uuid4()
         self._answers: list[T] = []
 
     @property
     def answer(self) -> T:
-        """The answer of the last try, which is the one that committed if any has."""
+        """The answer of the last try, which is the one that committed, if any has."""
         return self._answers[-1]
 
     def note(self, answer: T) -> T:
-        """Keep and return what this try is going to answer."""
+        """Keep and return the answer of this try."""
         self._answers.append(answer)
         return answer
 
@@ -320,19 +323,19 @@ _NOTHING: _Part = ("", ())
 
 
 def names(names: Iterable[str]) -> str:
-    """Write names that may stand in a thread id as an array: there is nothing in them that needs more than quotes.
+    """Format names that may stand in a thread id as an array: quotes are enough for them.
 
-    psycopg's own arrays, which take any text, take ten times as long.
+    psycopg's own arrays, for any text, take ten times as long.
     """
     return "{" + ",".join([f'"{name}"' for name in names]) + "}"
 
 
 @lru_cache(maxsize=64)
 def texts(texts: frozenset[str]) -> str:
-    """Write any texts as an array, each set of them once."""
+    """Format any texts as an array, cached by set."""
     return array(sorted(texts))
 
 
 def numbers(numbers: Iterable[int | None]) -> str:
-    """Write numbers as an array."""
+    """Format numbers as an array."""
     return "{" + ",".join(["NULL" if number is None else str(number) for number in numbers]) + "}"

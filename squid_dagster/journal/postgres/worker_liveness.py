@@ -1,4 +1,4 @@
-"""Presence on Postgres: a table beside the journal that nothing is derived from and no rebuild touches."""
+"""Worker liveness on Postgres: a table beside the journal, from which nothing is derived. No rebuild touches it."""
 
 import json
 from dataclasses import fields
@@ -17,9 +17,9 @@ from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.argument_checks import checks_arguments
 
-# presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is said again soon.
+# presence_pkey. One statement, so one commit, which does not wait for the disk: what a crash loses is reported again.
 # Two that sweep at once do not wait for each other. The table holds one row per worker: sweeping reads all of them.
-_ANNOUNCE: LiteralString = """WITH moment AS MATERIALIZED (
+_REPORT: LiteralString = """WITH moment AS MATERIALIZED (
         SELECT coalesce(%(now)s::timestamptz, clock_timestamp()) AS at, set_config('synchronous_commit', 'off', true)
     ), swept AS (
         DELETE FROM {schema}.presence WHERE worker_id IN (
@@ -41,7 +41,7 @@ _WORKERS: LiteralString = """SELECT worker_id, kind, queues, definitions, host, 
       FROM {schema}.presence
      WHERE seen_at > coalesce(%(now)s::timestamptz, clock_timestamp()) - %(alive_within)s::interval
      ORDER BY worker_id"""
-_COLUMNS = tuple(field.name for field in fields(WorkerRow))  # in the order in which _WORKERS gives them
+_COLUMNS = tuple(field.name for field in fields(WorkerRow))  # in the order of _WORKERS
 
 
 @checks_arguments
@@ -53,7 +53,7 @@ class PostgresLiveness:
         self._storage = storage
 
     def report(self, worker: WorkerRow) -> None:
-        """Say that a worker is alive, as the contract says. Raises `StorageUnavailable` when nobody can be told."""
+        """Report that a worker is alive, as the contract says. Raises `StorageUnavailable`."""
         row = checked(worker)
         values = {
             "worker_id": row.worker_id,
@@ -68,18 +68,18 @@ class PostgresLiveness:
             "now": self._now(),
             "forgotten_after": FORGOTTEN_AFTER,
         }
-        self._change(_ANNOUNCE, values)
+        self._change(_REPORT, values)
 
     def withdraw(self, worker_id: str) -> None:
-        """Say that a worker has gone."""
+        """Delete the row of a worker that has ended."""
         check_worker_id(worker_id)
         self._change(_WITHDRAW, {"worker_id": worker_id})
 
     def workers(self, alive_within: timedelta) -> list[WorkerRow]:
-        """Give those that were announced less than so long ago."""
+        """Return the workers that reported within that time."""
         check_alive_within(alive_within)
-        found = self._storage.rows(_WORKERS, {"now": self._now(), "alive_within": alive_within})
-        return [_worker(row) for row in found]
+        rows = self._storage.rows(_WORKERS, {"now": self._now(), "alive_within": alive_within})
+        return [_worker(row) for row in rows]
 
     def _now(self) -> object:
         return self._storage.clock.now() if self._storage.clock is not None else None

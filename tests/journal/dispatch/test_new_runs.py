@@ -20,15 +20,15 @@ from tests.journal.access import Wire, all_entries, assert_views_agree_with_the_
 @pytest.fixture
 def general_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each start that asked the database for the time first."""
-    found: list[int] = []
+    calls: list[int] = []
     usual = PostgresDispatchStore._start_general
 
     def counted(*arguments: object) -> None:
-        found.append(1)
+        calls.append(1)
         usual(*arguments)  # type: ignore[arg-type]  # handed on as they are
 
     monkeypatch.setattr(PostgresDispatchStore, "_start_general", counted)
-    return found
+    return calls
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_time_that_is_not_the_databases_is_never_written(
     squid: Squid, postgres: PostgresStorage, general_ways: list[int], off: timedelta
 ) -> None:
     # given a process that has the time wrong
-    postgres._heard = (postgres.now() + off, monotonic())
+    postgres._observed = (postgres.now() + off, monotonic())
     before = postgres.now()
     # when it starts a run
     run = squid.start("one").run_id
@@ -68,7 +68,7 @@ def test_a_time_that_is_not_the_databases_is_never_written(
 def test_a_time_that_was_told_long_ago_is_asked_for_again(
     squid: Squid, postgres: PostgresStorage, general_ways: list[int]
 ) -> None:
-    postgres._heard = (postgres.now() - timedelta(hours=1), monotonic() - 3600)
+    postgres._observed = (postgres.now() - timedelta(hours=1), monotonic() - 3600)
     squid.start("one")
     assert len(general_ways) == 1
 
@@ -77,10 +77,10 @@ class New(NamedTuple):
     """A run that writes these facts."""
 
     run_id: str
-    told: Sequence[Fact]
+    planned: Sequence[Fact]
 
     def facts(self, now: datetime) -> Sequence[Fact]:
-        return self.told
+        return self.planned
 
 
 def new(*facts: Fact, run: str = RUN) -> New:

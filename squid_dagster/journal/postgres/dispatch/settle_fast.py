@@ -50,8 +50,9 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.protocol.folds.attempt import Attempt, completed, intent_content, intent_digest
 from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch
-from squid_dagster.protocol.folds.plan_state import PlanState, UnknownState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import application_digest, end_digest, manual_state, plan_content, plan_digest
+from squid_dagster.protocol.folds.unknown_state import UnknownState
 
 _SETTLE: LiteralString = (
     BEGIN_GROUP

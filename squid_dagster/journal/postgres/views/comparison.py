@@ -1,4 +1,4 @@
-"""The live views beside what the facts say: both read as of one instant, and told apart row by row."""
+"""The comparison of the live views with the fold of the facts, row by row: both are read as of one instant."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from squid_dagster.journal.postgres.views.folded_rows import ViewRows, rows_of_r
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.entries import Entry
 
-# Before the snapshot is taken: views that are swapped in later would look empty to it.
+# Before the snapshot is taken, in which views that are swapped in later would look empty.
 _HOLD: LiteralString = """LOCK TABLE {schema}.runs, {schema}.attempts, {schema}.children, {schema}.queues,
     {schema}.anomalies IN ACCESS SHARE MODE"""
 # journal_entries_run
@@ -42,7 +42,7 @@ _KEYS = {
 
 
 class Difference(NamedTuple):
-    """A row that is there and should not be, should be and is not, or has other values in these columns."""
+    """A row that is unexpected, missing, or has other values in these columns."""
 
     table: str
     key: tuple[Any, ...]
@@ -53,12 +53,12 @@ class Difference(NamedTuple):
     @property
     def run_id(self) -> str | None:
         """The run whose row it is, if it is a run's."""
-        found: str | None = (self.expected or self.actual or {}).get("run_id")
-        return found
+        run_id: str | None = (self.expected or self.actual or {}).get("run_id")
+        return run_id
 
     @property
     def detail(self) -> str:
-        """Say in one line what is wrong with which row."""
+        """What is wrong with which row, in one line."""
         if self.expected is None or self.actual is None:
             what = "a row that no fact explains" if self.expected is None else "a row is missing"
         else:
@@ -75,21 +75,21 @@ class Instant:
         self._schema = schema
 
     def expected(self, run_ids: Sequence[str]) -> ViewRows:
-        """Fold all facts of these runs: the rows that the views should have."""
+        """Fold all facts of these runs; return the rows that the views should have."""
         return rows_of_runs(self._entries(_RUN_FACTS, list(run_ids)), run_ids)
 
     def actual(self, run_ids: Sequence[str]) -> ViewRows:
-        """Give the rows that the views have of these runs."""
+        """Return the rows that the views have of these runs."""
         return ViewRows(**{table: self._view(text, list(run_ids)) for table, text in _VIEW_ROWS.items()})
 
     def expected_loose(self) -> ViewRows:
         """Fold all facts of queues that belong to no run."""
-        found = ViewRows()
-        found.add_loose(self._entries(_LOOSE_FACTS))
-        return found
+        view_rows = ViewRows()
+        view_rows.add_loose(self._entries(_LOOSE_FACTS))
+        return view_rows
 
     def actual_loose(self) -> ViewRows:
-        """Give the rows that the views have of what belongs to no run."""
+        """Return the rows of the views that belong to no run."""
         return ViewRows(**{table: self._view(text) for table, text in _LOOSE_ROWS.items()})
 
     def _view(self, text: LiteralString, *values: object) -> list[Row]:
@@ -104,12 +104,12 @@ class Instant:
 
 @contextmanager
 def instant(connection: PgConnection, schema: str, *, facts_only: bool = False) -> Iterator[Instant]:
-    """Read facts and views as of one instant, on a connection in autocommit mode. Whoever rebuilds views waits for it.
+    """Read facts and views as of one instant, on a connection in autocommit mode; a rebuild's swap waits for it.
 
-    With `facts_only` the views need not be there.
+    With `facts_only` the views need not exist.
 
     Raises:
-        psycopg.errors.UndefinedTable: a view is missing; `PostgresStorage.connection` makes `ViewsMissing` of it.
+        psycopg.errors.UndefinedTable: a view is missing; `PostgresStorage.connection` raises it as `ViewsMissing`.
     """
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -118,18 +118,18 @@ def instant(connection: PgConnection, schema: str, *, facts_only: bool = False) 
         yield Instant(connection, schema)
 
 
-def differences(told: ViewRows, kept: ViewRows) -> Iterator[Difference]:
-    """Name each row in which the two differ, in canonical form; pure."""
+def differences(expected: ViewRows, actual: ViewRows) -> Iterator[Difference]:
+    """Yield each row in which the two differ, in canonical form. Pure."""
     for table in _KEYS:
-        yield from _compare(table, getattr(told, table), getattr(kept, table))
+        yield from _compare(table, getattr(expected, table), getattr(actual, table))
 
 
-def _compare(table: str, told: Iterable[Row], kept: Iterable[Row]) -> Iterator[Difference]:
+def _compare(table: str, expected: Iterable[Row], actual: Iterable[Row]) -> Iterator[Difference]:
     names = _KEYS[table]
-    should = {tuple(row[name] for name in names): _canonical(table, row) for row in told}
-    there = {tuple(row[name] for name in names): _canonical(table, row) for row in kept}
-    for key in sorted({*should, *there}, key=str):
-        left, right = should.get(key), there.get(key)
+    expected_rows = {tuple(row[name] for name in names): _canonical(table, row) for row in expected}
+    actual_rows = {tuple(row[name] for name in names): _canonical(table, row) for row in actual}
+    for key in sorted({*expected_rows, *actual_rows}, key=str):
+        left, right = expected_rows.get(key), actual_rows.get(key)
         if left != right:
             columns = sorted(c for c in {*left, *right} if left.get(c) != right.get(c)) if left and right else ()
             yield Difference(table, key, left, right, tuple(columns))

@@ -1,4 +1,4 @@
-"""Figures about a whole journal for a person who looks: from the live views and their indexes, never from the facts."""
+"""Counts over a whole journal for display, from the live views and their indexes, never from the facts."""
 
 from datetime import datetime
 from typing import LiteralString, NamedTuple
@@ -7,7 +7,7 @@ from squid_dagster.journal.contract.queries import OPEN_STATUSES, RUN_STATUSES, 
 from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
 
-# runs_status, one stretch of it for each status, and no further than the limit
+# runs_status, one range of it for each status, no further than the limit
 _RUNS: LiteralString = """SELECT s.status, n.count FROM unnest(%(statuses)s::text[]) s (status) CROSS JOIN LATERAL (
     SELECT count(*) FROM (SELECT FROM {schema}.runs r WHERE r.status COLLATE "POSIX" = s.status LIMIT %(limit)s) f) n"""
 # runs_status; reads all open runs
@@ -50,12 +50,12 @@ def count_runs(storage: PostgresStorage, most: int) -> dict[str, int]:
 
 
 def open_definitions(storage: PostgresStorage) -> list[OpenDefinition]:
-    """Give the definitions that open runs were started with."""
+    """Return the definitions that open runs were started with."""
     return [OpenDefinition(*row) for row in storage.rows(_DEFINITIONS, {"statuses": list(OPEN_STATUSES)})]
 
 
 def due_lanes(storage: PostgresStorage) -> list[DueLane]:
-    """Give every lane that has work to be claimed now, by queue."""
+    """Return every lane that has work to be claimed now, by queue."""
     now = storage.clock.now() if storage.clock is not None else None
-    found = (DueLane(*row) for row in storage.rows(_LANES, {"now": now}))
-    return [lane._replace(oldest_due_at=utc(lane.oldest_due_at)) for lane in found]
+    lanes = (DueLane(*row) for row in storage.rows(_LANES, {"now": now}))
+    return [lane._replace(oldest_due_at=utc(lane.oldest_due_at)) for lane in lanes]

@@ -1,4 +1,4 @@
-"""Rows from facts: the fold of whole runs into the tables of the live views, or into their shadows."""
+"""Rows of the live views, or of their shadows, from the fold of whole runs; and their insertion and deletion."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,13 +57,13 @@ class ViewRows:
         """Add the rows of a run that is folded already; `first_position` is that of its first fact."""
         self.runs.append(rows.run_row(run_id, unit, first_position))
         if not unit.run.terminal:
-            keys = {**unit.dispatch.attempts, **unit.run.planned}  # in one order, whoever folds
+            keys = {**unit.dispatch.attempts, **unit.run.planned}  # the same order in every process
             self.attempts += [rows.attempt_row(run_id, key, unit) for key in keys]
         self.children += [rows.child_row(run_id, child_id, child) for child_id, child in unit.run.children.items()]
         self.anomalies += rows.anomaly_rows(unit.anomalies)
 
     def add_loose(self, entries: Iterable[Entry]) -> None:
-        """Fold all facts that belong to no run, by position, and add what they say about queues."""
+        """Fold all facts that belong to no run, by position, and add the rows of queues."""
         queues: dict[str, bool] = {}
         anomalies: list[Anomaly] = []
         for entry in entries:
@@ -72,44 +72,44 @@ class ViewRows:
         self.anomalies += rows.anomaly_rows(anomalies)
 
     def only(self, run_ids: Container[str | None]) -> "ViewRows":
-        """Give the rows of these runs."""
-        kept = {
+        """Return the rows of these runs."""
+        tables = {
             table: [row for row in getattr(self, table) if row["run_id"] in run_ids]
             for table in ("runs", "attempts", "children", "anomalies")
         }
-        return ViewRows(**kept)
+        return ViewRows(**tables)
 
     def insert(self, connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
         """Write the rows into the views, or into the shadows of that suffix."""
         for table, text in _INSERT.items():
-            found: list[Row] = getattr(self, table)
-            if found:
-                connection.execute(statement(text, schema, suffix), (rows.to_text(found),))
+            table_rows: list[Row] = getattr(self, table)
+            if table_rows:
+                connection.execute(statement(text, schema, suffix), (rows.to_text(table_rows),))
 
     def insert_new(self, connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
-        """Write the rows of runs that have none there yet; what is there of the others stays. Within a transaction.
+        """Write the rows of runs that have none yet; those of other runs stay. Within a transaction.
 
-        For writers that may be doubled: a run's own row goes first and decides for all of them, so that a late twin
-        adds nothing to a run that somebody has folded further meanwhile.
+        For writers that may run twice: a run's own row is inserted first and decides for all of its rows, so that a
+        late second writer adds nothing to a run that was folded further meanwhile.
         """
         text = statement(_INSERT["runs"] + _IF_NEW + " RETURNING run_id", schema, suffix)
-        new: set[str | None] = {None}  # what belongs to no run is only ever added to
+        new: set[str | None] = {None}  # rows that belong to no run are only ever added
         if self.runs:
             new |= {row[0] for row in connection.execute(text, (rows.to_text(self.runs),))}
         for table in ("attempts", "children", "anomalies", "queues"):
-            found = [row for row in getattr(self, table) if row.get("run_id") in new]
-            if found:
-                connection.execute(statement(_INSERT[table] + _IF_NEW, schema, suffix), (rows.to_text(found),))
+            table_rows = [row for row in getattr(self, table) if row.get("run_id") in new]
+            if table_rows:
+                connection.execute(statement(_INSERT[table] + _IF_NEW, schema, suffix), (rows.to_text(table_rows),))
 
 
 def rows_of_runs(entries: Iterable[Entry], run_ids: Iterable[str]) -> ViewRows:
-    """Fold entries that are sorted by run and position."""
-    found = ViewRows()
+    """Fold entries, sorted by run and position; return the rows of these runs."""
+    view_rows = ViewRows()
     wanted = set(run_ids)
     for run_id, group in groupby(entries, key=lambda entry: run_of(entry.fact)):
         if run_id in wanted:
-            found.add_run(run_id, list(group))
-    return found
+            view_rows.add_run(run_id, list(group))
+    return view_rows
 
 
 def forget_runs(connection: PgConnection, schema: str, run_ids: Sequence[str], suffix: LiteralString = "") -> None:

@@ -1,7 +1,7 @@
-"""Making the live views anew from the journal, while writers go on.
+"""The rebuild of the live views from the journal, while writers go on.
 
-Shadow tables are filled up to a cut without stopping anybody. Then, behind the gate that every writer passes, what came
-in since is folded and the shadows take the views' place.
+Shadow tables are filled up to a cut without blocking any session. Then, with the gate closed that every writer locks,
+later entries are folded and the shadows replace the views.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.errors import StorageUnavailable
 
 _PAGE = 5_000  # entries in one read, and so in one short transaction
-_SHORT_TAIL = 1_000  # so few new entries are folded while writers wait
+_SHORT_TAIL = 1_000  # at most so many new entries are folded while writers wait
 _ROUNDS = 8
-_SWAPS = 10  # each lets writers wait for a second
+_SWAPS = 10  # each blocks writers for a second
 
 # journal_entries_run
 _PAGE_OF_RUNS: LiteralString = (
@@ -36,7 +36,7 @@ _PAGE_OF_RUNS: LiteralString = (
     + "WHERE run_id IS NOT NULL AND (run_id, position) > (%s, %s) AND position <= %s ORDER BY run_id, position LIMIT %s"
 )
 _RUNS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) AND position <= %s ORDER BY run_id, position"
-# journal_entries_loose; of all facts that belong to no run, those of queues alone make rows here
+# journal_entries_loose; of all facts that belong to no run, only those of queues have rows in the views
 _LOOSE: LiteralString = (
     ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') AND position <= %s ORDER BY position"
 )
@@ -50,7 +50,7 @@ _VERSION: LiteralString = "SELECT version FROM {schema}.squid_schema"
 
 Progress = Callable[[int], None]
 Fill = Callable[[int, Progress], tuple[int, int]]
-"""Folds the journal up to a cut into the shadows; tells how many runs and entries there were."""
+"""Folds the journal up to a cut into the shadows; returns the numbers of runs and entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +67,28 @@ class RebuildReport:
 def rebuild_views(
     storage: PostgresStorage, progress: Progress | None = None, *, fill: Fill | None = None
 ) -> RebuildReport:
-    """Make all live views anew and swap them in; `progress` is told the number of entries read so far.
+    """Rebuild all live views and swap them in; `progress` gets the number of entries read so far.
 
-    Safe while others write, and after a rebuild that crashed. Missing views are brought back. With `fill`, somebody
-    else folds what lies before the cut, such as Spark; whatever it raises, the views stay as they were.
+    Safe while others write, and after a rebuild that crashed. Missing views are created. With `fill`, another function
+    folds the entries up to the cut, such as by Spark; if it raises, the views stay as they were.
 
     Raises:
-        StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
+        StorageUnavailable: another rebuild runs, or the views stay locked by a reader; nothing was changed.
     """
-    with _alone(storage), storage.connection() as connection:
+    with _rebuild_lock(storage), storage.connection() as connection:
         return Rebuild(storage, connection, fill).run(progress or (lambda _: None))
 
 
 class Rebuild:
-    """One rebuild on one connection. Its steps can also be taken one by one, by whoever fills the shadows itself."""
+    """One rebuild on one connection. A caller that fills the shadows by itself can also call its steps one by one."""
 
     def __init__(self, storage: PostgresStorage, connection: PgConnection, fill: Fill | None = None) -> None:
-        """Bind to a storage and a connection in autocommit mode, and to who fills the shadows, if it is not us."""
+        """Bind to a storage and a connection in autocommit mode; `fill` replaces the method of that name."""
         self._connection = connection
         self._schema = storage.schema
         self._fill = fill or self.fill
-        self._shadows: list[tuple[Any, ...]] = []  # by which these tables are known for ours
-        self._version: int | None = None  # of the schema, when they were made
+        self._shadows: list[tuple[Any, ...]] = []  # their oids
+        self._version: int | None = None  # of the schema, when they were created
 
     def run(self, progress: Progress) -> RebuildReport:
         """Create, fill, catch up, swap."""
@@ -106,7 +106,7 @@ class Rebuild:
         return RebuildReport(cut, runs, entries, tail_runs + swapped)
 
     def create_shadows(self) -> None:
-        """Create empty shadows; those of a rebuild that crashed go away."""
+        """Create empty shadows; those of a rebuild that crashed are dropped."""
         with self._connection.transaction():
             for view in VIEWS:
                 name = sql.Identifier(self._schema, view + SHADOW)
@@ -135,22 +135,22 @@ class Rebuild:
         return runs, entries
 
     def _insert(self, entries: list[Entry]) -> int:
-        found = rows_of_runs(entries, {_run_id(entry) for entry in entries})
+        view_rows = rows_of_runs(entries, {_run_id(entry) for entry in entries})
         with self._connection.transaction():
-            found.insert(self._connection, self._schema, SHADOW)
-        return len(found.runs)
+            view_rows.insert(self._connection, self._schema, SHADOW)
+        return len(view_rows.runs)
 
     def catch_up(self, after: int, upto: int) -> int:
         """Fold the runs that got facts between two cuts again; return how many."""
-        touched = [row[0] for row in self._rows(_TOUCHED, after, upto)]
-        run_ids = [run_id for run_id in touched if run_id is not None]
+        changed = [row[0] for row in self._rows(_TOUCHED, after, upto)]
+        run_ids = [run_id for run_id in changed if run_id is not None]
         for start in range(0, len(run_ids), 500):
             chunk = run_ids[start : start + 500]
-            found = rows_of_runs(self._entries(_RUNS, chunk, upto), chunk)
+            view_rows = rows_of_runs(self._entries(_RUNS, chunk, upto), chunk)
             with self._connection.transaction():
                 forget_runs(self._connection, self._schema, chunk, SHADOW)
-                found.insert(self._connection, self._schema, SHADOW)
-        if None in touched:
+                view_rows.insert(self._connection, self._schema, SHADOW)
+        if None in changed:
             loose = ViewRows()
             loose.add_loose(self._entries(_LOOSE, upto))
             with self._connection.transaction():
@@ -159,9 +159,9 @@ class Rebuild:
         return len(run_ids)
 
     def swap(self, covered: int) -> tuple[int, int]:
-        """Let writers wait, fold what came after `covered`, and put the shadows in the views' place.
+        """Block writers, fold what came after `covered`, and replace the views by the shadows.
 
-        Returns the last position that the views now cover, and how many runs the tail touched.
+        Returns the last position that the views now cover, and how many runs were folded again.
         """
         for tries_left in reversed(range(_SWAPS)):
             try:
@@ -178,18 +178,18 @@ class Rebuild:
 
     def _swap(self, covered: int) -> tuple[int, int]:
         close_gate(self._connection, self._schema)
-        # The lock of a rebuild may be lost with its connection, and another one may have begun.
+        # The lock of a rebuild is lost with its connection: another rebuild may have begun.
         if self._rows(_SHADOWS, [view + SHADOW for view in VIEWS], self._schema) != self._shadows:
-            raise _another(self._schema)
-        # The shadows are those of this code's version: an upgrade may have come in between.
-        if (found := self._one(_VERSION)[0]) != self._version:
-            raise _upgraded(self._schema, found)
+            raise _another_rebuild(self._schema)
+        # The shadows are those of this code's version: the schema may have been upgraded meanwhile.
+        if (version := self._one(_VERSION)[0]) != self._version:
+            raise _upgraded(self._schema, version)
         end = max(covered, self._cut())
-        touched = self.catch_up(covered, end)
+        changed = self.catch_up(covered, end)
         lock_tables(self._connection, self._schema, VIEWS)
         for view in VIEWS:
             swap_in(self._connection, self._schema, view)
-        return end, touched
+        return end, changed
 
     def _cut(self) -> int:
         return int(self._one("SELECT {schema}.cut()")[0])
@@ -205,17 +205,17 @@ class Rebuild:
 
 
 @contextmanager
-def _alone(storage: PostgresStorage) -> Iterator[None]:
+def _rebuild_lock(storage: PostgresStorage) -> Iterator[None]:
     with storage.connection() as connection:
         if not take_long_lock(connection, lock_number(storage.schema, "rebuild")):
-            raise _another(storage.schema)
+            raise _another_rebuild(storage.schema)
         try:
             yield
         finally:
             release_long_lock(connection)
 
 
-def _another(schema: str) -> StorageUnavailable:
+def _another_rebuild(schema: str) -> StorageUnavailable:
     return StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
 
 

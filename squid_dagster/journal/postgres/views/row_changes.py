@@ -1,7 +1,7 @@
-"""The view side of an append: which rows the facts touch, and what the fold makes of them. Pure.
+"""The rows of an append: which ones its facts touch, and how the fold changes them. Pure.
 
 Facts of an append have no place in the journal yet. They are folded with provisional ones: `seq` counts within the
-append, and `position` is the fact's place in the commit, negated; the database puts the real ones in.
+append, and `position` is the fact's place in the commit, negated; the database replaces both.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -48,7 +48,7 @@ class LockTargets:
         return targets
 
     def add(self, fact: Fact) -> None:
-        """Note what one fact touches."""
+        """Add what one fact touches."""
         if fact.type not in RUN_FACT_TYPES:
             return
         run_id: str = fact.run_id  # type: ignore[union-attr]  # facts of these types have one
@@ -65,11 +65,11 @@ class LockTargets:
             self.children.add((run_id, fact.child_run_id))
 
     def __bool__(self) -> bool:
-        """Tell whether anything is touched."""
+        """Return whether there is any target."""
         return bool(self.runs)
 
     def without(self, units: "Units") -> "LockTargets":
-        """Give what is not loaded yet."""
+        """Return what is not loaded yet."""
         attempts = {key for key in self.attempts if key[0] not in units.new_runs and key not in units.seen}
         whole, children = self.whole - units.touched.whole, self.children - units.touched.children
         runs = (self.runs - units.touched.runs) | whole | {run for run, _ in attempts} | {run for run, _ in children}
@@ -81,7 +81,7 @@ class RowChanges(NamedTuple):
 
     runs: str | None = None
     attempts: str | None = None
-    ended: list[str] | None = None  # ids of runs whose other attempts are to be forgotten
+    ended: list[str] | None = None  # ids of runs whose other attempts are deleted
     children: str | None = None
     queues: str | None = None
     anomalies: str | None = None
@@ -89,7 +89,7 @@ class RowChanges(NamedTuple):
 
 @dataclass(slots=True)
 class Units:
-    """The runs at hand, as their rows stood under the lock, and as the fold leaves them."""
+    """The loaded runs: their rows as they were under the lock, and their state after the fold."""
 
     now: datetime
     touched: LockTargets
@@ -99,12 +99,12 @@ class Units:
     first_position: dict[str, int] = field(default_factory=dict)
     queues: dict[str, bool] = field(default_factory=dict)
     queue_anomalies: list[Anomaly] = field(default_factory=list)
-    seen: set[tuple[str, str]] = field(default_factory=set)  # attempts that were looked for, or came along
-    new_runs: frozenset[str] = frozenset()  # of these, there is nothing to look for
+    seen: set[tuple[str, str]] = field(default_factory=set)  # attempts that were queried, or loaded with their run
+    new_runs: frozenset[str] = frozenset()  # have nothing to be loaded
 
     @classmethod
     def read(cls, answer: dict[str, Any], touched: LockTargets, now: datetime) -> "Units":
-        """Read what `lock_runs` answered."""
+        """Return units from the result of `lock_runs`."""
         attempts: dict[str, list[Row]] = {}
         children: dict[str, list[Row]] = {}
         seen = set(touched.attempts)
@@ -125,15 +125,15 @@ class Units:
 
     @classmethod
     def new(cls, run_ids: Collection[str], now: datetime) -> "Units":
-        """Give runs of which nothing is known yet."""
+        """Return units of runs that do not exist yet."""
         units = {run_id: RunUnit() for run_id in run_ids}
         loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
         whole = LockTargets(set(run_ids), set(run_ids))
         return cls(now, whole, units=units, loaded=loaded, new_runs=frozenset(run_ids))
 
-    def merge(self, more: "Units") -> None:
-        """Take in what was loaded later, before anything was folded."""
-        for run_id, unit in more.units.items():
+    def merge(self, loaded: "Units") -> None:
+        """Add what was loaded later, before anything is folded."""
+        for run_id, unit in loaded.units.items():
             mine = self.units.setdefault(run_id, unit)
             for key, attempt in unit.dispatch.attempts.items():
                 mine.dispatch.attempts.setdefault(key, attempt)
@@ -142,14 +142,14 @@ class Units:
             for name in ("planned", "applied", "children"):
                 getattr(mine.run, name).update(getattr(unit.run, name))
             self.loaded[run_id] = _Loaded.of(mine)
-        self.run_rows = {**more.run_rows, **self.run_rows}
-        self.seen |= more.seen
-        mine_touched, theirs = self.touched, more.touched
+        self.run_rows = {**loaded.run_rows, **self.run_rows}
+        self.seen |= loaded.seen
+        own, added = self.touched, loaded.touched
         self.touched = LockTargets(
-            mine_touched.runs | theirs.runs,
-            mine_touched.whole | theirs.whole,
-            mine_touched.attempts | theirs.attempts,
-            mine_touched.children | theirs.children,
+            own.runs | added.runs,
+            own.whole | added.whole,
+            own.attempts | added.attempts,
+            own.children | added.children,
         )
 
     def fold(self, appends: Sequence[Verified]) -> None:
@@ -191,20 +191,19 @@ class Units:
             ]
             anomalies += unit.anomalies
         queues = [{"queue": queue, "paused": paused} for queue, paused in self.queues.items()]
-        found = rows.anomaly_rows(anomalies)
         return RowChanges(
             runs=_json(runs),
             attempts=_json(attempts),
             ended=ended or None,
             children=_json(children),
             queues=_json(queues),
-            anomalies=_json(found),
+            anomalies=_json(rows.anomaly_rows(anomalies)),
         )
 
     def _changed_attempts(self, run_id: str, unit: RunUnit) -> Iterable[Row]:
         before, run, dispatch = self.loaded[run_id], unit.run, unit.dispatch
         for key in dict.fromkeys([*dispatch.attempts, *run.planned]):  # always in the same order, as no set is
-            # Rules give new values and never change old ones, so the same object is the same state.
+            # Rules return new values and never change old ones, so the same object is the same state.
             same = (
                 dispatch.attempts.get(key) is before.attempts.get(key)
                 and run.planned.get(key) is before.planned.get(key)
@@ -216,7 +215,7 @@ class Units:
 
 
 class _Loaded(NamedTuple):
-    """What was loaded of a run, to tell what the fold changed."""
+    """What was loaded of a run, to see what the fold changed."""
 
     attempts: dict[str, Attempt]
     planned: dict[str, Planned]
@@ -226,17 +225,17 @@ class _Loaded(NamedTuple):
 
     @classmethod
     def of(cls, unit: RunUnit) -> "_Loaded":
-        """Note the state of a unit before the fold."""
+        """Copy the state of a unit before the fold."""
         run, dispatch = unit.run, unit.dispatch
         return cls(dict(dispatch.attempts), dict(run.planned), dict(run.applied), dict(run.children), dispatch.stopped)
 
 
-def _json(found: list[Row]) -> str | None:
-    return rows.to_text(found) if found else None
+def _json(changed: list[Row]) -> str | None:
+    return rows.to_text(changed) if changed else None
 
 
 def entries_json(appends: Sequence[Verified], place: dict[str, int]) -> str:
-    """Give a commit's facts as the `p_entries` of `append_entries`; payloads go in as they were encoded."""
+    """Return a commit's facts as the `p_entries` of `append_entries`, with payloads as they were encoded."""
     parts: list[str] = []
     for one in appends:
         thread = place[one.thread]

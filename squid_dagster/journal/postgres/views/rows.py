@@ -1,7 +1,7 @@
-"""Runs to rows and back: how a `RunUnit` stands in the live views, column by column. Pure.
+"""Rows of the live views from a `RunUnit`, and back, column by column. Pure.
 
-Rows are JSON-ready dictionaries. A row read from a view gives back a unit that knows digests instead of contents, which
-is all that the folds ask for.
+Rows are JSON-ready dictionaries. A unit that is read from rows has digests instead of contents, which is all that the
+folds need.
 """
 
 from collections.abc import Iterable
@@ -23,18 +23,18 @@ Row = dict[str, Any]
 _RUN_TIMES = ("started_at", "ended_at", "window_start")
 
 
-def to_text(found: list[Row]) -> str:
-    """Write rows as the JSON that the database takes."""
-    return to_json(found).decode()
+def to_text(rows: list[Row]) -> str:
+    """Encode rows as the JSON that the database takes."""
+    return to_json(rows).decode()
 
 
 def iso(value: datetime | None) -> str | None:
-    """Write a time as rows do."""
+    """Format a time as in rows."""
     return value.isoformat() if value is not None else None
 
 
 def time(value: str | None) -> datetime | None:
-    """Read a time from a row."""
+    """Parse a time from a row."""
     return _required(value) if value is not None else None
 
 
@@ -44,21 +44,21 @@ def _required(value: str) -> datetime:
 
 
 def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -> Row:
-    """Give the run's row. What the start says is taken from `old` where the unit was read from it."""
+    """Return the run's row. The columns of its start come from `old` if the unit was read from it."""
     run, start = unit.run, unit.run.start
-    kept = old or {}
+    old_row = old or {}
     return {
         "run_id": run_id,
-        "position": kept.get("position", position),
+        "position": old_row.get("position", position),
         "status": run.status,
-        "workflow": start.workflow if start else kept.get("workflow"),
-        "trigger": start.trigger if start else kept.get("trigger"),
+        "workflow": start.workflow if start else old_row.get("workflow"),
+        "trigger": start.trigger if start else old_row.get("trigger"),
         "queue": unit.dispatch.queue,
-        "definition_version": start.definition_version if start else kept.get("definition_version"),
-        "definition_fingerprint": start.definition_fingerprint if start else kept.get("definition_fingerprint"),
-        "parent_run_id": parent_of(start.context) if start else kept.get("parent_run_id"),
-        "replayed_from_run_id": start.replayed_from_run_id if start else kept.get("replayed_from_run_id"),
-        "started_at": iso(start.occurred_at) if start else kept.get("started_at"),
+        "definition_version": start.definition_version if start else old_row.get("definition_version"),
+        "definition_fingerprint": start.definition_fingerprint if start else old_row.get("definition_fingerprint"),
+        "parent_run_id": parent_of(start.context) if start else old_row.get("parent_run_id"),
+        "replayed_from_run_id": start.replayed_from_run_id if start else old_row.get("replayed_from_run_id"),
+        "started_at": iso(start.occurred_at) if start else old_row.get("started_at"),
         "start_digest": run.start_digest,
         "planned_visits": run.planned_visits,
         "applied_visits": run.applied_visits,
@@ -72,14 +72,14 @@ def run_row(run_id: str, unit: RunUnit, position: int, old: Row | None = None) -
         "indexed": _summary_row(unit.indexed),
         "cataloged": _summary_row(unit.cataloged),
         "unfenced": unit.dispatch.unfenced,
-        # Only those children are loaded that a fact is about.
-        "has_children": bool(unit.run.children) or kept.get("has_children", False),
-        "window_start": iso(window_start(start.context)) if start else kept.get("window_start"),
+        # Only children that a fact is about are loaded.
+        "has_children": bool(unit.run.children) or old_row.get("has_children", False),
+        "window_start": iso(window_start(start.context)) if start else old_row.get("window_start"),
     }
 
 
 def manual_row(state: ManualState | None) -> list[Any] | None:
-    """Return what a run waits for, as its row has it."""
+    """Return what a run waits for, as in its row."""
     return [state.step, state.kind, iso(state.paused_at), state.metadata] if state else None
 
 
@@ -88,14 +88,14 @@ def _summary_row(summary: RunSummary | None) -> list[Any] | None:
 
 
 def normalise_run(row: Row) -> Row:
-    """Bring a run row as Postgres spells it into our spelling."""
+    """Normalize the times of a run's row from Postgres."""
     for name in _RUN_TIMES:
         row[name] = iso(time(row[name]))
     return row
 
 
 def attempt_row(run_id: str, key: str, unit: RunUnit) -> Row:
-    """Give the row of one runnable: what the queue's thread says of it, and what the run's thread says."""
+    """Return the row of one runnable: columns from the queue's thread, and columns from the run's thread."""
     attempt = unit.dispatch.attempts.get(key)
     planned, applied = unit.run.planned.get(key), unit.run.applied.get(key)
     row = _scheduled_row(attempt, unit.dispatch.stopped) if attempt else dict(_UNSCHEDULED)
@@ -146,21 +146,21 @@ def _scheduled_row(attempt: Attempt, stopped: bool) -> Row:
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _EXAMPLE = Attempt("", "", "", 1, "", "", None, _EPOCH, 0, 1, None, None, None, "", 0, _EPOCH)
 _UNSCHEDULED: Row = dict.fromkeys(_scheduled_row(_EXAMPLE, stopped=False))
-# The columns of both tables, as everybody has them who names them one by one.
+# The columns of both tables, for statements that name them.
 RUN_COLUMNS = tuple(run_row("", RunUnit.fold([]), 0))
 ATTEMPT_COLUMNS = tuple(new_attempt_row(_EXAMPLE, ""))
 _ATTEMPT_TIMES = ("visible_at", "last_at", "lease_until", "settled_at", "due_at")
 
 
 def normalise_attempt(row: Row) -> Row:
-    """Bring an attempt row as Postgres spells it into our spelling."""
+    """Normalize the times of an attempt's row from Postgres."""
     for name in _ATTEMPT_TIMES:
         row[name] = iso(time(row[name]))
     return row
 
 
 def attempt_from_row(row: Row) -> Attempt:
-    """Read a scheduled attempt from its row."""
+    """Return a scheduled attempt from its row."""
     return Attempt(
         row["run_id"],
         row["runnable_key"],
@@ -192,7 +192,7 @@ def attempt_from_row(row: Row) -> Attempt:
 
 
 def unit_from_rows(run: Row, attempts: Iterable[Row], children: Iterable[Row]) -> RunUnit:
-    """Read a unit back: complete as to the run, and as to the attempts and children whose rows are given."""
+    """Return the unit of a run from its rows, with the attempts and children whose rows are given."""
     unit = RunUnit(_projection(run), RunDispatch(run["queue"], run["fenced"], run["quarantined"], run["unfenced"]))
     for row in attempts:
         key = row["runnable_key"]
@@ -231,7 +231,7 @@ def _summary(run_id: str, row: list[Any] | None) -> RunSummary | None:
 
 
 def child_row(run_id: str, child_run_id: str, child: Child) -> Row:
-    """Give the row of a linked child."""
+    """Return the row of a linked child."""
     fact = child.fact
     assert fact is not None  # noqa: S101  only children that a fact has just linked are written
     return {
@@ -246,10 +246,10 @@ def child_row(run_id: str, child_run_id: str, child: Child) -> Row:
 
 
 def anomaly_rows(anomalies: Iterable[Anomaly]) -> list[Row]:
-    """Give the rows of anomalies, numbered per entry."""
+    """Return the rows of anomalies, numbered per entry."""
     counts: dict[tuple[str, int], int] = {}
     rows = []
-    for found in anomalies:
-        ordinal = counts[found.thread, found.seq] = counts.get((found.thread, found.seq), 0) + 1
-        rows.append({**found._asdict(), "reason": found.reason.value, "ordinal": ordinal})
+    for anomaly in anomalies:
+        ordinal = counts[anomaly.thread, anomaly.seq] = counts.get((anomaly.thread, anomaly.seq), 0) + 1
+        rows.append({**anomaly._asdict(), "reason": anomaly.reason.value, "ordinal": ordinal})
     return rows

@@ -1,4 +1,4 @@
-"""Putting a table that was made anew in the place of the one that is there, under the rights that others have on it."""
+"""The swap of a table for its newly built shadow, with the rights that roles have on it."""
 
 from typing import LiteralString
 
@@ -7,12 +7,12 @@ from psycopg import sql
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 
 SHADOW: LiteralString = "_shadow"
-"""How the name of a table in the making ends, and with it those of its indexes."""
+"""The suffix of the names of a shadow table and of its indexes."""
 
 _INDEXES: LiteralString = "SELECT indexname FROM pg_catalog.pg_indexes WHERE schemaname = %s AND tablename = %s"
 _OWNER: LiteralString = """SELECT pg_get_userbyid(relowner), relowner <> (SELECT oid FROM pg_roles
     WHERE rolname = current_user) FROM pg_catalog.pg_class WHERE oid = to_regclass(%s)"""
-# An owner's own rights come with the ownership. Rights on single columns are not looked for: we grant none.
+# An owner's rights come with the ownership. Rights on columns are ignored: we grant none.
 _RIGHTS: LiteralString = """SELECT a.privilege_type, CASE WHEN a.grantee <> 0 THEN pg_get_userbyid(a.grantee) END,
         a.is_grantable
     FROM pg_catalog.pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
@@ -20,14 +20,14 @@ _RIGHTS: LiteralString = """SELECT a.privilege_type, CASE WHEN a.grantee <> 0 TH
 
 
 def swap_in(connection: PgConnection, schema: str, table: str) -> None:
-    """Drop a table, if it is there, and give its name, owner and rights to its shadow, in the open transaction.
+    """Drop a table, if it exists, and give its name, owner and rights to its shadow, in the open transaction.
 
     Raises:
-        psycopg.errors.LockNotAvailable: somebody holds a lock on it for longer than `lock_timeout`.
+        psycopg.errors.LockNotAvailable: another session holds a lock on it for longer than `lock_timeout`.
     """
     live, shadow = sql.Identifier(schema, table), sql.Identifier(schema, table + SHADOW)
     name = live.as_string(connection)
-    # Before they are asked for: whoever changes them meanwhile is waited for.
+    # Before the rights are read, so that no other session changes them meanwhile.
     if (owner := connection.execute(_OWNER, (name,)).fetchone()) is not None:
         connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(live))
     rights = connection.execute(_RIGHTS, (name,)).fetchall()

@@ -1,4 +1,4 @@
-"""Looking the whole journal over: what was changed behind our back, what is missing, which view differs."""
+"""Verification of the whole journal: entries that were changed or are missing, wrong revisions, views that differ."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ LOST_TAILS: LiteralString = """SELECT t.id, r.rev, coalesce(e.seq, 0)
     JOIN {schema}.journal_threads t ON t.id = r.key
     LEFT JOIN LATERAL (SELECT seq FROM {schema}.journal_entries WHERE thread = t.id ORDER BY seq DESC LIMIT 1) e ON true
    WHERE r.rev > coalesce(e.seq, 0) AND t.rev <= coalesce(e.seq, 0) ORDER BY t.id"""
-"""Shared threads whose entries end before what a commit has told its client, as their rows do not tell."""
+"""Shared threads whose entries end before the revision in a commit's receipt, which their own rows do not show."""
 _HAS_THREAD: LiteralString = "SELECT id FROM {schema}.journal_threads WHERE id = ANY (%s)"
 # runs_pkey and journal_entries_run, skipping from one run to the next
 _NEXT_RUNS: LiteralString = """WITH RECURSIVE known (run_id, n) AS (
@@ -75,44 +75,44 @@ Progress = Callable[[int], None]
 
 @checked
 def verify(storage: PostgresStorage, progress: Progress | None = None) -> list[Discrepancy]:
-    """Look over every entry, every thread and every row of the live views; an empty list means a healthy journal.
+    """Check every entry, every thread and every row of the live views; an empty list means a healthy journal.
 
-    Safe while others write: it reads in short transactions. `progress` is told the number of entries read so far.
+    Safe while others write: it reads in short transactions. `progress` gets the number of entries read so far.
     """
     with storage.connection() as connection:
-        look = _Look(connection, storage.schema)
-        found = [*look.entries(storage.cut(), progress or (lambda _: None)), *look.revisions()]
-        # A run with an unreadable entry cannot be folded as it was: its rows prove nothing.
-        unreadable = {finding.run_id for finding in found if finding.kind is DiscrepancyKind.CORRUPT_ENTRY}
-        return [*found, *look.views(unreadable)]
+        verification = _Verification(connection, storage.schema)
+        discrepancies = [*verification.entries(storage.cut(), progress or (lambda _: None)), *verification.revisions()]
+        # A run with an unreadable entry cannot be folded as it was, so its rows are not compared.
+        unreadable = {one.run_id for one in discrepancies if one.kind is DiscrepancyKind.CORRUPT_ENTRY}
+        return [*discrepancies, *verification.views(unreadable)]
 
 
 def check_views(storage: PostgresStorage, progress: Progress | None = None) -> list[Discrepancy]:
-    """Compare every row of the live views with what the facts say; an empty list means that they agree.
+    """Compare every row of the live views with the fold of the facts; an empty list means that they agree.
 
-    Safe while others write: it reads in short transactions. `progress` is told the number of runs looked at so far.
+    Safe while others write: it reads in short transactions. `progress` gets the number of runs compared so far.
 
     Raises:
-        ViewsMissing: a view is not there; `rebuild_views` brings it back.
+        ViewsMissing: a view does not exist; `rebuild_views` restores it.
     """
     with storage.connection() as connection:
-        return list(_Look(connection, storage.schema).views(set(), progress or (lambda _: None)))
+        return list(_Verification(connection, storage.schema).views(set(), progress or (lambda _: None)))
 
 
-class _Look:
+class _Verification:
     def __init__(self, connection: PgConnection, schema: str) -> None:
         self._connection = connection
         self._schema = schema
 
     def entries(self, cut: int, progress: Progress) -> Iterator[Discrepancy]:
-        """Look at each entry, and at its neighbour on the thread."""
+        """Compare each entry with the one before it on the thread."""
         before: Entry | None = None
         last, count = ("", 0, 0), 0
         while page := self._entries(_PAGE_OF_THREADS, *last, cut, _PAGE):
             for entry in page:
                 if before is None or before.thread != entry.thread:
                     before = Entry(entry.thread, 0, 0, entry.fact)
-                yield from _judge(before, entry)
+                yield from _entry_discrepancies(before, entry)
                 before = entry if entry.seq != before.seq else before
             yield from self._without_thread({entry.thread for entry in page})
             count += len(page)
@@ -127,7 +127,7 @@ class _Look:
     def revisions(self) -> Iterator[Discrepancy]:
         """Compare each thread's revision with its last entry, as of one instant.
 
-        The row of a shared thread tells less than its last entry (revision_of.sql): its commits have told the rest.
+        The row of a shared thread may be behind its last entry (revision_of.sql): receipts of commits have the rest.
         """
         last = ""
         while page := self._rows(_REVISIONS, last, _PAGE):
@@ -141,18 +141,18 @@ class _Look:
             yield Discrepancy(DiscrepancyKind.WRONG_REVISION, detail, thread, seq)
 
     def views(self, unreadable: set[str | None], progress: Progress = lambda _: None) -> Iterator[Discrepancy]:
-        """Compare the rows of each run with what its facts say, as of one instant."""
+        """Compare the rows of each run with the fold of its facts, as of one instant."""
         last, count = "", 0
         while run_ids := [row[0] for row in self._rows(_NEXT_RUNS, last, _RUNS_AT_ONCE)]:
             last = run_ids[-1]
-            with instant(self._connection, self._schema) as look:
-                told, kept = look.expected(run_ids), look.actual(run_ids)
-            yield from (_differs(one) for one in differences(told, kept) if one.run_id not in unreadable)
+            with instant(self._connection, self._schema) as moment:
+                expected, actual = moment.expected(run_ids), moment.actual(run_ids)
+            yield from (_differs(one) for one in differences(expected, actual) if one.run_id not in unreadable)
             count += len(run_ids)
             progress(count)
-        with instant(self._connection, self._schema) as look:
-            told, kept = look.expected_loose(), look.actual_loose()
-        yield from map(_differs, differences(told, kept))
+        with instant(self._connection, self._schema) as moment:
+            expected, actual = moment.expected_loose(), moment.actual_loose()
+        yield from map(_differs, differences(expected, actual))
 
     def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement(text, self._schema), values).fetchall()
@@ -161,7 +161,7 @@ class _Look:
         return read_entries(self._rows(text, *values))
 
 
-def _judge(before: Entry, entry: Entry) -> Iterator[Discrepancy]:
+def _entry_discrepancies(before: Entry, entry: Entry) -> Iterator[Discrepancy]:
     fact = entry.fact
     place = (entry.thread, entry.seq, run_of(fact))
     if isinstance(fact, MalformedFact):
