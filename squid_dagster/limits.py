@@ -1,24 +1,24 @@
-"""Limits that the code holds to and the help of the command shows. Loads nothing, so that `--help` stays quick."""
+"""Limits that the code checks and the command's help shows. Imports nothing heavy, so that `--help` stays fast."""
 
 from datetime import timedelta
 from typing import Final
 
 MIN_PRIORITY: Final = -10
-"""Of runs and their attempts; the lowest."""
+"""The lowest priority of runs and their attempts."""
 MAX_PRIORITY: Final = 10
-"""Of runs and their attempts; the highest."""
+"""The highest priority of runs and their attempts."""
 MAX_CLAIMS: Final = 1000
-"""Attempts that are claimed at a time, and so steps that one worker runs."""
+"""The most attempts that one claim takes, and so the most steps that one worker runs at a time."""
 MAX_LEASE: Final = timedelta(days=30)
-"""Of attempts and of cards."""
+"""The longest lease of an attempt or a card."""
 CARD_NUMBER: Final = 2**31 - 1
-"""What a number of a card may be at most, and its negative at least."""
+"""The largest number in a card; its negative is the smallest."""
 MAX_ROUND_MEMBERS: Final = 1000
-"""Members of a group that are written in one commit."""
+"""The most members of a group that are written in one commit."""
 MAX_ROUND_BYTES: Final = 16 * 1024 * 1024
-"""Outcomes, or payloads of starts, as JSON, that are written in one commit; one that is larger stands alone."""
+"""The most bytes of outcomes, or of payloads of starts, as JSON, in one commit; a larger one is written alone."""
 
 
 def commit_bytes(max_fact_bytes: int) -> int:
-    """Return how many bytes of facts one commit may hold: far below what a message to Postgres may (1 GiB)."""
+    """Return how many bytes of facts one commit may hold: far below Postgres's limit of a message (1 GiB)."""
     return 8 * max_fact_bytes

@@ -1,7 +1,7 @@
-"""Loggers of this library: no record leaves one with a secret in its message, its arguments or its traceback.
+"""Loggers of this library: secrets are removed from messages, arguments and tracebacks of their records.
 
-Every module of ours takes its logger here. What a step logs with `ctx.log` goes through such a logger too; what it
-prints, or logs with a logger of its own, is its own business.
+Every module of this library gets its logger here. `ctx.log` of a step is such a logger too; what a step prints, or logs
+with another logger, is not redacted.
 """
 
 import logging
@@ -13,11 +13,11 @@ _formatter = logging.Formatter()
 
 
 class RedactingFilter(logging.Filter):
-    """Lets every record pass, redacted. A record without a secret is not touched."""
+    """A filter that redacts every record and drops none. A record without a secret is not changed."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact one record in place: handlers, and loggers further up, see the same."""
-        with suppress(Exception):  # the arguments' own code: logging itself reports what it cannot format
+        """Redact one record in place, also for handlers of parent loggers."""
+        with suppress(Exception):  # code of the arguments: logging itself reports what it cannot format
             self._redact(record)
         return True
 
@@ -30,7 +30,7 @@ class RedactingFilter(logging.Filter):
             trace = _formatter.formatException(record.exc_info)
             shown_trace = redacted_text(trace)
             if shown_trace != trace:
-                # Formatters print the text that they find; the exception itself would bring the secret back.
+                # Formatters print `exc_text` if there is one; from `exc_info` they would format the secret again.
                 record.exc_info, record.exc_text = None, shown_trace
         if record.stack_info:
             record.stack_info = redacted_text(record.stack_info)

@@ -1,7 +1,7 @@
-"""What this process hides wherever it shows or logs data: secrets by our rules, and by rules of the user's own.
+"""The redaction rules of this process: what is hidden wherever data is shown or logged.
 
-The one place to add to them: `SQUID_REDACT_KEYS` (names, divided by commas) and `SQUID_REDACT_PATTERNS` (regular
-expressions, one per line) in the environment, or `redact_also(...)` in the module that holds the workflows. Facts hold
+Users add rules with `SQUID_REDACT_KEYS` (names, separated by commas) and `SQUID_REDACT_PATTERNS` (regular expressions,
+one per line) in the environment, or with `redact_also(...)` in the module that holds the workflows. Facts hold
 payloads and results as they are, since steps need them; errors are redacted before they are written.
 """
 
@@ -18,19 +18,19 @@ from squid_dagster.protocol.secret_text import Redaction
 KEYS_VARIABLE = "SQUID_REDACT_KEYS"
 PATTERNS_VARIABLE = "SQUID_REDACT_PATTERNS"
 VALUE_PREFIX = "SQUID_PAYLOAD_"
-"""Of variables that hold secrets for payloads, which are named in Dagster's launchpad instead of typed."""
+"""Prefix of variables that hold secrets for payloads, which are named in Dagster's launchpad instead of typed."""
 MIN_VALUE_LENGTH = 8
-"""Of such a secret: the text of a shorter one stands in innocent words, too."""
+"""Shorter secrets are not searched for: their text also occurs in harmless words."""
 
 _lock = threading.Lock()
 _rules: Redaction | None = None
 
 
 def redaction_rules() -> Redaction:
-    """Return the rules of this process; the environment is read once, when they are first asked for.
+    """Return the rules of this process; the environment is read once, on the first call.
 
     Raises:
-        InvalidArgument: a variable holds no name, or a pattern that is none.
+        InvalidArgument: a variable holds an invalid name or pattern.
     """
     global _rules
     rules = _rules
@@ -41,20 +41,20 @@ def redaction_rules() -> Redaction:
 
 
 def rules_from(environ: Mapping[str, str]) -> Redaction:
-    """Return the rules that an environment asks for; values of `SQUID_PAYLOAD_...` are secrets wherever they stand.
+    """Return the rules of an environment; values of `SQUID_PAYLOAD_...` are hidden wherever they occur.
 
     Raises:
         InvalidArgument: as `Redaction`.
     """
-    keys = (each.strip() for each in environ.get(KEYS_VARIABLE, "").split(","))
-    patterns = (each.strip() for each in environ.get(PATTERNS_VARIABLE, "").splitlines())
-    values = sorted((each for name, each in environ.items() if name.startswith(VALUE_PREFIX)), key=len, reverse=True)
-    literal = (re.escape(each) for each in values if len(each) >= MIN_VALUE_LENGTH)
-    return Redaction(tuple(filter(None, keys)), (*filter(None, patterns), *literal))
+    keys = (key.strip() for key in environ.get(KEYS_VARIABLE, "").split(","))
+    patterns = (pattern.strip() for pattern in environ.get(PATTERNS_VARIABLE, "").splitlines())
+    values = sorted((value for name, value in environ.items() if name.startswith(VALUE_PREFIX)), key=len, reverse=True)
+    literals = (re.escape(value) for value in values if len(value) >= MIN_VALUE_LENGTH)
+    return Redaction(tuple(filter(None, keys)), (*filter(None, patterns), *literals))
 
 
 def redact_also(*, keys: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
-    """Hide more in this process: values under these keys, and whatever these regular expressions match in a text.
+    """Add rules to this process: hide values under these keys, and what these regular expressions match in a text.
 
         redact_also(keys=["iban", "card_number"], patterns=[r"CUST-[0-9]{8}"])
 
@@ -63,7 +63,7 @@ def redact_also(*, keys: Iterable[str] = (), patterns: Iterable[str] = ()) -> No
     """
     global _rules
     known = redaction_rules()
-    added = Redaction(_several(keys, "keys"), _several(patterns, "patterns"))
+    added = Redaction(_checked_texts(keys, "keys"), _checked_texts(patterns, "patterns"))
     with _lock:
         known = _rules or known
         _rules = Redaction(
@@ -72,29 +72,29 @@ def redact_also(*, keys: Iterable[str] = (), patterns: Iterable[str] = ()) -> No
 
 
 def redacted_text(text: str) -> str:
-    """Return a text that may be shown: without secrets inside it."""
+    """Return a text without the secrets inside it."""
     return redaction_rules().text(text)
 
 
 def named_error(error: BaseException) -> str:
-    """Return the class and the message of an error that is none of ours, as it may be shown, whatever its code does."""
+    """Return the class and the redacted message of an error of another library. Never raises."""
     try:
-        said = str(error)
+        message = str(error)
     except Exception:  # noqa: BLE001  an exception's own code
-        said = "(its message cannot be shown)"
-    return redacted_text(f"{type(error).__name__}: {said}")
+        message = "(its message cannot be shown)"
+    return redacted_text(f"{type(error).__name__}: {message}")
 
 
 def redacted(value: Any) -> Any:
-    """Return a copy of a JSON value that may be shown: nothing under a secret key, no secret inside a text."""
+    """Return a copy of a JSON value without secrets: those under secret keys, and those inside texts."""
     try:
         return redaction_rules().value(value)
-    except RecursionError:  # nested too deep to be looked through: no fact holds such a value
+    except RecursionError:  # nested too deep: no fact holds such a value
         return REDACTED
 
 
 def redacted_error(error: Any) -> Any:
-    """Return an error, or the reason of a deferral, as it is written down; what is neither is for facts to refuse."""
+    """Redact an error, or the reason of a deferral, before it is written; return other values for facts to refuse."""
     if not isinstance(error, dict | str):
         return error
     try:
@@ -103,7 +103,7 @@ def redacted_error(error: Any) -> Any:
         return error
 
 
-def _several(values: Iterable[str], name: str) -> tuple[str, ...]:
+def _checked_texts(values: Iterable[str], name: str) -> tuple[str, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise InvalidArgument(f"{name} must be a list of texts, not {type(values).__name__}: put it into a list")
     return tuple(values)

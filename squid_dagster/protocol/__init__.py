@@ -1,6 +1,6 @@
-"""Facts, threads and folds: what is written down, and what it means. Pure: no I/O, no clock, nothing but pydantic.
+"""Facts, threads and folds: what is written, and what it means. Pure: no I/O, no clock, no dependency but pydantic.
 
-Functions check their arguments here, at the border; the library itself takes them from their modules, as they are.
+Functions exported here check their arguments; the library itself imports the unchecked ones from their modules.
 """
 
 from squid_dagster.protocol import codec as _codec

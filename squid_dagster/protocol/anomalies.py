@@ -1,4 +1,4 @@
-"""Anomalies: what a fold found wrong with an entry. Values, never log lines; each names the entry that caused it."""
+"""Anomalies: why a fold did not follow an entry. Values, never log lines; each names the entry that caused it."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Reason(StrEnum):
 
 
 class Anomaly(NamedTuple):
-    """One thing that is wrong with one entry. `subject` is the runnable key, step or child run it is about."""
+    """One problem with one entry. `subject` is the runnable key, step or child run that the entry is about."""
 
     reason: Reason
     entry_type: str
@@ -56,7 +56,7 @@ class Anomaly(NamedTuple):
     position: int
 
 
-# The field that says what a fact is about; only declared ones, never an unknown field of the same name.
+# The field that names a fact's subject; only declared fields, never an unknown field of the same name.
 _SUBJECT_FIELD = {
     name: field
     for name, model in FACT_TYPES.items()
@@ -66,23 +66,15 @@ _SUBJECT_FIELD = {
 
 
 def anomaly(reason: Reason, entry: Entry, subject: str | None = None) -> Anomaly:
-    """Note what is wrong with `entry`; without a subject given, what the fact is about, if it says so."""
+    """Return the anomaly of an entry; without `subject`, the one that the fact names, if it does."""
     fact = entry.fact
     if subject is None and unreadable(entry) is None:
         subject = getattr(fact, _SUBJECT_FIELD.get(fact.type, ""), None)
-    return Anomaly(
-        reason,
-        fact.type,
-        run_of(fact),
-        subject,
-        entry.thread,
-        entry.seq,
-        entry.position,
-    )
+    return Anomaly(reason, fact.type, run_of(fact), subject, entry.thread, entry.seq, entry.position)
 
 
 def unreadable(entry: Entry) -> Reason | None:
-    """Say why an entry carries no fact that this version can fold, or None when it does."""
+    """Return why this version cannot fold an entry, None if it can."""
     if type(entry.fact) is MalformedFact:
         return Reason.MALFORMED_ENTRY
     if type(entry.fact) is UnknownFact:

@@ -53,7 +53,7 @@ def checks_arguments(cls: C) -> C:
 
 
 def unchecked(function: F) -> F:
-    """Exclude a method of a checked class: it accepts objects that behave like its annotations without being of them."""
+    """Exclude a method of a checked class: it accepts objects that only behave like its annotations."""
     setattr(function, _UNCHECKED, True)
     return function
 
@@ -75,7 +75,7 @@ def checked(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal taken
-        if taken is None:  # not when it is defined: an annotation may name what comes later
+        if taken is None:  # on the first call: an annotation may name a class that is defined later
             taken = _taken_by(function, signature)
         if taken.keywords is not None and not taken.keywords.issuperset(kwargs):
             raise _unknown_keyword(function, kwargs, taken.keywords)
@@ -96,7 +96,7 @@ class _Taken(NamedTuple):
 
 
 def _unknown_keyword(function: Callable[..., Any], given: Collection[str], taken: Collection[str]) -> TypeError:
-    name = next(each for each in given if each not in taken)
+    name = next(name for name in given if name not in taken)
     return TypeError(
         f"{function.__qualname__}() got an unexpected keyword argument {name!r}: it takes {', '.join(sorted(taken))}"
     )
@@ -106,16 +106,13 @@ def _refusal(
     function: Callable[..., Any], args: tuple[object, ...], name: str, problem: str, value: object
 ) -> SquidError:
     owner, dot, called = function.__qualname__.rpartition(".")
-    if args and owner in (each.__qualname__ for each in type(args[0]).__mro__):
-        owner = type(args[0]).__qualname__  # a method that it inherits
+    if args and owner in (cls.__qualname__ for cls in type(args[0]).__mro__):
+        owner = type(args[0]).__qualname__  # of an inherited method
     where = owner if called == "__init__" else f"{owner}.{called}"
     where = f"{where}: " if dot and not owner.endswith("<locals>") else ""
-    return _ERRORS.get(name, InvalidArgument)(f"{where}{name} must be {problem}, not {_told(value)}")
-
-
-def _told(value: object) -> str:
-    text, name = shown(value), type(value).__name__
-    return name if text == name else f"{text} ({name})"
+    text, type_name = shown(value), type(value).__name__
+    actual = type_name if text == type_name else f"{text} ({type_name})"
+    return _ERRORS.get(name, InvalidArgument)(f"{where}{name} must be {problem}, not {actual}")
 
 
 def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Taken:
@@ -134,7 +131,7 @@ def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Ta
     return _Taken(checks, keywords)
 
 
-# --- what an annotation asks for ------------------------------------------------------------------------------------
+# --- checks by annotation -------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -250,7 +247,7 @@ def _tuple(hints: tuple[Any, ...]) -> Check:
     return check
 
 
-def _several(origin: type, item: Any) -> Check:
+def _iterable(origin: type, item: Any) -> Check:
     item_check = check_of(item)
 
     def check(value: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""Facts to stored columns and back. What every fact has (type, run, time) is a column; the rest is one JSON object."""
+"""Facts to stored columns and back. What every fact has (type, run, time) is a column; the rest is one JSON object.
+
+Promises that a fact reads back as it was written, and that an unreadable one comes back as a value, never as an error.
+"""
 
 import json
 import math
@@ -46,13 +49,13 @@ _PAYLOADS = {
     for model in FACT_TYPES.values()
 }
 _json = TypeAdapter(JsonValue, config=ConfigDict(strict=True, allow_inf_nan=False))
-# An escaped NUL after an even number of backslashes is a real one, and Postgres cannot hold it.
+# An escaped NUL after an even number of backslashes is a real one, and Postgres cannot store it.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+\Z")
-# Spellings of numbers that may be no finite ones; hex digits in quotes do not look like these.
+# Numbers that may not be finite; hex digits in quotes do not match.
 _HUGE = re.compile(r"[:,\[\s-][0-9.]+[eE]\+?[0-9]{3}")
 _LONG = re.compile(r"[0-9]{300}")
-_DEEP = 100  # brackets; below that no nesting is too deep for anybody
+_DEEP = 100  # brackets; fewer than these are never nested too deep for a reader
 _adapter: TypeAdapter[Fact] = TypeAdapter(Fact)
 
 
@@ -66,7 +69,7 @@ class EncodedFact(NamedTuple):
 
 
 def parse_fact(value: object) -> Fact:
-    """Build a fact from a mapping with a `type`, or from its JSON text; raise `InvalidFact` that says what is wrong."""
+    """Build a fact from a mapping with a `type`, or from its JSON text. Raises `InvalidFact`."""
     try:
         if isinstance(value, bytes):
             value = value.decode()
@@ -81,17 +84,17 @@ def parse_fact(value: object) -> Fact:
 
 
 def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
-    """Give a fact's stored form.
+    """Return a fact's stored columns.
 
     Raises:
-        InvalidFact: it is no fact, has a wrong shape (however it was made), or is larger than `max_bytes`.
+        InvalidFact: it is no fact, has a wrong shape (however it was built), or is larger than `max_bytes`.
     """
     if type(fact) not in _OPTIONAL:
         raise _no_fact(fact)
     try:
         _check_payload(fact)
         data = _data(fact)
-        # Any field may hold what is strange, payload or not: a number has no limit, and a part has fields of its own.
+        # Not only payloads: a number in any field has no limit, and a nested model has fields of its own.
         if _is_strange(data) or "\ufffd" in data or data.count("[") + data.count("{") > _DEEP:
             _check_readable(fact, data)
     except ValidationError as error:
@@ -110,7 +113,7 @@ def encode(fact: Fact, max_bytes: int = DEFAULT_MAX_FACT_BYTES) -> EncodedFact:
 
 
 def is_plain(text: str, max_bytes: int) -> bool:
-    """Tell whether `encode` would certainly take a fact that holds this JSON text a few times: nearly all are so."""
+    """Return whether `encode` certainly accepts a fact that holds this JSON text a few times: most texts are plain."""
     return (
         not _is_strange(text)
         and "\ufffd" not in text
@@ -125,14 +128,14 @@ def _run_id(fact: Fact) -> str | None:
 
 
 def _data(fact: Fact) -> str:
-    """Write a fact's own fields. It was validated when it was made; a payload that was bent since is refused here."""
+    """Return a fact's own fields as JSON. Raises if a payload was changed since the fact was validated."""
     left_out = _ENVELOPE if fact.type in RUN_FACT_TYPES else _QUEUE_ENVELOPE
     empty = [name for name in _OPTIONAL[type(fact)] if getattr(fact, name) is None]
     return fact.model_dump_json(exclude={*left_out, *empty} if empty else left_out, warnings="error")
 
 
 def _check_payload(fact: Fact) -> None:
-    """Raise if a payload was bent after the fact was made: what is folded must be what is written."""
+    """Raise if a payload was changed after the fact was built: what is folded must be what is written."""
     for name in _PAYLOADS[type(fact)]:
         value = getattr(fact, name)
         if value:
@@ -148,9 +151,9 @@ def _check_payload(fact: Fact) -> None:
 
 
 def _check_readable(fact: Fact, data: str) -> None:
-    """Raise unless what is written reads the same: a number may be too large, nesting too deep, a character none."""
+    """Raise unless the JSON reads back the same: a number may be too large, nesting too deep, a character invalid."""
     _check_finite(data)
-    if type(fact).model_validate_json(_whole(_run_id(fact), fact.occurred_at, data)) != fact:
+    if type(fact).model_validate_json(_full_json(_run_id(fact), fact.occurred_at, data)) != fact:
         raise ValueError("it does not read the same afterwards: check its values")
 
 
@@ -163,9 +166,9 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
             if not isinstance(values, dict):
                 raise ValueError("not a JSON object")
             return UnknownFact(type_name, run_id, occurred_at, values)
-        fact = cast("Fact", model.model_validate_json(_whole(run_id, occurred_at, data)))
+        fact = cast("Fact", model.model_validate_json(_full_json(run_id, occurred_at, data)))
         if not _is_finite(fact):
-            _loads(data)  # says which number it is
+            _loads(data)  # raises with the number
             raise ValueError("a number in it is not finite")
     except ValidationError as error:
         return MalformedFact(type_name, run_id, occurred_at, explain(error), data)
@@ -177,7 +180,7 @@ def decode(thread: str, type_name: str, run_id: str | None, occurred_at: datetim
 
 
 class StoredColumns(NamedTuple):
-    """What `decode` takes, as it comes from storage."""
+    """The arguments of `decode`, as storage has them."""
 
     thread: str
     type: str
@@ -187,34 +190,34 @@ class StoredColumns(NamedTuple):
 
 
 def decode_many(stored: Iterable[StoredColumns]) -> list[StoredFact]:
-    """Read stored facts as `decode` does, those of one type together: the way into the validator costs most.
+    """Read stored facts as `decode` does, those of one type in one call: calling the validator costs most.
 
-    The data of each must be JSON, as whatever stands in a column of that type is.
+    The data of each must be JSON, as that of a json column is.
     """
-    given = list(stored)
+    rows = list(stored)
     by_type: dict[str, list[int]] = {}
-    for i, columns in enumerate(given):
+    for i, columns in enumerate(rows):
         by_type.setdefault(columns.type, []).append(i)
-    found: dict[int, StoredFact] = {}
+    decoded: dict[int, StoredFact] = {}
     for type_name, places in by_type.items():
-        facts = _decode_list(type_name, [given[i] for i in places]) if len(places) > 1 else None
-        found.update(zip(places, facts or [decode(*given[i]) for i in places], strict=True))
-    return [found[i] for i in range(len(given))]
+        facts = _decode_list(type_name, [rows[i] for i in places]) if len(places) > 1 else None
+        decoded.update(zip(places, facts or [decode(*rows[i]) for i in places], strict=True))
+    return [decoded[i] for i in range(len(rows))]
 
 
-def _decode_list(type_name: str, some: list[StoredColumns]) -> list[StoredFact] | None:
-    """Read facts of one type at once; None when one of them is not as it should be, for each to be read alone."""
+def _decode_list(type_name: str, rows: list[StoredColumns]) -> list[StoredFact] | None:
+    """Read facts of one type at once; None if one of them is invalid: then each is read alone."""
     if type_name not in FACT_TYPES:
         return None
     try:
-        text = ",".join([_whole(run_id, occurred_at, data) for _, _, run_id, occurred_at, data in some])
+        text = ",".join([_full_json(run_id, occurred_at, data) for _, _, run_id, occurred_at, data in rows])
         facts = _list_of(type_name).validate_json(f"[{text}]")
     except (ValueError, RecursionError):
         return None
-    fit = len(facts) == len(some) and all(
-        fact.thread == one.thread and _is_finite(fact) for fact, one in zip(facts, some, strict=True)
+    valid = len(facts) == len(rows) and all(
+        fact.thread == row.thread and _is_finite(fact) for fact, row in zip(facts, rows, strict=True)
     )
-    return cast("list[StoredFact]", facts) if fit else None
+    return cast("list[StoredFact]", facts) if valid else None
 
 
 @cache
@@ -223,7 +226,7 @@ def _list_of(type_name: str) -> TypeAdapter[list[Fact]]:
 
 
 def to_json(fact: Fact | UnknownFact) -> str:
-    """Return a fact as one JSON object, for export, as `parse_fact` reads it. Raises `InvalidFact` if it is none."""
+    """Return a fact as one JSON object, for export, as `parse_fact` reads it. Raises `InvalidFact` for other values."""
     if isinstance(fact, UnknownFact):
         head = {"type": fact.type, "run_id": fact.run_id, "occurred_at": fact.occurred_at.isoformat()}
         return json.dumps({**head, **fact.data})
@@ -237,33 +240,26 @@ def _no_fact(value: object) -> InvalidFact:
     return InvalidFact(f"{name} is not a fact: build one from squid_dagster.protocol, or with parse_fact()")
 
 
-def _whole(run_id: str | None, occurred_at: datetime, data: str) -> str:
-    """Put the columns back into the JSON object, last, so that they win over anything of the same name."""
+def _full_json(run_id: str | None, occurred_at: datetime, data: str) -> str:
+    """Add the columns to the JSON object, last, so that they override a field of the same name."""
     body = data.strip()
     if body[:1] != "{" or body[-1:] != "}":
         raise ValueError("not a JSON object")
-    run = (
-        "" if run_id is None else f',"run_id":"{run_id}"' if _PLAIN.match(run_id) else f',"run_id":{json.dumps(run_id)}'
-    )
+    quoted = f'"{run_id}"' if run_id is not None and _PLAIN.match(run_id) else json.dumps(run_id)
+    run = "" if run_id is None else f',"run_id":{quoted}'
     comma = "" if body[1:-1].isspace() or body == "{}" else ","
     return f'{body[:-1]}{comma}"occurred_at":"{occurred_at.isoformat()}"{run}}}'
 
 
 def _is_finite(fact: Fact) -> bool:
-    """Tell whether no payload of a fact holds a number that JSON text can spell and JSON cannot mean."""
+    """Return whether all numbers in a fact's payloads are finite: JSON text can hold others, JSON values cannot."""
     for name in _PAYLOADS[type(fact)]:
         value = getattr(fact, name)
         if value and not _finite_within(value):
             return False
     for runnable in fact.runnables if fact.type == "runnables_planned" else ():
-        held = (
-            runnable.input,
-            runnable.recovery,
-            runnable.deadline,
-            runnable.external,
-            runnable.__pydantic_extra__,
-        )
-        if not all(map(_finite_within, held)):
+        payloads = (runnable.input, runnable.recovery, runnable.deadline, runnable.external)
+        if not all(map(_finite_within, (*payloads, runnable.__pydantic_extra__))):
             return False
     if fact.type == "child_run_started" and not _finite_within(fact.origin.__pydantic_extra__):
         return False
@@ -283,7 +279,7 @@ def _is_strange(text: str) -> bool:
 
 
 def _check_finite(text: str) -> None:
-    """Raise `ValueError` for a number that JSON text can spell and JSON cannot mean; most texts cost one look."""
+    """Raise `ValueError` for a number that is not finite; most texts are only searched, not parsed."""
     if _is_strange(text) or _HUGE.search(text):
         _loads(text)
 

@@ -1,4 +1,4 @@
-"""Entries: facts that have a place in the journal, and the two forms an unreadable one takes."""
+"""Entries: facts at their place in the journal, the two forms of an unreadable one, and digests of values."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from squid_dagster.protocol.facts import RUN_FACT_TYPES, Fact
 
 
 class UnknownFact(NamedTuple):
-    """A fact of a type that this version does not know, kept whole: a newer version may have written it."""
+    """A fact of a type that this version does not know, with all its data: a newer version may have written it."""
 
     type: str
     run_id: str | None
@@ -19,7 +19,7 @@ class UnknownFact(NamedTuple):
 
 
 class MalformedFact(NamedTuple):
-    """A fact that cannot be decoded. It is surfaced, never replayed."""
+    """A fact that cannot be decoded. It is reported, never replayed."""
 
     type: str
     run_id: str | None
@@ -32,14 +32,14 @@ StoredFact = Fact | UnknownFact | MalformedFact
 
 
 def run_of(fact: StoredFact) -> str | None:
-    """Give the run that a fact is about, None for one that is about no run."""
+    """Return the run that a fact is about, None if it is about no run."""
     if fact.type in RUN_FACT_TYPES or isinstance(fact, UnknownFact | MalformedFact):
         return fact.run_id  # type: ignore[union-attr]  # facts of these types have one
     return None
 
 
 class Entry(NamedTuple):
-    """A fact in its place: on a thread, at a sequence number there, and at a position over the whole journal."""
+    """A fact at its place: a thread, a sequence number there, and a position in the whole journal."""
 
     thread: str
     seq: int
@@ -47,28 +47,28 @@ class Entry(NamedTuple):
     fact: StoredFact
 
 
-# The one text of a JSON value, whatever the order of its keys.
+# The same text for equal JSON values, whatever the order of their keys.
 canonical_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def digest(value: object) -> str:
-    """Give a short digest of a JSON value that does not depend on the order of keys.
+    """Return a short digest of a JSON value that does not depend on the order of keys.
 
-    Folds compare digests instead of values, so that a view can judge a repeat without keeping what it repeats.
+    Folds compare digests instead of values, so that a view can recognize a repeat without storing the value.
     """
-    return _DIGEST_OF_NOTHING if value is None else digest_of_text(canonical_text(value))
+    return _DIGEST_OF_NONE if value is None else digest_of_text(canonical_text(value))
 
 
 def digest_of_text(text: str) -> str:
-    """Give the digest of a value by its canonical text."""
+    """Return the digest of a value by its canonical text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-_DIGEST_OF_NOTHING = digest_of_text(canonical_text(None))  # many steps give no result
+_DIGEST_OF_NONE = digest_of_text(canonical_text(None))  # the result of many steps
 
 
 def by_run(entries: Iterable[Entry]) -> dict[str | None, list[Entry]]:
-    """Group entries by the run they belong to, each group in the order given. Queue facts are under None."""
+    """Group entries by run, each group in the order given. Queue facts are under None."""
     groups: dict[str | None, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(run_of(entry.fact), []).append(entry)

@@ -1,33 +1,33 @@
 """Every error that this library raises on purpose. Messages name the value that was wrong and what to do about it.
 
-No message ever carries a credential: whoever builds one from a URL passes it through `journal.tiers.display_url`.
+No message contains a credential: code that puts a URL into one passes it through `journal.tiers.display_url`.
 """
 
 from pydantic import ValidationError
 
-_LONGEST = 10_000  # characters of a message
+_MAX_LENGTH = 10_000  # characters of a message
 
 
 class SquidError(Exception):
     """The root of all errors of this library."""
 
     def __str__(self) -> str:
-        """Return the message; of one that quotes a value without an end, the beginning."""
+        """Return the message; a very long one is truncated."""
         text = super().__str__()
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 1]}…"
 
 
 class Conflict(SquidError):
-    """Somebody else moved a thread on; nothing was written. Read again, decide again, append again."""
+    """Another writer appended to the thread first; nothing was written. Read again, decide again, append again."""
 
     def __init__(self, thread: str, expected: int, actual: int) -> None:
-        """Name the thread, the revision that the caller expected and the one that is there."""
+        """Name the thread, the expected revision and the actual one."""
         super().__init__(f"thread {thread!r} is at revision {actual}, not {expected}: read it again and retry")
         self.thread, self.expected, self.actual = thread, expected, actual
 
 
 class NotFound(SquidError):
-    """What was asked for does not exist."""
+    """The named object does not exist."""
 
 
 class StaleClaim(SquidError):
@@ -39,7 +39,7 @@ class ExpiredClaim(SquidError):
 
 
 class TerminalRun(SquidError):
-    """The run has ended; nothing more happens to it."""
+    """The run has ended: it takes no further facts."""
 
 
 class ConflictingCompletion(SquidError):
@@ -47,7 +47,7 @@ class ConflictingCompletion(SquidError):
 
 
 class ConflictingCommand(SquidError):
-    """The idempotency key, or the run id, was used before with another content."""
+    """The idempotency key, or the run id, was used before with other content."""
 
 
 class InvalidTransition(SquidError):
@@ -63,7 +63,7 @@ class IncompatibleDefinition(SquidError):
 
 
 class InvalidPayload(SquidError):
-    """A payload does not fit its contract."""
+    """A payload does not fit the workflow's payload model."""
 
 
 class InvalidFact(SquidError):
@@ -71,7 +71,7 @@ class InvalidFact(SquidError):
 
 
 class PlanningFailed(SquidError):
-    """What follows from an outcome could not be worked out; the outcome was not recorded."""
+    """What follows from an outcome could not be planned; the outcome was not recorded."""
 
 
 class InvalidArgument(SquidError, ValueError):
@@ -91,21 +91,21 @@ class SchemaTooNew(SquidError):
 
 
 class ForeignSchema(SquidError):
-    """The schema holds tables that are not ours."""
+    """The schema holds tables of another application."""
 
 
 class StorageUnavailable(SquidError):
-    """The database cannot be reached, or cannot do now what it was asked: wait, and ask again."""
+    """The database cannot be reached, or cannot execute the statement now: wait, and retry."""
 
     sqlstate: str | None = None
-    """The database's own code, where it answered."""
+    """The SQLSTATE, if the database answered."""
 
 
 class StorageRefused(SquidError):
-    """The database refuses what it was asked, and will refuse it again: the message says what helps."""
+    """The database refuses the statement, and would refuse a retry: the message says what helps."""
 
     sqlstate: str | None = None
-    """The database's own code; None where its client library refused."""
+    """The SQLSTATE; None if the client library refused."""
 
 
 class EmbeddedUnavailable(SquidError):
@@ -117,27 +117,27 @@ class ViewsMissing(SquidError):
 
 
 def explain(error: ValidationError) -> str:
-    """Say in one line what pydantic found, with the path of each problem and never a long value."""
+    """Describe a validation error in one line: the path of each problem, and never a long value."""
     problems = []
     for problem in error.errors(include_url=False, include_context=False):
-        if problem["type"].startswith("recursion"):  # its path is as long as it is deep
+        if problem["type"].startswith("recursion"):  # its path is as long as the value is deep
             problems.append(
                 f"{problem['loc'][0] if problem['loc'] else 'value'}: it is nested too deep to be written down"
             )
             continue
-        path, said = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
-        if not path and problem["type"] == "value_error":  # a sentence of our own about the whole
-            problems.append(said)
+        path, message = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
+        if not path and problem["type"] == "value_error":  # a validator's own message about the whole model
+            problems.append(message)
             continue
         got = "" if problem["type"] == "missing" else f" (got {shown(problem['input'])})"
-        problems.append(f"{path or 'value'}: {said}{got}")
+        problems.append(f"{path or 'value'}: {message}{got}")
     return "; ".join(problems)
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return how a value reads in a message: its representation if that is short, else its type. Never raises."""
+    """Return a value as messages show it: its representation if that is short, else its type. Never raises."""
     try:
         text = repr(value) if not isinstance(value, str | bytes) or len(value) <= most else ""
-    except Exception:  # noqa: BLE001  a value's own code, a number of thousands of digits, a nest without an end
+    except Exception:  # noqa: BLE001  a value's own code, an integer of thousands of digits, endless nesting
         text = ""
     return text if 0 < len(text) <= most else type(value).__name__

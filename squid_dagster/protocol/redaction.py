@@ -1,7 +1,7 @@
-"""Redaction of values under keys that name a secret, wherever facts or views show data to people.
+"""Redaction of values under keys that name a secret, in facts and wherever data is shown.
 
-Facts are made and read with these rules, and digests are taken of what they leave: they never change. What is shown is
-redacted further, by `secret_text`.
+Facts are built and read with these rules, and their digests cover the redacted values: the rules never change. What is
+shown is redacted further, by `secret_text`.
 """
 
 import re
@@ -15,7 +15,7 @@ _SECRETS = frozenset(
     """apikey apikeys auth authorization bearer cookie cookies credential credentials jwt passphrase passwd password
     passwords pwd secret secrets token""".split()  # noqa: SIM905
 )
-# Parts that make a secret of what follows them: many things are called keys or tokens.
+# Words that make a secret of a following "key" or "tokens": many harmless things are called that, too.
 _BEFORE_KEY = frozenset("access api encryption master private signing ssh".split())  # noqa: SIM905
 _BEFORE_TOKENS = frozenset("access api auth bearer id refresh session".split())  # noqa: SIM905
 # A number of tokens is not a token.
@@ -24,12 +24,12 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def key_words(key: str) -> list[str]:
-    """Return the words of a key, in lower case: `x-api-key`, `clientSecret` and `db.password` have two or three."""
+    """Return the words of a key such as `x-api-key`, `clientSecret` or `db.password`, in lower case."""
     return [part.lower() for part in _WORD.findall(key)]
 
 
 def is_secret_key(key: str) -> bool:
-    """Tell whether a key names a secret, by its parts: `x-api-key`, `clientSecret` and `session_token` all do."""
+    """Return whether a key names a secret, by its words: `x-api-key`, `clientSecret` and `session_token` do."""
     parts = key_words(key)
     if not parts or parts[-1] in _HARMLESS_ENDINGS or parts[-2:] in (["token", "hash"], ["fencing", "token"]):
         return False

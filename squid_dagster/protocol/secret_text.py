@@ -1,7 +1,7 @@
 """Secrets inside free text: an exception's message, a traceback, a URL, a comment. Pure.
 
-Finds by shape and by the name in front of it what `redaction` finds by its key. Every rule reads a text once, from left
-to right: a megabyte costs some milliseconds, whatever it holds. What no shape and no name gives away stays as it is.
+`redaction` finds secrets by their key; this finds them by their shape and by the name before them, and nothing else.
+Every rule reads a text once, from left to right: a megabyte costs some milliseconds, whatever it holds.
 """
 
 import re
@@ -16,14 +16,14 @@ from squid_dagster.protocol.redaction import REDACTED, is_secret_key, key_words
 HIDDEN: Final = "***"
 _PASSES = 5
 
-# One of these stands in every text that a rule changes; most texts hold none, and cost a search for each.
+# Every text that a rule changes holds one of these; most texts hold none and are only searched for them.
 _MARKS = tuple(
     """://|passw|passphrase|pwd|secret|token|credential|cookie|auth|bearer|jwt|apikey|key|sig|akia|asia|agpa|aida|aroa
     |ghp_|gho_|ghu_|ghs_|ghr_|github_pat_|glpat-|xox|eyj|private key|sk_|rk_|sk-|aiza|npm_|pypi-|sg.|hf_|dop_v1_|dapi
     |basic |hooks.slack""".replace("\n    ", "").split("|")
 )
 
-# A run of characters is read once: possessive, and begun only where the character before is none of its own.
+# Each sequence of characters is read once: possessive, and starting only after a character that is not part of it.
 _SHAPES = re.compile(
     r"""
     (?<![A-Za-z0-9])(?:AKIA|ASIA|AGPA|AIDA|AROA)[A-Z0-9]{16}(?![A-Za-z0-9])
@@ -48,7 +48,7 @@ _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----).*?(-----END [A-Z0-9 ]{0,60}-----|\Z)", re.S
 )
 _SLACK_HOOK = re.compile(r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]++")
-# Everything up to the last @ before the host's end; then, of an address that is none, a password that holds a slash.
+# Everything up to the last @ before the host's end; then, in invalid URLs, a password that holds a slash.
 _USER = re.compile(r"""://([^\s/?#"'<>]*)@""")
 _ODD_USER = re.compile(r"""://([^\s:/?#@"'<>]{0,100}:(?![0-9]{1,5}[/?#])[^\s@"'<>]{1,100})@""")
 _PLAIN_USER = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,19}\Z")
@@ -67,11 +67,11 @@ _NAME = re.compile(
 )
 _VALUE = re.compile(
     r"""(?P<open>\\{1,8}["'])(?P<escaped>(?:(?!(?P=open))[^\n])*+)      # in quotes that are themselves quoted
-    | (?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\\\n]))*+)     # up to the quote, or where the text is cut off
+    | (?P<quote>["'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\\\n]))*+)     # up to the quote, or the end of the text
     | (?P<bare>[^\s&"'<>]++)""",
     re.VERBOSE,
 )
-_LINE = re.compile(r"""["']?[^\r\n"']++""")  # of a header: schemes, pairs and blanks belong to it
+_LINE = re.compile(r"""["']?[^\r\n"']++""")  # the value of a header, with schemes, pairs and blanks
 _HARMLESS = frozenset({"none", "null", "true", "false", "undefined", "***", REDACTED.lower()})
 _HEADERS = frozenset({"authorization", "cookie", "cookies"})
 _PASSWORDS = ("password", "passwd", "passphrase", "pwd")
@@ -81,11 +81,10 @@ _BEFORE_KEY = frozenset({"account", "shared", "storage", "subscription", "webhoo
 
 @dataclass(frozen=True)
 class Redaction:
-    """What counts as a secret: the rules that are always there, and a user's own keys and patterns.
+    """What counts as a secret: the built-in rules, and a user's own keys and patterns.
 
-    A key of `keys` is one or more words, such as `iban` or `card_number`: it names a secret wherever its words stand in
-    a key one after another, however they are spelled (`cardNumber`, `CARD-NUMBER`). What a pattern matches is hidden as
-    a whole.
+    An entry of `keys` is one or more words, such as `iban` or `card_number`: a key names a secret if it contains these
+    words in this order, in any spelling (`cardNumber`, `CARD-NUMBER`). All that a pattern matches is hidden.
     """
 
     keys: tuple[str, ...] = ()
@@ -98,10 +97,10 @@ class Redaction:
                 raise InvalidArgument(f"a key to redact is a text with letters, such as 'iban', not {key!r:.80}")
         for pattern in self.patterns:
             try:
-                found = re.compile(pattern).search("")
+                empty_match = re.compile(pattern).search("")
             except (re.error, TypeError, RecursionError) as error:
                 raise InvalidArgument(f"{pattern!r:.80} is no pattern to redact by: {error}") from None
-            if found is not None or not isinstance(pattern, str):
+            if empty_match is not None or not isinstance(pattern, str):
                 raise InvalidArgument(f"pattern {pattern!r:.80} matches an empty text: it would hide everything")
 
     @cached_property
@@ -109,7 +108,7 @@ class Redaction:
         return [key_words(key) for key in self.keys], [re.compile(pattern) for pattern in self.patterns]
 
     def is_secret_key(self, key: str) -> bool:
-        """Return whether a key names a secret, by our rules or one of `keys`."""
+        """Return whether a key names a secret, by the built-in rules or one of `keys`."""
         if is_secret_key(key):
             return True
         words = key_words(key)
@@ -133,13 +132,13 @@ class Redaction:
         return value
 
     def text(self, text: str) -> str:
-        """Return the text with `***` in place of every secret that its shape, or a name before it, gives away."""
+        """Replace every secret that is known by its shape, or by a name before it, by `***`."""
         lowered = text.lower()
         if not (
             self.patterns or any(mark in lowered for mark in _MARKS) or any(own[0] in lowered for own in self._own[0])
         ):
             return text
-        # Until nothing is found: what is hidden may have kept a rule from seeing what stands beside it.
+        # Until nothing changes: a secret that is now hidden may have hidden its neighbour from a rule.
         for _ in range(_PASSES):
             before, text = text, self._pass(text)
             if text == before:
@@ -186,7 +185,7 @@ class Redaction:
 
 
 def _without_password(match: re.Match[str]) -> str:
-    """Return the address with its user, unless that may be a token: an API takes one in place of a name."""
+    """Return the address with its user, unless that may be a token: some APIs take one in place of a name."""
     user, colon, _ = match[1].partition(":")
     before = match.string[max(0, match.start() - 5) : match.start()].lower()
     if before.endswith(("http", "https")) or not _PLAIN_USER.match(user):
@@ -195,9 +194,9 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _is_path(text: str, match: re.Match[str]) -> bool:
-    """Return whether this is a part of a longer name, as in `run-1:token:2:1`: there, no blank follows a colon.
+    """Return whether this is part of a longer name, as in `run-1:token:2:1`, where no blank follows the colon.
 
-    Before a password it may be missing: `password:hunter2`.
+    Before a password the blank may be missing: `password:hunter2`.
     """
     if (
         match["option"]
@@ -210,8 +209,8 @@ def _is_path(text: str, match: re.Match[str]) -> bool:
 
 
 def _header(text: str, match: re.Match[str]) -> re.Match[str] | None:
-    """Return the rest of the line where the name is that of a header and its value is not in quotes of its own."""
+    """Return the rest of the line if the name is that of a header and its value is not in quotes of its own."""
     if match["name"] is None or match["end"] or not _HEADERS.intersection(key_words(match["name"])):
         return None
-    found = _LINE.match(text, match.end())
-    return None if found is None or found[0][0] in "\"'" else found
+    line = _LINE.match(text, match.end())
+    return None if line is None or line[0][0] in "\"'" else line

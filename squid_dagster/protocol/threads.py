@@ -1,4 +1,4 @@
-"""Thread ids: which thread a fact belongs on, and how its id is spelled. Nothing else builds or parses one."""
+"""Thread ids, and the keys of runnables and visits. No other module builds or parses a thread id."""
 
 import re
 from enum import StrEnum
@@ -23,28 +23,28 @@ class ThreadKind(StrEnum):
 
 
 class Thread(NamedTuple):
-    """A thread id taken apart."""
+    """A parsed thread id."""
 
     kind: ThreadKind
     part: str
 
     def __str__(self) -> str:
-        """Spell the thread id."""
+        """Return the thread id."""
         return f"squid:{self.kind.value}:{self.part}"
 
 
 def run_thread(run_id: str) -> str:
-    """Give the id of a run's own thread."""
+    """Return the id of a run's own thread."""
     return f"squid:run:{run_id}"
 
 
 def dispatch_thread(queue: str) -> str:
-    """Give the id of a queue's thread."""
+    """Return the id of a queue's thread."""
     return f"squid:dispatch:{queue}"
 
 
 def run_index_thread(workflow: str) -> str:
-    """Give the id of a workflow's index thread."""
+    """Return the id of a workflow's index thread."""
     return f"squid:run_index:{workflow}"
 
 
@@ -55,12 +55,12 @@ _ONLY_PART = {ThreadKind.RUN_CATALOG: "all", ThreadKind.BACKLOG: "cards"}
 
 
 def is_part(value: object) -> bool:
-    """Tell whether a value may stand in a thread id."""
+    """Return whether a value may be part of a thread id."""
     return isinstance(value, str) and len(value) <= PART_MAX_LENGTH and _PART.match(value) is not None
 
 
 def check_part(value: str, what: str) -> str:
-    """Return `value` if it may stand in a thread id; raise `InvalidThread` naming `what` and the value otherwise."""
+    """Return `value` if it may be part of a thread id; else raise `InvalidThread`, naming `what` and the value."""
     if not is_part(value):
         raise InvalidThread(
             f"{what} {shown(value, 250)} cannot be part of a thread id: use 1 to {PART_MAX_LENGTH} letters, digits, "
@@ -70,7 +70,7 @@ def check_part(value: str, what: str) -> str:
 
 
 def parse_thread(thread_id: str) -> Thread:
-    """Take a thread id apart; raise `InvalidThread` if it is none of ours."""
+    """Parse a thread id. Raises `InvalidThread`."""
     if not isinstance(thread_id, str):
         raise InvalidThread(f"{shown(thread_id)} is not a thread id: expected a text such as 'squid:run:...'")
     return _parse(thread_id)
@@ -93,10 +93,10 @@ def _parse(thread_id: str) -> Thread:
 
 
 def runnable_key(run_id: str, step: str, visit: int, attempt_number: int) -> str:
-    """Give the key of one attempt at one visit of a step."""
+    """Return the key of one attempt at one visit of a step."""
     return f"{run_id}:{step}:{visit}:{attempt_number}"
 
 
 def idempotency_key(run_id: str, step: str, visit: int) -> str:
-    """Give the key that all attempts of one visit share, for steps to hand to external systems."""
+    """Return the key that all attempts of one visit share, for steps to pass to external systems."""
     return f"{run_id}:{step}:{visit}"

@@ -26,8 +26,9 @@ from squid_dagster.journal.contract.queries import JournalQueries
 from squid_dagster.journal.contract.worker_liveness import WorkerLiveness
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import PlanState, StateMissing, UnknownState
+from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.unknown_state import StateMissing, UnknownState
 from squid_dagster.workflow.definition import Definition
 from squid_dagster.workflow.planner.assumed_state import assumed_state
 from squid_dagster.workflow.planner.planner import plan_settled, taken_route

@@ -221,7 +221,7 @@ FOLD_MUTANTS = (
     Mutant(
         "another place passes for the same",
         INDEX,
-        "return None if known.same_place(found) else conflict",
+        "return None if known.same_place(place) else conflict",
         "return None",
     ),
     Mutant(

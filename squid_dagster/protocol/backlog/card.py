@@ -1,4 +1,4 @@
-"""A card of the backlog: its state, and the questions that folds and commands ask of it alike."""
+"""A card of the backlog: its state, and the predicates that folds and commands share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from squid_dagster.protocol.facts.backlog import CardCreated
 
 
 class CardStatus(StrEnum):
-    """Where a card stands."""
+    """The status of a card."""
 
     READY = "ready"
     CLAIMED = "claimed"
@@ -24,9 +24,9 @@ class CardStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card. Immutable; a rule gives a new one.
+    """One card. Immutable; a rule returns a new one.
 
-    `claim_token` is there only on the card that a claim gives, in that process's memory. `claim_ttl_seconds` counts
+    `claim_token` is set only on the card that a claim returns, in that process's memory. `claim_ttl_seconds` counts
     from `claimed_at`, and so grows when the claim is renewed.
     """
 
@@ -55,31 +55,31 @@ class Card:
 
     @property
     def claim_expires_at(self) -> datetime | None:
-        """When the claim runs out; None while nobody holds the card."""
+        """When the claim runs out; None while the card is not claimed."""
         if self.claimed_at is None or self.claim_ttl_seconds is None:
             return None
         return self.claimed_at + timedelta(seconds=self.claim_ttl_seconds)
 
     @property
     def queued_at(self) -> datetime:
-        """Since when it waits its turn among cards of its priority: its creation, or a later `not_before`."""
+        """Since when it waits among cards of its priority: its creation, or a later `not_before`."""
         return self.created_at if self.not_before is None else max(self.created_at, self.not_before)
 
     def expired(self, at: datetime) -> bool:
-        """Tell whether its claim has run out; at the very instant counts."""
+        """Return whether its claim has run out at that time, inclusively."""
         until = self.claim_expires_at
         return until is not None and until <= at
 
     def claimable(self, at: datetime) -> bool:
-        """Tell whether a claim may take it: ready, due, and all that it depends on is done."""
+        """Return whether a claim may take it: it is ready and due, and all that it depends on is done."""
         return self.status is CardStatus.READY and self.open_dependencies == 0 and self.queued_at <= at
 
     def spent(self) -> bool:
-        """Tell whether it was claimed as often as it may be."""
+        """Return whether it was claimed as often as it may be."""
         return self.max_attempts is not None and self.attempts >= self.max_attempts
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON values: the columns of a card, and nothing by which one could act for its holder."""
+        """Return its columns as JSON values, without the token and its hash."""
         return {
             "id": self.id,
             "title": self.title,
@@ -109,19 +109,19 @@ def _text(value: datetime | None) -> str | None:
 
 
 def claim_order(card: Card) -> tuple[int, datetime, str]:
-    """Sort key of claims: priority first, then who waits longest, then the id."""
+    """Return the sort key of claims: priority first, then the longest wait, then the id."""
     return (-card.priority, card.queued_at, card.id)
 
 
 def content_digest(fact: CardCreated) -> str:
-    """Give the digest of what was asked for when a card was created; to ask for the same again is no conflict."""
-    not_before = fact.not_before.isoformat() if fact.not_before is not None else None
-    asked = [fact.title, fact.body, fact.phase, fact.priority, sorted(fact.depends_on), fact.acceptance]
-    return digest([*asked, fact.idempotency_key, not_before, fact.max_attempts])
+    """Return the digest of a creation's content: to create a card with the same content again is no conflict."""
+    not_before = _text(fact.not_before)
+    content = [fact.title, fact.body, fact.phase, fact.priority, sorted(fact.depends_on), fact.acceptance]
+    return digest([*content, fact.idempotency_key, not_before, fact.max_attempts])
 
 
 def new_card(fact: CardCreated, open_dependencies: int) -> Card:
-    """Give the card that a creation makes."""
+    """Return the card that a fact creates."""
     return Card(
         id=fact.card_id,
         title=fact.title,
@@ -147,20 +147,20 @@ def new_card(fact: CardCreated, open_dependencies: int) -> Card:
 
 
 def find_path(edges: Mapping[str, Sequence[str]], start: str, goal: str) -> list[str] | None:
-    """Give the ids on a way from one card to another along what they depend on; None when there is none."""
-    came_from: dict[str, str | None] = {start: None}
-    waiting = [start]
-    while waiting:
-        here = waiting.pop()
-        if here == goal:
+    """Return the ids on a path of dependencies from one card to another; None if there is none."""
+    predecessors: dict[str, str | None] = {start: None}
+    stack = [start]
+    while stack:
+        card_id = stack.pop()
+        if card_id == goal:
             path: list[str] = []
-            step: str | None = here
+            step: str | None = card_id
             while step is not None:
                 path.append(step)
-                step = came_from[step]
+                step = predecessors[step]
             return path[::-1]
-        for there in edges.get(here, ()):
-            if there not in came_from:
-                came_from[there] = here
-                waiting.append(there)
+        for dependency in edges.get(card_id, ()):
+            if dependency not in predecessors:
+                predecessors[dependency] = card_id
+                stack.append(dependency)
     return None

@@ -1,4 +1,4 @@
-"""The fold of the backlog's thread: from facts to cards. Pure; it never raises and never changes what it was given."""
+"""The fold of the backlog's thread: from facts to cards. Pure; it never raises and never changes its arguments."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 
 class CardAnomaly(NamedTuple):
-    """One thing that is wrong with one entry of the backlog's thread."""
+    """One problem with one entry of the backlog's thread."""
 
     reason: CardReason
     entry_type: str
@@ -24,9 +24,9 @@ class CardAnomaly(NamedTuple):
 
 @dataclass(slots=True)
 class BacklogProjection:
-    """Cards as facts tell them. `changed` holds the ids of those that facts have changed since it was made.
+    """Cards folded from facts. `changed` holds the ids of those that facts have changed since it was created.
 
-    It may hold a part of all cards, with their `edges` as far as a cycle could go: rules then look no further.
+    It may hold only some cards, with all `edges` that a cycle through them could use: rules then read no others.
     """
 
     cards: dict[str, Card] = field(default_factory=dict)
@@ -38,28 +38,28 @@ class BacklogProjection:
 
     @classmethod
     def of(cls, cards: Iterable[Card], edges: Mapping[str, Sequence[str]] | None = None) -> Self:
-        """Begin with these cards."""
-        made = cls(edges=dict(edges or {}))
+        """Create a projection of these cards."""
+        projection = cls(edges=dict(edges or {}))
         for card in cards:
-            made._add(card)
-        return made
+            projection._add(card)
+        return projection
 
     @classmethod
     def fold(cls, entries: Iterable[Entry], onto: "BacklogProjection | None" = None) -> "BacklogProjection":
         """Fold entries of the thread in order, onto an earlier projection if given; neither is changed. Never raises.
 
-        `changed` begins anew.
+        `changed` starts empty.
         """
-        made = onto.copy() if onto is not None else cls()
-        made.changed = set()
+        projection = onto.copy() if onto is not None else cls()
+        projection.changed = set()
         for entry in entries:
             if entry.thread == BACKLOG_THREAD:
-                made.apply(entry)
-        return made
+                projection.apply(entry)
+        return projection
 
     def copy(self) -> "BacklogProjection":
-        """Give an independent copy."""
-        dependents = {card_id: list(found) for card_id, found in self.dependents.items()}
+        """Return an independent copy."""
+        dependents = {card_id: list(dependent_ids) for card_id, dependent_ids in self.dependents.items()}
         return BacklogProjection(
             dict(self.cards), dict(self.keys), dict(self.edges), dependents, list(self.anomalies), set(self.changed)
         )
@@ -79,10 +79,10 @@ class BacklogProjection:
         self.follow(fact)
 
     def follow(self, fact: Any) -> None:
-        """Let a fact that the rules let through change its cards, in place."""
+        """Fold a fact that the rules accept, in place."""
         self.changed.add(fact.card_id)
         if isinstance(fact, CardCreated):
-            self._add(new_card(fact, sum(self._is_open(each) for each in fact.depends_on)))
+            self._add(new_card(fact, sum(map(self._is_open, fact.depends_on))))
             return
         card = self.cards[fact.card_id]
         if isinstance(fact, CardLinked):
@@ -90,27 +90,24 @@ class BacklogProjection:
             return
         self.cards[card.id] = follow(card, fact)
         if isinstance(fact, CardCompleted):
-            for each in self.dependents.get(card.id, ()):
-                waiting = self.cards[each]
-                self.cards[each] = replace(waiting, open_dependencies=waiting.open_dependencies - 1)
-                self.changed.add(each)
+            for card_id in self.dependents.get(card.id, ()):
+                waiting = self.cards[card_id]
+                self.cards[card_id] = replace(waiting, open_dependencies=waiting.open_dependencies - 1)
+                self.changed.add(card_id)
 
     def _add(self, card: Card) -> None:
         self.cards[card.id] = card
         self.edges[card.id] = card.depends_on
         if card.idempotency_key is not None:
             self.keys[card.idempotency_key] = card.id
-        for each in card.depends_on:
-            self.dependents.setdefault(each, []).append(card.id)
+        for dependency in card.depends_on:
+            self.dependents.setdefault(dependency, []).append(card.id)
 
     def _link(self, card: Card, fact: CardLinked) -> None:
         depends_on = (*card.depends_on, fact.depends_on)
-        more = int(self._is_open(fact.depends_on))
+        still_open = card.open_dependencies + self._is_open(fact.depends_on)
         self.cards[card.id] = replace(
-            card,
-            depends_on=depends_on,
-            open_dependencies=card.open_dependencies + more,
-            updated_at=fact.occurred_at,
+            card, depends_on=depends_on, open_dependencies=still_open, updated_at=fact.occurred_at
         )
         self.edges[card.id] = depends_on
         self.dependents.setdefault(fact.depends_on, []).append(card.id)
@@ -119,11 +116,11 @@ class BacklogProjection:
         return self.cards[card_id].status is not CardStatus.DONE
 
     def claimable(self, at: datetime, phase: str | None = None) -> list[Card]:
-        """Give the cards that could be claimed at that time, in the order of claims."""
-        found = (card for card in self.cards.values() if card.claimable(at) and phase in (None, card.phase))
-        return sorted(found, key=claim_order)
+        """Return the cards that could be claimed at that time, in claim order."""
+        cards = (card for card in self.cards.values() if card.claimable(at) and phase in (None, card.phase))
+        return sorted(cards, key=claim_order)
 
     def expired(self, at: datetime) -> list[Card]:
-        """Give the cards whose claim has run out, longest ago first."""
-        found = (card for card in self.cards.values() if card.status is CardStatus.CLAIMED and card.expired(at))
-        return sorted(found, key=lambda card: (card.claim_expires_at or at, card.id))
+        """Return the cards whose claim has run out, longest ago first."""
+        cards = (card for card in self.cards.values() if card.status is CardStatus.CLAIMED and card.expired(at))
+        return sorted(cards, key=lambda card: (card.claim_expires_at or at, card.id))

@@ -1,4 +1,4 @@
-"""What a fact may do to a card: one table of rules. Commands ask it before they write, the fold ever after."""
+"""What a fact may do to a card: one table of rules, for commands before they write, and for the fold."""
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class CardReason(StrEnum):
 
 
 class Cards(Protocol):
-    """The cards that rules look at: all of them, or those that a command has at hand."""
+    """The cards that rules read: all of them, or those that a command has loaded."""
 
     @property
     def cards(self) -> Mapping[str, Card]:
@@ -70,11 +70,11 @@ class Cards(Protocol):
 
     @property
     def edges(self) -> Mapping[str, Sequence[str]]:
-        """What cards depend on, by id; also of cards that are not at hand, as far as a cycle could go through them."""
+        """What cards depend on, by id; also of cards that are not loaded, if a cycle could go through them."""
 
 
 def judge(at_hand: Cards, fact: CardFactType) -> CardReason | None:
-    """Say why a fact may not be followed, or None when it may."""
+    """Return why a fact is refused, None if it is accepted."""
     if isinstance(fact, CardCreated):
         return _judge_creation(at_hand, fact)
     card = at_hand.cards.get(fact.card_id)
@@ -90,7 +90,7 @@ def judge(at_hand: Cards, fact: CardFactType) -> CardReason | None:
 
 
 def fence_problem(card: Card, token_hash: str | None, at: datetime) -> CardReason | None:
-    """Say why a token may not act on a card at that time; without one, nothing is checked."""
+    """Return why a token may not act on a card at that time; None if it may, or if there is no token to check."""
     if token_hash is None:
         return None
     if card.status is not CardStatus.CLAIMED or not hmac.compare_digest(card.claim_token_hash or "", token_hash):
@@ -103,7 +103,7 @@ def _judge_creation(at_hand: Cards, fact: CardCreated) -> CardReason | None:
         return CardReason.CONFLICTING_CARD
     if fact.idempotency_key is not None and fact.idempotency_key in at_hand.keys:
         return CardReason.CONFLICTING_KEY
-    known = all(each in at_hand.cards for each in fact.depends_on)
+    known = all(dependency in at_hand.cards for dependency in fact.depends_on)
     return None if known else CardReason.UNKNOWN_DEPENDENCY
 
 
@@ -163,19 +163,14 @@ _RULES: dict[type, Callable[[Card, Any], CardReason | None]] = {
 }
 
 
-def _freed(card: Card, status: CardStatus, at: datetime, **more: Any) -> Card:
-    """Give the card without its claim."""
-    none: dict[str, Any] = {
-        "claim_owner": None,
-        "claim_ttl_seconds": None,
-        "claimed_at": None,
-        "claim_token_hash": None,
-    }
-    return replace(card, status=status, updated_at=at, **{**none, **more})
+def _freed(card: Card, status: CardStatus, at: datetime, **changes: Any) -> Card:
+    """Return the card without its claim, with other changes."""
+    unclaimed = dict.fromkeys(("claim_owner", "claim_ttl_seconds", "claimed_at", "claim_token_hash"))
+    return replace(card, status=status, updated_at=at, **{**unclaimed, **changes})
 
 
 def follow(card: Card, fact: CardFactType) -> Card:
-    """Give the card as a fact leaves it that the rules let through; creations and links are the projection's own."""
+    """Return the card after a fact that the rules accept; the projection itself folds creations and links."""
     at = fact.occurred_at
     match fact:
         case CardClaimed():
@@ -190,14 +185,14 @@ def follow(card: Card, fact: CardFactType) -> Card:
                 updated_at=at,
             )
         case CardRenewed():
-            longer = max(fact.claim_ttl_seconds, card.claim_ttl_seconds or 0)  # never shortens
-            return replace(card, claim_ttl_seconds=longer, updated_at=at)
+            ttl_seconds = max(fact.claim_ttl_seconds, card.claim_ttl_seconds or 0)  # never shortens
+            return replace(card, claim_ttl_seconds=ttl_seconds, updated_at=at)
         case CardReleased() | CardUnblocked():
             return _freed(card, CardStatus.READY, at)
         case CardBlocked():
             return _freed(card, CardStatus.BLOCKED, at)
         case CardCompleted():
-            # The token stays, so that a repeat by the same holder is known as one.
+            # The token's hash stays, so that a repeat by the same holder is recognized.
             return _freed(card, CardStatus.DONE, at, claim_token_hash=fact.claim_token_hash, error=None)
         case CardFailed():
             return _freed(card, CardStatus.READY, at, error=fact.error, not_before=fact.not_before)

@@ -61,7 +61,7 @@ FACT_TYPES: dict[str, type[FactBase]] = {
     for model in get_args(get_args(union)[0])
 }
 
-# Which types name a run; an unknown field called run_id on another type does not make it one of these.
+# The types with a run id; an unknown field of that name on another type does not count.
 RUN_FACT_TYPES = frozenset(name for name, model in FACT_TYPES.items() if "run_id" in model.model_fields)
 
 __all__ = [

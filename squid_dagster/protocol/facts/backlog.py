@@ -1,4 +1,4 @@
-"""The facts of the backlog's thread: cards that are created, linked, claimed, parked, failed and done."""
+"""The facts of the backlog's thread: cards that are created, linked, claimed, blocked, failed and done."""
 
 from typing import Annotated, Literal, Self
 
@@ -15,14 +15,14 @@ MAX_TTL_SECONDS = int(MAX_LEASE.total_seconds())
 
 
 def _criteria(value: JsonValue) -> JsonValue:
-    """Let through what the criteria of a card may be: a list of texts, or an object."""
+    """Validate the acceptance criteria of a card: a list of texts, or an object."""
     if isinstance(value, dict) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
         return value
     raise ValueError("acceptance is a list of texts, or an object")
 
 
 CardId = Annotated[str, StringConstraints(pattern=CARD_ID_PATTERN, max_length=CARD_ID_MAX_LENGTH)]
-# What an index holds is shorter than other texts: a character may take four bytes.
+# Indexed texts are shorter than others: a character may take four bytes.
 CardName = Annotated[str, StringConstraints(min_length=1, max_length=CARD_NAME_MAX_LENGTH)]
 CardPriority = Annotated[int, Field(ge=-CARD_NUMBER, le=CARD_NUMBER)]
 CardBody = Annotated[str, StringConstraints(max_length=100_000)]
@@ -38,7 +38,7 @@ class CardFact(FactBase):
 
     @property
     def thread(self) -> str:
-        """The one thread of all cards."""
+        """The thread of all cards."""
         return BACKLOG_THREAD
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ class CardFact(FactBase):
 
 
 class FencedCardFact(CardFact):
-    """What the holder of a claim does, proven by its token; or what somebody does without one: then it is unfenced."""
+    """A fact that the holder of a claim writes, proven by its token; or any other caller without one, `unfenced`."""
 
     fence: Literal["token", "unfenced"]
     claim_token_hash: TokenHash | None = None
@@ -96,7 +96,7 @@ class CardLinked(CardFact):
 
 
 class CardClaimed(CardFact):
-    """Somebody holds the card for so many seconds."""
+    """A claim: its owner holds the card for so many seconds."""
 
     type: Literal["card_claimed"] = "card_claimed"
     claim_owner: Text
@@ -106,28 +106,28 @@ class CardClaimed(CardFact):
 
 
 class CardRenewed(FencedCardFact):
-    """The claim lasts longer: so many seconds, counted from its beginning."""
+    """The claim is extended to so many seconds, counted from its start."""
 
     type: Literal["card_renewed"] = "card_renewed"
     claim_ttl_seconds: TtlSeconds
 
 
 class CardReleased(CardFact):
-    """The card is ready again: its claim ran out, or somebody freed it."""
+    """The card is ready again: its claim ran out, or an operator freed it."""
 
     type: Literal["card_released"] = "card_released"
     cause: Literal["expired", "forced"]
 
 
 class CardBlocked(FencedCardFact):
-    """The card is parked: nobody claims it."""
+    """The card is parked: it cannot be claimed."""
 
     type: Literal["card_blocked"] = "card_blocked"
     reason: Comment | None = None
 
 
 class CardUnblocked(CardFact):
-    """The card is ready again: somebody said so, or created it once more."""
+    """The card is ready again: it was unblocked, or created once more."""
 
     type: Literal["card_unblocked"] = "card_unblocked"
     cause: Literal["unblocked", "created_again"]
@@ -148,7 +148,7 @@ class CardFailed(FencedCardFact):
 
 
 class CardDeadLettered(FencedCardFact):
-    """The card comes back only if somebody frees it: its attempts are spent, or its holder gave it up.
+    """The card is ready again only if an operator frees it: its attempts are spent, or its holder gave it up.
 
     They are spent when the last one failed, or its claim ran out, which needs no token.
     """

@@ -52,7 +52,7 @@ TokenHash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Frozen(BaseModel):
-    """A strict, immutable model that keeps the fields it does not know, and is valid however it was made."""
+    """A strict, immutable model that keeps unknown fields, and is valid however it was created."""
 
     model_config = ConfigDict(
         frozen=True, extra="allow", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
@@ -61,7 +61,7 @@ class Frozen(BaseModel):
 
     @classmethod
     def model_construct(cls, _fields_set: set[str] | None = None, **values: Any) -> Self:  # type: ignore[override]
-        """Make one from values, validated like any other; raises `InvalidFact`."""
+        """Create one from values, validated like any other; raises `InvalidFact`."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The facts of a queue's thread: intent, claim, lease, outcome, retry, fence, pause."""
+"""The facts of a queue's thread: scheduled attempts, claims, leases, outcomes, retries, fences, pauses."""
 
 from typing import Annotated, Literal, Self
 
@@ -57,7 +57,7 @@ class _Leased(FencedFact):
 
 
 class AttemptClaimed(_Leased):
-    """A worker holds the attempt until `lease_until`; `alone`: and nothing else meanwhile."""
+    """A worker holds the attempt until `lease_until`; with `alone`, it holds no other meanwhile."""
 
     type: Literal["attempt_claimed"] = "attempt_claimed"
     owner_id: Text
@@ -72,7 +72,7 @@ class AttemptHeartbeat(_Leased):
 
 
 class AttemptReleased(FencedFact):
-    """The holder gives the attempt back, at once or to be seen again later: no failure, and no delivery either.
+    """The holder returns the attempt, visible at once or later. Counts neither as a failure nor as a delivery.
 
     With `counted`, the delivery stays counted: the step was interrupted, or could not be executed.
     """
@@ -91,7 +91,7 @@ class AttemptCompleted(FencedFact):
 
 
 class AttemptFailed(FencedFact):
-    """The holder failed; with both retry fields, the next attempt is created by this very fact."""
+    """The holder failed; with both retry fields, this fact also creates the next attempt."""
 
     type: Literal["attempt_failed"] = "attempt_failed"
     error: Redacted
@@ -110,7 +110,7 @@ class AttemptFailed(FencedFact):
 
 
 class AttemptDeadLettered(AttemptFact):
-    """Claimed `max_deliveries` times, and never done. Needs no fence where the lease ran out: that is the proof.
+    """The attempt was claimed `max_deliveries` times and never settled. Needs no fence once the lease has run out.
 
     With a fence, the holder of the last delivery gives it up while its lease lasts; `error` says why.
     """
@@ -129,13 +129,13 @@ class AttemptDeadLettered(AttemptFact):
 
 
 class LiveWakeupEmitted(AttemptFact):
-    """Somebody was told about the attempt. A hint: losing it costs latency, never work."""
+    """A wakeup was sent for the attempt. A hint: losing it costs latency, never work."""
 
     type: Literal["live_wakeup_emitted"] = "live_wakeup_emitted"
 
 
 class RunFenced(RunDispatchFact):
-    """The run has ended while attempts were open here: none of them may go on."""
+    """The run has ended while attempts were open on this queue: none of them may continue."""
 
     type: Literal["run_fenced"] = "run_fenced"
 
@@ -154,13 +154,13 @@ class _QueueOnly(QueueThreadFact):
 
 
 class QueuePaused(_QueueOnly):
-    """No claim from this queue until it is resumed."""
+    """The queue gives no claims until it is resumed."""
 
     type: Literal["queue_paused"] = "queue_paused"
 
 
 class QueueResumed(_QueueOnly):
-    """Claims may go on."""
+    """The queue gives claims again."""
 
     type: Literal["queue_resumed"] = "queue_resumed"
 

@@ -1,4 +1,4 @@
-"""The facts by which runs are found: per workflow, and over all."""
+"""The facts that list runs: in the index of their workflow, and in the catalog of all runs."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""The facts of a run's own thread: what was asked, planned, applied, paused, resolved and ended."""
+"""The facts of a run's own thread: its start, commands, plans, applied outcomes, pauses, children and end."""
 
 from typing import Annotated, Literal, Self
 
@@ -38,7 +38,7 @@ class RunSignalReceived(RunThreadFact):
 
 
 class RunStarted(RunThreadFact):
-    """The run exists: which workflow, with which input, in which version."""
+    """The run exists: its workflow, input and definition version."""
 
     type: Literal["run_started"] = "run_started"
     workflow: Part
@@ -67,11 +67,11 @@ class Runnable(Frozen):
     max_deliveries: Count = DEFAULT_MAX_DELIVERIES
     recovery: JsonObject | None = None
     deadline: JsonObject | None = None
-    external: JsonObject | None = None  # done by another system, not by a worker: what it is asked for
+    external: JsonObject | None = None  # executed by another system, not by a worker: the request to it
 
 
 class RunnablesPlanned(RunThreadFact):
-    """Work was decided on. Planning comes before scheduling; a plan without schedule is repaired by recovery."""
+    """Attempts were planned. Planning comes before scheduling; recovery repairs a plan without its schedule."""
 
     type: Literal["runnables_planned"] = "runnables_planned"
     runnables: list[Runnable]
@@ -141,7 +141,7 @@ class ManualStepResolved(RunThreadFact):
 
 
 class RunTerminal(RunThreadFact):
-    """The run has ended. This fact is the authority on that; it fences everything that comes later."""
+    """The run has ended. Only this fact decides that; it fences everything that comes later."""
 
     type: Literal["run_terminal"] = "run_terminal"
     status: TerminalStatus
@@ -149,7 +149,7 @@ class RunTerminal(RunThreadFact):
 
 
 class EntryQuarantined(RunThreadFact):
-    """An entry of this run cannot be read: the run stops until a person looks at it."""
+    """An entry of this run cannot be read: the run stops until an operator acts."""
 
     type: Literal["entry_quarantined"] = "entry_quarantined"
     entry_thread: Text

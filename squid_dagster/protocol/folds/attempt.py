@@ -1,4 +1,4 @@
-"""An attempt at a step: its state, and the questions that folds and commands ask of it alike."""
+"""An attempt at a step: its state, and the checks that folds and commands share."""
 
 from datetime import datetime
 from enum import IntEnum, StrEnum
@@ -9,7 +9,7 @@ from squid_dagster.protocol.entries import digest
 
 
 class AttemptStatus(StrEnum):
-    """Where an attempt stands."""
+    """The status of an attempt."""
 
     AVAILABLE = "available"
     RETRY_SCHEDULED = "retry_scheduled"
@@ -23,7 +23,7 @@ OPEN = frozenset({AttemptStatus.AVAILABLE, AttemptStatus.RETRY_SCHEDULED, Attemp
 
 
 class Attempt(NamedTuple):
-    """One attempt at one step. Immutable; a rule gives a new one."""
+    """One attempt at one step. Immutable; a rule returns a new one."""
 
     run_id: str
     runnable_key: str
@@ -62,45 +62,45 @@ class Attempt(NamedTuple):
         return self.visible_at if self.status in OPEN else None
 
     def expired(self, at: datetime) -> bool:
-        """Tell whether the claim's lease has run out; at the very instant counts."""
+        """Return whether the claim's lease has run out at that time, inclusively."""
         return self.lease_until is not None and self.lease_until <= at
 
     def held_by(self, claim_id: str, claim_token_hash: str) -> bool:
-        """Tell whether this fence is the attempt's latest one."""
+        """Return whether this fence is the attempt's latest one."""
         return self.claim_id == claim_id and self.claim_token_hash == claim_token_hash
 
 
 def definition_key(workflow: str | None, fingerprint: str | None) -> str:
-    """Give the one string by which a worker says what it can execute."""
+    """Return the string by which a worker names a definition that it can execute."""
     return f"{workflow or ''}/{fingerprint or ''}"
 
 
 def claim_order(attempt: Attempt) -> tuple[int, datetime, int]:
-    """Sort key of claims: priority first, then the time it became due, then its place in the journal."""
+    """Return the sort key of claims: priority first, then the time it became due, then its position."""
     return (-attempt.priority, attempt.due_at or attempt.visible_at, attempt.position)
 
 
 def intent_digest(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> str:
-    """Give the digest of what a scheduled attempt is meant to do; two intents are the same when these are."""
+    """Return the digest of a scheduled attempt's intent; two intents are the same if their digests are."""
     return digest(intent_content(key, number, step, input_, visible_at))
 
 
 def intent_content(key: str, number: int, step: str, input_: dict[str, Any], visible_at: datetime) -> list[Any]:
-    """Give what the digest of an intent covers."""
+    """Return what the digest of an intent covers."""
     return [key, number, step, input_, visible_at.isoformat()]
 
 
 def out_of_deliveries(attempt: Attempt) -> bool:
-    """Tell whether the attempt was claimed as often as it may be."""
+    """Return whether the attempt was claimed as often as it may be."""
     return attempt.deliveries >= attempt.max_deliveries
 
 
 class Suspicion(IntEnum):
-    """How much speaks for an attempt having ended its workers' processes. Stands in `claim_attempts`, too."""
+    """How likely an attempt has ended its workers' processes. The numbers stand in `claim_attempts.sql`, too."""
 
-    NONE = 0  # never delivered, or given back by a worker that lives
-    LOST = 1  # its lease ran out without a word: it may have been the attempt, a neighbour, or the host
-    LAST = 2  # delivered before, and the next delivery is the last one: another loss makes a dead letter
+    NONE = 0  # never delivered, or given back by a living worker
+    LOST = 1  # its lease ran out: the attempt, another one in the process, or the host may be the cause
+    LAST = 2  # delivered before, and the next delivery is the last: another loss makes a dead letter
 
 
 def suspicion_of(attempt: Attempt) -> Suspicion:
@@ -113,7 +113,7 @@ def suspicion_of(attempt: Attempt) -> Suspicion:
 
 
 def check_fence(attempt: Attempt, claim_id: str, claim_token_hash: str, at: datetime) -> Reason | None:
-    """Say why this fence may not act on the attempt at that time; None when it may. Commands ask before they write."""
+    """Return why this fence may not act on the attempt at that time; None if it may. Commands check this first."""
     if attempt.status is not AttemptStatus.CLAIMED or not attempt.held_by(claim_id, claim_token_hash):
         return Reason.STALE_CLAIM
     return Reason.EXPIRED_CLAIM if attempt.expired(at) else None
@@ -122,21 +122,21 @@ def check_fence(attempt: Attempt, claim_id: str, claim_token_hash: str, at: date
 def check_completion(
     attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime
 ) -> Reason | bool:
-    """Say whether a completion is new (True), a repeat of the one on record (False), or why it is refused."""
+    """Return True for a new completion, False for a repeat of the one on record, else why it is refused."""
     if attempt.status is AttemptStatus.COMPLETED and attempt.held_by(claim_id, claim_token_hash):
         return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_COMPLETION
     return check_fence(attempt, claim_id, claim_token_hash, at) or True
 
 
 def completed(attempt: Attempt, result: Any, outcome: str, at: datetime) -> Attempt:
-    """Give a claimed attempt as its completion leaves it; `outcome` is the digest of the result."""
+    """Return a claimed attempt after its completion; `outcome` is the digest of the result."""
     return attempt._replace(
         status=AttemptStatus.COMPLETED, result=result, outcome_digest=outcome, settled_at=at, last_at=at
     )
 
 
 def check_failure(attempt: Attempt, claim_id: str, claim_token_hash: str, outcome: str, at: datetime) -> Reason | bool:
-    """Say whether a failure is new (True), a repeat of the one on record (False), or why it is refused."""
+    """Return True for a new failure, False for a repeat of the one on record, else why it is refused."""
     if attempt.status is AttemptStatus.FAILED and attempt.held_by(claim_id, claim_token_hash):
         return False if attempt.outcome_digest == outcome else Reason.CONFLICTING_FAILURE
     return check_fence(attempt, claim_id, claim_token_hash, at) or True

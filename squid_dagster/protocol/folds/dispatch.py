@@ -1,6 +1,6 @@
-"""The dispatch fold: what the facts of a queue's thread say about attempts, claims and leases.
+"""The dispatch fold: attempts, claims and leases from the facts of a queue's thread.
 
-All rules look at one attempt and its run, so the unit is `RunDispatch`, one run's part of the queue. A run's terminal
+All rules read one attempt and its run, so the unit is `RunDispatch`, one run's part of the queue. A run's terminal
 and quarantine facts are accepted too: merged by position, they fence as `run_fenced` does.
 """
 
@@ -51,7 +51,7 @@ class RunDispatch:
     anomalies: list[Anomaly] = field(default_factory=list)
 
     def copy(self) -> "RunDispatch":
-        """Give an independent copy; attempts and anomalies are immutable and shared."""
+        """Return an independent copy; attempts and anomalies are immutable and shared."""
         return RunDispatch(
             self.queue,
             self.fenced,
@@ -64,7 +64,7 @@ class RunDispatch:
 
     @property
     def stopped(self) -> bool:
-        """Tell whether no attempt of the run may be claimed any more."""
+        """Whether no attempt of the run may be claimed any more."""
         return self.fenced or self.quarantined
 
     def next_token(self, idempotency_key: str) -> int:
@@ -72,18 +72,18 @@ class RunDispatch:
         return self.tokens.get(idempotency_key, 0) + 1
 
     def open_attempts(self) -> Iterator[Attempt]:
-        """Give the attempts that could still be claimed or settled."""
+        """Iterate over the attempts that could still be claimed or settled."""
         return iter(()) if self.fenced else (a for a in self.attempts.values() if a.status in OPEN)
 
     def claimable(self, at: datetime) -> Iterator[Attempt]:
-        """Give the attempts that a claim may take or dead-letter at that time."""
-        return (
-            iter(()) if self.stopped else (a for a in self.attempts.values() if a.due_at is not None and a.due_at <= at)
-        )
+        """Iterate over the attempts that a claim may take or dead-letter at that time."""
+        if self.stopped:
+            return iter(())
+        return (a for a in self.attempts.values() if a.due_at is not None and a.due_at <= at)
 
 
 def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
-    """Fold one entry into `run`, in place: follow it, ignore it, or note an anomaly and change nothing else."""
+    """Fold one entry into `run`, in place: follow it, ignore it, or record an anomaly and change nothing else."""
     verdict: Attempt | Reason | None = unreadable(entry)
     if verdict is None and entry.fact.type in STOPS:
         if entry.fact.type == "entry_quarantined":
@@ -102,7 +102,7 @@ def apply_dispatch(run: RunDispatch, entry: Entry) -> None:
 
 
 def _judge(run: RunDispatch, entry: Entry) -> Attempt | Reason | None:
-    """Decide what an entry does: a new attempt state, the reason why it is refused, or nothing."""
+    """Return what an entry does: a new state of an attempt, the reason why it is refused, or None."""
     fact: Any = entry.fact
     if run.fenced:
         return Reason.TERMINAL_RUN
@@ -124,7 +124,7 @@ def _judge(run: RunDispatch, entry: Entry) -> Attempt | Reason | None:
 
 
 def _judge_attempt(run: RunDispatch, entry: Entry, attempt: Attempt, fact: Any) -> Attempt | Reason | None:
-    """Decide what a fact about a known attempt does."""
+    """Return what a fact about a known attempt does."""
     match fact.type:
         case "attempt_claimed":
             return _claim(run, attempt, fact)
@@ -289,7 +289,7 @@ def _dead_letter(attempt: Attempt, fact: AttemptDeadLettered) -> Attempt | Reaso
 
 @dataclass(frozen=True, slots=True)
 class DispatchProjection:
-    """What a queue's thread says. `runs` holds each run's part, `queues` says which were ever paused, and still are."""
+    """The fold of a queue's thread: each run's part, and for each queue that was ever paused whether it still is."""
 
     runs: dict[str, RunDispatch] = field(default_factory=dict)
     queues: dict[str, bool] = field(default_factory=dict)
@@ -299,18 +299,18 @@ class DispatchProjection:
     def fold(cls, entries: Iterable[Entry], onto: "DispatchProjection | None" = None) -> Self:
         """Fold entries in order, onto an earlier projection if given; neither is changed. Never raises."""
         base = onto if onto is not None else DispatchProjection()
-        runs, queues, loose = dict(base.runs), dict(base.queues), list(base.queue_anomalies)
-        mine: set[str] = set()
+        runs, queues, anomalies = dict(base.runs), dict(base.queues), list(base.queue_anomalies)
+        copied: set[str] = set()
         for entry in entries:
             run_id = run_of(entry.fact)
             if run_id is not None:
-                if run_id not in mine:
-                    mine.add(run_id)
+                if run_id not in copied:
+                    copied.add(run_id)
                     runs[run_id] = runs[run_id].copy() if run_id in runs else RunDispatch()
                 apply_dispatch(runs[run_id], entry)
             else:
-                apply_queue(queues, loose, entry)
-        return cls(runs, queues, tuple(loose))
+                apply_queue(queues, anomalies, entry)
+        return cls(runs, queues, tuple(anomalies))
 
     @property
     def paused(self) -> frozenset[str]:
@@ -319,27 +319,27 @@ class DispatchProjection:
 
     @property
     def attempts(self) -> dict[str, Attempt]:
-        """All attempts by runnable key; keys begin with their run's id, so that they differ between runs."""
+        """All attempts by runnable key; keys start with their run's id, and so are unique over all runs."""
         return {key: attempt for run in self.runs.values() for key, attempt in run.attempts.items()}
 
     @property
     def anomalies(self) -> tuple[Anomaly, ...]:
         """All anomalies, in the order of the entries that caused them."""
-        found = [a for run in self.runs.values() for a in run.anomalies]
-        return tuple(sorted([*found, *self.queue_anomalies], key=lambda a: (a.position, a.thread, a.seq)))
+        run_anomalies = [a for run in self.runs.values() for a in run.anomalies]
+        return tuple(sorted([*run_anomalies, *self.queue_anomalies], key=lambda a: (a.position, a.thread, a.seq)))
 
     def claimable(self, at: datetime) -> list[Attempt]:
-        """Attempts that a claim may take at that time, in claim order. A paused queue gives none."""
+        """Return the attempts that a claim may take at that time, in claim order. A paused queue has none."""
         paused = self.paused
         due = (a for run in self.runs.values() for a in run.claimable(at) if a.queue not in paused)
         return sorted(due, key=claim_order)
 
     def visible(self, at: datetime) -> list[Attempt]:
-        """Unclaimed attempts whose time has come, in claim order, whether the queue is paused or not."""
+        """Return unclaimed attempts whose time has come, in claim order, whether the queue is paused or not."""
         return self._due(at, lambda a: a.status is not AttemptStatus.CLAIMED)
 
     def expired(self, at: datetime) -> list[Attempt]:
-        """Claimed attempts whose lease has run out, in claim order."""
+        """Return claimed attempts whose lease has run out, in claim order."""
         return self._due(at, lambda a: a.status is AttemptStatus.CLAIMED)
 
     def _due(self, at: datetime, wanted: Any) -> list[Attempt]:

@@ -1,4 +1,4 @@
-"""Launches of external attempts, as a run's commands tell them: by which launcher, how often, and what was started."""
+"""Launches of external attempts, folded from a run's commands: by which launcher, how often, and what was started."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ EXTERNAL_REQUESTED, EXTERNAL_STARTED = "external_requested", "external_started"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The latest request for an external attempt: by which launcher, the how many-th, and the run's id once known."""
+    """The latest request for an external attempt: its launcher, its number, and the external run's id once known."""
 
     launcher: str
     requested_at: datetime
@@ -31,15 +31,15 @@ def next_launch(known: Launch | None, signal: RunSignalReceived) -> Launch:
     launcher = str(signal.payload.get("launcher"))
     if signal.signal_type == EXTERNAL_REQUESTED:
         return Launch(launcher, signal.occurred_at, 1 if known is None else known.count + 1)
-    asked = known or Launch(launcher, signal.occurred_at, 1)
-    return Launch(launcher, asked.requested_at, asked.count, str(signal.payload.get("external_run_id")))
+    request = known or Launch(launcher, signal.occurred_at, 1)
+    return Launch(launcher, request.requested_at, request.count, str(signal.payload.get("external_run_id")))
 
 
 def latest_launches(history: Iterable[RunSignalReceived]) -> dict[str, Launch]:
-    """Return the latest launch of each attempt by its runnable key, as the run's commands tell it."""
-    found: dict[str, Launch] = {}
+    """Fold a run's commands to the latest launch of each attempt, by its runnable key."""
+    launches: dict[str, Launch] = {}
     for signal in history:
         key = launched_key(signal)
         if key is not None:
-            found[key] = next_launch(found.get(key), signal)
-    return found
+            launches[key] = next_launch(launches.get(key), signal)
+    return launches

@@ -1,45 +1,37 @@
-"""The planner's state of a run: what decides how the run goes on, and no more. A fold of the run's own thread.
+"""The planner's state of a run: only what decides how the run continues. A fold of the run's own thread.
 
-`RunProjection` keeps every visit of a run. This keeps one record per step, and the visits that are open: its size does
-not grow with the number of visits, and folding a fact costs the same in a run's first and in its ten-thousandth.
+`RunProjection` holds every visit of a run. This holds one record per step, and the open visits: its size does not grow
+with the number of visits, and folding a fact costs the same in a run's first and in its ten-thousandth visit.
 
-The fold follows histories as the planner writes them. A fact that does not fit (a repeat, a conflict, an entry that
-cannot be read) makes the state not `plain`: then fold the whole thread to a `RunProjection`, and use `PlanState.of`.
+The fold follows histories as the planner writes them. Any other fact (a repeat, a conflict, an unreadable entry) makes
+the state not `plain`: then fold the whole thread to a `RunProjection`, and use `PlanState.of`.
 """
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Annotated, Any, NamedTuple, NoReturn, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import BeforeValidator, JsonValue, PlainSerializer, TypeAdapter
 
 from squid_dagster.protocol.anomalies import Reason, unreadable
 from squid_dagster.protocol.entries import Entry, digest
-from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact, Runnable, RunnableApplied, RunSignalReceived, RunStarted
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.launches import Launch, latest_launches, launched_key, next_launch
 from squid_dagster.protocol.folds.run import ManualState, RunProjection, manual_state, resolves, run_status
-from squid_dagster.protocol.folds.visits import (
-    COMPENSATE,
-    succeeded,
-    undone_visit,
-    visit_and_step,
-    visit_number,
-    visits,
-)
+from squid_dagster.protocol.folds.visits import COMPENSATE, succeeded, undone_visit, visit_number, visit_of, visits
 from squid_dagster.protocol.threads import idempotency_key, run_thread, runnable_key
 
-FAIL = "fail"  # where a transition leads that fails the run
+FAIL = "fail"  # the target of a transition that fails the run
 DUMP_VERSION = 2  # raise it when a rule or a field of `PlanState` changes: older checkpoints are then ignored
 _RUN_PREFIX = run_thread("")
 _CHILD_LINK = "child_run_started"
 _ABSENT: Any = object()
 
 
-# JSON has no tuples for keys.
+# Keys of JSON objects cannot be tuples.
 _ToUndo = Annotated[
     dict[tuple[str, int], JsonValue],
     PlainSerializer(lambda values: [[step, visit, result] for (step, visit), result in values.items()]),
@@ -47,20 +39,8 @@ _ToUndo = Annotated[
 ]
 
 
-class StateMissing(SquidError):
-    """What follows cannot be planned without the run's state."""
-
-
-class UnknownState:
-    """Stands for the state of a run that was not read: whatever is asked of it raises `StateMissing`."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse."""
-        raise StateMissing(f"{name} of a run that was not read")
-
-
 class StepState(NamedTuple):
-    """One step: how often it was entered, how many visits have an outcome, and the latest output, if it gave any."""
+    """One step: how often it was entered, how many visits have an outcome, and the latest output, if there is one."""
 
     visits: int = 0
     applied: int = 0
@@ -70,7 +50,7 @@ class StepState(NamedTuple):
 
 @dataclass(slots=True)
 class PlanState:
-    """What the planner looks at. Folding works in place; between `begin` and `roll_back`, it can be taken back."""
+    """What the planner reads of a run. Folds work in place; `roll_back` reverts those since `begin`."""
 
     run_id: str | None = None
     start: RunStarted | None = None
@@ -83,7 +63,7 @@ class PlanState:
     done: int = 0  # steps that have an outcome, compensations aside
     planned_visits: int = 0
     applied_visits: int = 0
-    failure: JsonObject | None = None  # the error that the run is going to fail with, once everything is undone
+    failure: JsonObject | None = None  # the error that the run will fail with, once everything is undone
     manual_state: ManualState | None = None
     terminal_status: str | None = None
     quarantined: bool = False
@@ -91,15 +71,15 @@ class PlanState:
     plain: bool = True
     facts: int = 0  # folded so far
     weight: int = 0  # about how many characters its inputs, outputs and results to undo have
-    closed: frozenset[str] | None = None  # by `of`: runnable keys of visits that are not open any more
-    assumed: bool = False  # made up for a run that is at one step alone: what it did before is not known
-    checkpoint: int = field(default=0, compare=False)  # the revision that the latest checkpoint of it stands for
-    saved: "PlanState | None" = field(default=None, repr=False, compare=False)  # by `begin`
+    closed: frozenset[str] | None = None  # set by `of`: runnable keys of visits that are not open any more
+    assumed: bool = False  # assumed for a run that is at one step alone: its history is unknown
+    checkpoint: int = field(default=0, compare=False)  # the revision of its latest checkpoint
+    saved: "PlanState | None" = field(default=None, repr=False, compare=False)  # set by `begin`
     changes: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def fold(cls, entries: Iterable[Entry]) -> Self:
-        """Return the state that the entries of a run's own thread give; of no use unless it is `plain`."""
+        """Fold the entries of a run's own thread; the result is of no use unless it is `plain`."""
         state = cls()
         for entry in entries:
             state.add(entry)
@@ -107,31 +87,31 @@ class PlanState:
 
     @classmethod
     def of(cls, run: RunProjection) -> Self:
-        """Return the state of a run whose whole thread was folded, whatever is on it; not `plain`: it is not kept."""
+        """Return the state of a run whose whole thread was folded, whatever is on it; not `plain`, so never cached."""
         state = cls(run.run_id, run.start, plain=False)
         state.manual_state, state.terminal_status = run.manual_state, run.terminal_status
         state.quarantined = run.quarantine is not None
         state.planned_visits, state.applied_visits = run.planned_visits, run.applied_visits
         state.readable = not any(
-            found.reason is Reason.MALFORMED_ENTRY and found.entry_type != _CHILD_LINK for found in run.anomalies
+            anomaly.reason is Reason.MALFORMED_ENTRY and anomaly.entry_type != _CHILD_LINK for anomaly in run.anomalies
         )
-        runnables = {key: each.runnable for key, each in run.planned.items() if each.runnable is not None}
-        entered = {each.idempotency_key: each.step for each in runnables.values()}
-        for step in [*entered.values(), *(each.step for each in run.resolutions)]:
+        runnables = {key: plan.runnable for key, plan in run.planned.items() if plan.runnable is not None}
+        entered = {runnable.idempotency_key: runnable.step for runnable in runnables.values()}
+        for step in [*entered.values(), *(resolution.step for resolution in run.resolutions)]:
             state._enter(step)
         if run.manual_state is not None:
             state._enter(run.manual_state.step)
-        closed = {each.idempotency_key for key, each in runnables.items() if key in run.applied}
+        closed = {runnable.idempotency_key for key, runnable in runnables.items() if key in run.applied}
         for key, runnable in runnables.items():
             if runnable.idempotency_key not in closed:
                 state._open(key, runnable)
         state.closed = frozenset(run.planned).difference(state.planned)
         launches = latest_launches(run.command_history)
         done = {visit for visit in entered if visit not in state.open}
-        state.launches = {key: launch for key, launch in launches.items() if visit_and_step("", key)[0] not in done}
+        state.launches = {key: launch for key, launch in launches.items() if visit_of("", key)[0] not in done}
         for visit in visits(run):
             state._apply(visit.runnable, visit.fact)
-        undone = {undone_visit(each) for each in runnables.values()}
+        undone = set(map(undone_visit, runnables.values()))
         state.to_undo = {visit: result for visit, result in state.to_undo.items() if visit not in undone}
         for resolution in run.resolutions:
             state._outcome(resolution.step, resolution.result, resolution.transition)
@@ -150,13 +130,13 @@ class PlanState:
         )
 
     def begin(self) -> None:
-        """Note from here on what is folded, for `roll_back`; it costs what is folded, however much the state holds."""
+        """Record what is folded from now on, for `roll_back`; the cost does not depend on the size of the state."""
         self.saved = replace(self, saved=None, changes=[])
         self.changes = []
 
     def roll_back(self) -> None:
-        """Take back what was folded since `begin`."""
-        assert self.saved is not None  # noqa: S101  the caller has begun
+        """Undo what was folded since `begin`."""
+        assert self.saved is not None  # noqa: S101  the caller has called `begin`
         for values, key, known in reversed(self.changes):
             if known is _ABSENT:
                 del values[key]
@@ -179,23 +159,23 @@ class PlanState:
 
     @property
     def size(self) -> int:
-        """About how many facts would take as long to fold as this takes to read: it grows with what is open."""
+        """About how many facts take as long to fold as this takes to read: it grows with what is open."""
         return len(self.steps) + len(self.planned) + len(self.to_undo) + max(self.weight, 0) // 500
 
     def dump(self) -> str:
         """Return the state as JSON, for a checkpoint."""
-        body = _adapter().dump_python(self, mode="json", exclude=_PASSING)
+        body = _adapter().dump_python(self, mode="json", exclude=_TRANSIENT)
         return json.dumps({"version": DUMP_VERSION, "digest": digest(body), "state": body})
 
     @classmethod
     def load(cls, text: str) -> "PlanState":
         """Read what `dump` wrote. Raises `ValueError` if that is damaged, or of another version of the fold."""
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.get("version") != DUMP_VERSION:
+        dump = json.loads(text)
+        if not isinstance(dump, dict) or dump.get("version") != DUMP_VERSION:
             raise ValueError("written by another version of the fold")
-        if found.get("digest") != digest(found.get("state")):
+        if dump.get("digest") != digest(dump.get("state")):
             raise ValueError("damaged: its digest does not fit")
-        return _adapter().validate_json(json.dumps(found["state"]))
+        return _adapter().validate_json(json.dumps(dump["state"]))
 
     @property
     def terminal(self) -> bool:
@@ -209,7 +189,7 @@ class PlanState:
 
     @property
     def status(self) -> str:
-        """One word for where the run stands, as `RunProjection.status`."""
+        """The status of the run in one word, as `RunProjection.status`."""
         return run_status(
             self.terminal_status,
             self.quarantined,
@@ -240,11 +220,11 @@ class PlanState:
         return self.closed is None and number <= self.visits(step)
 
     def add(self, entry: Entry) -> None:
-        """Fold one entry of the run's thread; what does not fit makes the state not `plain`."""
+        """Fold one entry of the run's thread; one that the planner never writes makes the state not `plain`."""
         if not entry.thread.startswith(_RUN_PREFIX):
             return
         if unreadable(entry) is not None:
-            if entry.fact.type == _CHILD_LINK:  # nothing is planned by it, and not every host reads it
+            if entry.fact.type == _CHILD_LINK:  # no plan depends on it, and not every host reads it
                 self.facts += 1
             else:
                 self.readable = self.plain = False
@@ -258,7 +238,7 @@ class PlanState:
             self.plain = False
 
     def _follows(self, fact: Any) -> bool:
-        """Follow a fact; return False, with the state of no more use, if it is not what the planner writes."""
+        """Follow a fact; return False, leaving the state unusable, if the planner would not write it."""
         if self.run_id is None:
             self.run_id = fact.run_id
         if fact.run_id != self.run_id:
@@ -291,8 +271,8 @@ class PlanState:
         if key in self.planned:
             self._set(self.launches, key, next_launch(self.launches.get(key), signal))
             return True
-        # Before it is planned here, an attempt may be on its queue already, where no commit spans both.
-        return key is None or self.is_closed(key, *visit_and_step(self.run_id or "", key))
+        # Where commits cannot span threads, an attempt may be on its queue before it is planned here.
+        return key is None or self.is_closed(key, *visit_of(self.run_id or "", key))
 
     def _plan(self, runnable: Runnable) -> bool:
         run_id, step, key = self.run_id or "", runnable.step, runnable.idempotency_key
@@ -308,7 +288,7 @@ class PlanState:
             if undone not in self.to_undo:
                 return False
             self.weight -= _weight(self.to_undo[undone])
-            # Another dictionary, since the order in which they are undone has to come back, too.
+            # A new dictionary: a rollback has to restore the order in which visits are undone, too.
             self.to_undo = {visit: result for visit, result in self.to_undo.items() if visit != undone}
             self._enter(step)
         else:
@@ -357,7 +337,7 @@ class PlanState:
         self._set(self.open, visit, max(self.open.get(visit, 0), runnable.attempt_number))
 
     def _apply(self, runnable: Runnable, fact: RunnableApplied) -> None:
-        """Take in the outcome of a visit."""
+        """Fold the outcome of a visit."""
         step = runnable.step
         if step.startswith(COMPENSATE):
             known = self.steps[step]
@@ -394,12 +374,12 @@ class PlanState:
 
 
 _SCALARS = tuple(
-    each.name
-    for each in fields(PlanState)
-    if each.name not in ("steps", "planned", "open", "launches", "checkpoint", "saved", "changes")
+    column.name
+    for column in fields(PlanState)
+    if column.name not in ("steps", "planned", "open", "launches", "checkpoint", "saved", "changes")
 )
-# Not part of a checkpoint: what is only there while a plan is made, and what a state has that is never kept.
-_PASSING = {"closed", "assumed", "checkpoint", "saved", "changes"}
+# Not part of a checkpoint: fields that are set only during planning, or only in states that are never cached.
+_TRANSIENT = {"closed", "assumed", "checkpoint", "saved", "changes"}
 
 
 @cache
@@ -413,5 +393,5 @@ def _weight(value: JsonValue) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(len(key) + _weight(each) for key, each in value.items())
+        return sum(len(key) + _weight(item) for key, item in value.items())
     return 1 + sum(map(_weight, value)) if isinstance(value, list) else 8

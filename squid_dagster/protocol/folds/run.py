@@ -1,4 +1,4 @@
-"""The run fold: what the facts of a run's own thread say about its plan, its results and its end."""
+"""The run fold: a run's plan, results, commands and end from the facts of its own thread."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -24,40 +24,40 @@ from squid_dagster.protocol.threads import run_thread
 
 
 class Planned(NamedTuple):
-    """A planned runnable; only its digest where it was read from a view."""
+    """A planned runnable; only its digest if it was read from a view."""
 
     stored_digest: str | None
     runnable: Runnable | None = None
 
     @property
     def digest(self) -> str:
-        """What tells a repeated plan from a conflicting one; made when somebody asks, which is rare."""
+        """The digest that distinguishes a repeated plan from a conflicting one; computed on use, which is rare."""
         return plan_digest(self.runnable) if self.runnable is not None else self.stored_digest or ""
 
 
 class Applied(NamedTuple):
-    """An applied outcome; only its digest where it was read from a view."""
+    """An applied outcome; only its digest if it was read from a view."""
 
     stored_digest: str | None
     fact: RunnableApplied | None = None
 
     @property
     def digest(self) -> str:
-        """What tells a repeated application from a conflicting one; made when somebody asks, which is rare."""
+        """The digest that distinguishes a repeated application from a conflicting one; computed on use."""
         if self.fact is None:
             return self.stored_digest or ""
         return application_digest(self.fact.result, self.fact.transition)
 
 
 class Child(NamedTuple):
-    """A linked child run; only its digest where it was read from a view."""
+    """A linked child run; only its digest if it was read from a view."""
 
     digest: str
     fact: ChildRunStarted | None = None
 
 
 class ManualState(NamedTuple):
-    """The one thing that the run waits for a person to decide."""
+    """The decision of a person that the run waits for."""
 
     step: str
     kind: str
@@ -80,11 +80,11 @@ _RUN_PREFIX = run_thread("")
 
 @dataclass(slots=True)
 class RunProjection:
-    """What a run's thread says. A value: `fold` works on a copy."""
+    """The fold of a run's own thread. A value: `fold` works on a copy."""
 
     run_id: str | None = None
     start: RunStarted | None = None
-    stored_start_digest: str | None = None  # the digest of the start, where it was read from a view
+    stored_start_digest: str | None = None  # if the start was read from a view
     planned: dict[str, Planned] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     planned_visits: int = 0
@@ -109,7 +109,7 @@ class RunProjection:
         return run
 
     def copy(self) -> Self:
-        """Give an independent copy; what the containers hold is immutable and shared."""
+        """Return an independent copy; what the containers hold is immutable and shared."""
         return replace(
             self,
             planned=dict(self.planned),
@@ -122,7 +122,7 @@ class RunProjection:
 
     @property
     def status(self) -> str:
-        """One word for where the run stands, from its own thread alone."""
+        """The status of the run in one word, from its own thread alone."""
         return run_status(
             self.terminal_status,
             self.quarantine is not None,
@@ -134,19 +134,19 @@ class RunProjection:
 
     @property
     def start_digest(self) -> str | None:
-        """What tells a repeated start from a conflicting one; None when there was no start."""
+        """The digest that distinguishes a repeated start from a conflicting one; None before the start."""
         if self.start is None:
             return self.stored_start_digest
         return digest(start_content(self.start))
 
     @property
     def terminal(self) -> bool:
-        """Tell whether the run has ended."""
+        """Whether the run has ended."""
         return self.terminal_status is not None
 
     @property
     def stopped(self) -> bool:
-        """Tell whether nothing more is to be scheduled or applied: the run has ended, or is quarantined."""
+        """Whether nothing more is to be scheduled or applied: the run has ended, or is quarantined."""
         return self.terminal or self.quarantine is not None
 
 
@@ -158,7 +158,7 @@ def run_status(
     applied_visits: int,
     started: bool,
 ) -> str:
-    """Return one word for where a run stands."""
+    """Return the status of a run in one word."""
     if terminal_status is not None:
         return terminal_status
     if quarantined:
@@ -171,7 +171,7 @@ def run_status(
 
 
 def apply_run(run: RunProjection, entry: Entry) -> None:
-    """Fold one entry into `run`, in place: follow it, ignore it, or note an anomaly and change nothing else."""
+    """Fold one entry into `run`, in place: follow it, ignore it, or record an anomaly and change nothing else."""
     if not entry.thread.startswith(_RUN_PREFIX):
         return
     reason = unreadable(entry) or _judge(run, entry)
@@ -180,7 +180,7 @@ def apply_run(run: RunProjection, entry: Entry) -> None:
 
 
 def _judge(run: RunProjection, entry: Entry) -> Reason | None:
-    """Follow an entry, or give the reason why it is refused."""
+    """Follow an entry, or return the reason why it is refused."""
     fact: Any = entry.fact
     if run.run_id is not None and run.run_id != fact.run_id:
         return Reason.WRONG_RUN
@@ -230,12 +230,12 @@ def _plan(run: RunProjection, entry: Entry, fact: RunnablesPlanned) -> None:
 
 
 def plan_digest(runnable: Runnable) -> str:
-    """Give the digest by which a repeated plan is told from a conflicting one."""
+    """Return the digest that distinguishes a repeated plan from a conflicting one."""
     return digest(plan_content(runnable))
 
 
 def plan_content(runnable: Runnable) -> list[Any]:
-    """Give what the digest of a plan covers."""
+    """Return what the digest of a plan covers."""
     return [
         runnable.idempotency_key,
         runnable.attempt_number,
@@ -247,12 +247,12 @@ def plan_content(runnable: Runnable) -> list[Any]:
 
 
 def start_content(start: RunStarted) -> dict[str, Any]:
-    """Give what the digest of a start covers."""
+    """Return what the digest of a start covers."""
     return start.model_dump(mode="json", exclude={"occurred_at"})
 
 
 def application_digest(result: Any, transition: dict[str, Any] | None) -> str:
-    """Give the digest by which a repeated application is told from a conflicting one."""
+    """Return the digest that distinguishes a repeated application from a conflicting one."""
     return digest([result, transition])
 
 
@@ -313,7 +313,7 @@ def _terminal(run: RunProjection, fact: RunTerminal) -> Reason | None:
 
 
 def end_digest(status: str, error: dict[str, Any] | None) -> str:
-    """Return the digest by which a repeated end is told from a conflicting one."""
+    """Return the digest that distinguishes a repeated end from a conflicting one."""
     return _plain_end_digest(status) if error is None else digest([status, error])
 
 
@@ -323,6 +323,6 @@ def _plain_end_digest(status: str) -> str:
 
 
 def _quarantine(run: RunProjection, fact: EntryQuarantined) -> None:
-    # The first unreadable entry says why the run stopped; later ones add nothing to that.
+    # Only the first unreadable entry counts: it is why the run stopped.
     if run.quarantine is None:
         run.quarantine = Quarantine(fact.entry_thread, fact.entry_seq, fact.reason)

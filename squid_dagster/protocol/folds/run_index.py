@@ -1,4 +1,4 @@
-"""The folds by which runs are found: one index per workflow, one catalog over all."""
+"""The folds that list runs: one index per workflow, one catalog of all runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _INDEX_PREFIX = run_index_thread("")
 
 
 class RunSummary(NamedTuple):
-    """Where a run is to be found."""
+    """The place of a run: its workflow and queue."""
 
     run_id: str
     workflow: str
@@ -22,7 +22,7 @@ class RunSummary(NamedTuple):
     indexed_at: datetime
 
     def same_place(self, other: "RunSummary") -> bool:
-        """Tell whether both name the same place; a repair at another time is no conflict."""
+        """Return whether both name the same place; a repair at another time does not conflict."""
         return (self.workflow, self.queue) == (other.workflow, other.queue)
 
 
@@ -32,24 +32,24 @@ def summary(fact: RunIndexed | RunCataloged) -> RunSummary:
 
 
 def is_index_entry(entry: Entry) -> bool:
-    """Tell whether an entry stands on an index thread."""
+    """Return whether an entry stands on an index thread."""
     return entry.thread.startswith(_INDEX_PREFIX)
 
 
 def is_catalog_entry(entry: Entry) -> bool:
-    """Tell whether an entry stands on the catalog thread."""
+    """Return whether an entry stands on the catalog thread."""
     return entry.thread == CATALOG_THREAD
 
 
 def judge_listing(known: RunSummary | None, entry: Entry, conflict: Reason) -> RunSummary | Reason | None:
-    """Decide what an index or catalog entry does: the run's place, the reason why it is refused, or nothing."""
+    """Return what an index or catalog entry does: the run's place, the reason why it is refused, or None."""
     if (reason := unreadable(entry)) is not None:
         return reason
     fact: Any = entry.fact
-    found = summary(fact)
+    place = summary(fact)
     if known is None:
-        return found
-    return None if known.same_place(found) else conflict
+        return place
+    return None if known.same_place(place) else conflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Listing:
 
 @dataclass(frozen=True, slots=True)
 class RunIndexProjection(_Listing):
-    """The runs of one workflow. The workflow is given, or learned from the first entry."""
+    """The runs of one workflow, which is given, or that of the first entry."""
 
     workflow: str | None = None
 
@@ -80,20 +80,20 @@ class RunIndexProjection(_Listing):
     ) -> Self:
         """Fold entries in order, onto an earlier projection if given; neither is changed. Never raises."""
         base = onto if onto is not None else RunIndexProjection(workflow=workflow)
-        runs, anomalies, mine = dict(base.by_run_id), list(base.anomalies), base.workflow
+        runs, anomalies, own_workflow = dict(base.by_run_id), list(base.anomalies), base.workflow
         for entry in entries:
             if not is_index_entry(entry):
                 continue
             fact: Any = entry.fact
             verdict: RunSummary | Reason | None = unreadable(entry)
-            if verdict is None and mine is not None and fact.workflow != mine:
+            if verdict is None and own_workflow is not None and fact.workflow != own_workflow:
                 verdict = Reason.CONFLICTING_WORKFLOW
             verdict = verdict or judge_listing(runs.get(fact.run_id), entry, Reason.CONFLICTING_RUN_INDEX)
             if isinstance(verdict, Reason):
                 anomalies.append(anomaly(verdict, entry))
             elif verdict is not None:
-                mine, runs[verdict.run_id] = verdict.workflow, verdict
-        return cls(runs, tuple(anomalies), mine)
+                own_workflow, runs[verdict.run_id] = verdict.workflow, verdict
+        return cls(runs, tuple(anomalies), own_workflow)
 
 
 @dataclass(frozen=True, slots=True)

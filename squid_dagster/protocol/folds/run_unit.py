@@ -1,7 +1,7 @@
 """The unit of folding is the run: all of its facts, from every thread, in the order of their positions.
 
-Live views keep one `RunUnit` per run as rows, Spark folds one per group, and inspection reads one; the joins between
-the run's own thread and its queue's are here, as pure functions, and nowhere else.
+Live views store one `RunUnit` per run as rows, Spark folds one per group, and inspection reads one. Only the pure
+functions here join the run's own thread with its queue's.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _RUN_PREFIX = run_thread("")
 
 @dataclass(slots=True)
 class RunUnit:
-    """One run as all of its facts tell it. A value: `fold` works on a copy."""
+    """One run, folded from all of its facts. A value: `fold` works on a copy."""
 
     run: RunProjection = field(default_factory=RunProjection)
     dispatch: RunDispatch = field(default_factory=RunDispatch)
@@ -38,7 +38,7 @@ class RunUnit:
         return unit
 
     def copy(self) -> "RunUnit":
-        """Give an independent copy."""
+        """Return an independent copy."""
         return RunUnit(
             self.run.copy(), self.dispatch.copy(), self.indexed, self.cataloged, list(self.listing_anomalies)
         )
@@ -46,8 +46,8 @@ class RunUnit:
     @property
     def anomalies(self) -> list[Anomaly]:
         """All anomalies of the run, in the order of the entries that caused them."""
-        found = [*self.run.anomalies, *self.dispatch.anomalies, *self.listing_anomalies]
-        return sorted(found, key=lambda a: (a.position, a.thread, a.seq))
+        anomalies = [*self.run.anomalies, *self.dispatch.anomalies, *self.listing_anomalies]
+        return sorted(anomalies, key=lambda a: (a.position, a.thread, a.seq))
 
 
 def apply_unit(unit: RunUnit, entry: Entry) -> None:
@@ -74,7 +74,7 @@ def _listed(unit: RunUnit, entry: Entry, verdict: RunSummary | Reason | None) ->
 
 
 def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
-    """Completed attempts that the run planned and has not applied yet; none once the run has stopped."""
+    """Return completed attempts that the run planned and has not applied yet; none once the run has stopped."""
     if run.stopped:
         return []
     ready = (
@@ -86,7 +86,7 @@ def results_ready_to_apply(run: RunProjection, dispatch: RunDispatch) -> list[At
 
 
 def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[Runnable]:
-    """Planned runnables that no queue knows and no result was applied for; none once the run has stopped."""
+    """Return planned runnables that are on no queue and were not applied; none once the run has stopped."""
     if run.stopped:
         return []
     return [
@@ -97,5 +97,5 @@ def planned_but_unscheduled(run: RunProjection, dispatch: RunDispatch) -> list[R
 
 
 def unfenced_attempts(run: RunProjection, dispatch: RunDispatch) -> list[Attempt]:
-    """Attempts that the queue's thread alone still shows as open although the run has ended; recovery fences them."""
+    """Return attempts of an ended run that are still open by the queue's thread alone; recovery fences them."""
     return sorted(dispatch.open_attempts(), key=claim_order) if run.terminal else []

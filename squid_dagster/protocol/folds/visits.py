@@ -40,7 +40,7 @@ def visit_number(visit_key: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
 
 
-def visit_and_step(run_id: str, key: str) -> tuple[str, str]:
+def visit_of(run_id: str, key: str) -> tuple[str, str]:
     """Return the visit that an attempt belongs to by its runnable key, and its step."""
     visit = key.rpartition(":")[0]
     return visit, visit.removeprefix(f"{run_id}:").rpartition(":")[0]

@@ -19,7 +19,7 @@ from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.errors import InvalidFact, SquidError, StorageRefused
 from squid_dagster.protocol.facts import AttemptScheduled, Fact
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import UnknownState
+from squid_dagster.protocol.folds.unknown_state import UnknownState
 from squid_dagster.runtime.execution.step_execution import error_map
 from squid_dagster.runtime.runtime import Runtime, SuccessKind
 

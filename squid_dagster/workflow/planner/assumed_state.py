@@ -12,7 +12,8 @@ from pydantic import JsonValue
 
 from squid_dagster.protocol.facts import Runnable
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.protocol.folds.plan_state import PlanState, StateMissing, StepState
+from squid_dagster.protocol.folds.plan_state import PlanState, StepState
+from squid_dagster.protocol.folds.unknown_state import StateMissing
 from squid_dagster.protocol.threads import idempotency_key
 from squid_dagster.workflow.definition import Definition
 

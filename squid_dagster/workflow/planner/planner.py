@@ -26,8 +26,9 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
-from squid_dagster.protocol.folds.plan_state import FAIL, PlanState, StateMissing
+from squid_dagster.protocol.folds.plan_state import FAIL, PlanState
 from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.folds.unknown_state import StateMissing
 from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.authoring.draft import COMPLETE, Outcome, StepKind

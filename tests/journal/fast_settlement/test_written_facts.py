@@ -13,7 +13,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Answer, Completed, PlanRequest, Settlement
 from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.protocol import Fact, dispatch_thread, run_thread
-from squid_dagster.protocol.folds.plan_state import UnknownState
+from squid_dagster.protocol.folds.unknown_state import UnknownState
 from squid_dagster.runtime.execution.settlement import settle
 from tests.facts import QUEUE
 from tests.journal.access import (
@@ -80,7 +80,7 @@ def test_a_result_that_a_template_cannot_take_is_refused_alone(postgres: Postgre
     squid, claims = begun(postgres, workflow("chain"), 4)
     settle(squid.runtime, completions(claims[:1]))
     results: list[Any] = ["nul \0", float("nan"), "fine"]
-    group = [Settlement(claim.ref, Completed(each)) for claim, each in zip(claims[1:], results, strict=True)]
+    group = [Settlement(claim.ref, Completed(result)) for claim, result in zip(claims[1:], results, strict=True)]
     answers = settle(squid.runtime, group).answers
     # what cannot be written down fails its step, as ever
     assert [answer.unwrap().status for answer in answers] == ["failed", "failed", "completed"]
