@@ -1,4 +1,4 @@
-"""Agents: one queue, or one run, with the operations that workers and recovery ask of it. Thin: the journal decides."""
+"""Agents: the operations of workers and recovery on one queue, or on one run. Thin: the journal decides."""
 
 from squid_dagster.agents.dispatch_agent import AttemptResult, ClaimResult, DispatchAgent, HeartbeatResult
 from squid_dagster.agents.workflow_agent import WorkflowAgent

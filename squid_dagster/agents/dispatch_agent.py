@@ -30,7 +30,7 @@ from squid_dagster.workflow.planner.schedule import schedule
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What an operation gives: the agent that did it, and the attempt as it is now."""
+    """The result of an operation: its agent, and the attempt as it is now."""
 
     agent: "DispatchAgent"
     attempt: Attempt
@@ -62,7 +62,7 @@ class ClaimResult(HeartbeatResult):
 
 @checks_arguments
 class DispatchAgent:
-    """One queue. Operations on a claim take its `ClaimRef`, or the `ClaimResult` that `claim_next` gave."""
+    """One queue. Operations on a claim take its `ClaimRef`, or the `ClaimResult` of `claim_next`."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class DispatchAgent:
         notifier: Notifier | None = None,
         record_wakeups: bool = True,
     ) -> None:
-        """Bind to a queue. `plan` says what follows from outcomes, `definitions` what may be claimed (None: all).
+        """Bind to a queue. `plan` plans what follows from outcomes, `definitions` may be claimed (None: all).
 
-        With `record_wakeups`, that the notifier was told about scheduled attempts is a fact, `live_wakeup_emitted`.
+        With `record_wakeups`, a wakeup for scheduled attempts is recorded as a fact, `live_wakeup_emitted`.
         """
         self.queue = check_part(queue, "queue")
         self._storage, self._dispatch, self._plan = storage, dispatch, plan
@@ -85,7 +85,7 @@ class DispatchAgent:
         self._notifier = None if notifier is None else GuardedNotifier.of(notifier)
 
     def __repr__(self) -> str:
-        """Name the queue."""
+        """Return the agent with its queue."""
         return f"DispatchAgent({self.queue!r})"
 
     @property
@@ -94,7 +94,7 @@ class DispatchAgent:
         return DispatchProjection.fold(self._storage.read(dispatch_thread(self.queue)))
 
     def claim_next(self, owner_id: str, *, lease: timedelta = DEFAULT_LEASE) -> ClaimResult | None:
-        """Claim the attempt that is next in order, or give None when none is due.
+        """Claim the attempt that is next in order; return None if none is due.
 
         Raises:
             InvalidArgument: a bad owner or lease.
@@ -139,46 +139,46 @@ class DispatchAgent:
         return self._settle(Settlement(ref, Failed(error, retry)))
 
     def release(self, claim: ClaimRef | ClaimResult, reason: str | None = None) -> AttemptResult:
-        """Give an attempt back at once. Raises `StaleClaim`, `ExpiredClaim`, `TerminalRun` or `NotFound`."""
+        """Release an attempt at once. Raises `StaleClaim`, `ExpiredClaim`, `TerminalRun` or `NotFound`."""
         return AttemptResult(self, self._dispatch.release([_ref(claim)], reason)[0].unwrap())
 
     def schedule_attempts(self, run_id: str, runnables: Iterable[Runnable]) -> list[Runnable]:
-        """Put planned runnables of a run on this queue; give those that were not there yet.
+        """Schedule planned runnables of a run on this queue; return those that were not scheduled yet.
 
-        None are, once the run has ended. With a notifier, workers are told; and that they were is written down as
-        `live_wakeup_emitted`, in a commit of its own, unless the agent was told not to. Nothing follows from that fact.
+        Once the run has ended, these are none. With a notifier, workers are woken; with `record_wakeups`, that is
+        recorded as `live_wakeup_emitted` in a commit of its own. Nothing follows from that fact.
 
         Raises:
             InvalidArgument: a runnable of another run or queue, or one that was not planned. Nothing was written.
         """
         wanted = list(runnables)
-        for each in wanted:
-            if not isinstance(each, Runnable):
-                raise InvalidArgument(f"runnables must be a list of Runnable, not of {type(each).__name__}")
-            if each.run_id != run_id or each.queue != self.queue:
+        for runnable in wanted:
+            if not isinstance(runnable, Runnable):
+                raise InvalidArgument(f"runnables must be a list of Runnable, not of {type(runnable).__name__}")
+            if runnable.run_id != run_id or runnable.queue != self.queue:
                 raise InvalidArgument(
-                    f"runnable {each.runnable_key!r} is of run {each.run_id!r} and queue {each.queue!r}, not of "
-                    f"{run_id!r} and {self.queue!r}"
+                    f"runnable {runnable.runnable_key!r} is of run {runnable.run_id!r} and queue {runnable.queue!r}, "
+                    f"not of {run_id!r} and {self.queue!r}"
                 )
         new: list[Runnable] = []
 
         def decision(units: Any, now: datetime) -> Sequence[Fact]:
             unit: RunUnit = units[run_id]
-            for each in wanted:
-                if each.runnable_key not in unit.run.planned:
-                    raise InvalidArgument(f"run {run_id!r} has not planned {each.runnable_key!r}: plan it first")
+            for runnable in wanted:
+                if runnable.runnable_key not in unit.run.planned:
+                    raise InvalidArgument(f"run {run_id!r} has not planned {runnable.runnable_key!r}: plan it first")
             known = unit.dispatch.attempts
-            new[:] = [each for each in wanted if each.runnable_key not in known and not unit.run.stopped]
-            facts: list[Fact] = [schedule(each, unit.run.start, now) for each in new]
+            new[:] = [runnable for runnable in wanted if runnable.runnable_key not in known and not unit.run.stopped]
+            facts: list[Fact] = [schedule(runnable, unit.run.start, now) for runnable in new]
             if facts and unit.dispatch.queue is None:
                 facts.insert(0, RunQueued(run_id=run_id, queue=self.queue, occurred_at=now))
             return facts
 
         self._dispatch.decide([run_id], decision)
         if new and self._notifier is not None:
-            told = self._notifier.try_notify([self.queue])
-            if told and self._record_wakeups:
-                self._note_wakeups(run_id, new)
+            notified = self._notifier.try_notify([self.queue])
+            if notified and self._record_wakeups:
+                self._record_wakeup(run_id, new)
         return new
 
     def visible_attempts(self, limit: int = 1000) -> list[Attempt]:
@@ -192,16 +192,16 @@ class DispatchAgent:
     def _settle(self, settlement: Settlement) -> AttemptResult:
         return AttemptResult(self, self._dispatch.settle([settlement], self._plan)[0].unwrap())
 
-    def _note_wakeups(self, run_id: str, told: Sequence[Runnable]) -> None:
+    def _record_wakeup(self, run_id: str, runnables: Sequence[Runnable]) -> None:
         def decision(units: Any, now: datetime) -> Sequence[Fact]:
-            # Whoever was told may be done already: a note about that would be an anomaly.
-            still_open = {each.runnable_key: each for each in units[run_id].dispatch.open_attempts()}
+            # An attempt may be settled already: a fact about it would be an anomaly.
+            still_open = {attempt.runnable_key: attempt for attempt in units[run_id].dispatch.open_attempts()}
             return [
                 LiveWakeupEmitted(
-                    run_id=run_id, runnable_key=key, queue=self.queue, occurred_at=max(now, found.last_at)
+                    run_id=run_id, runnable_key=key, queue=self.queue, occurred_at=max(now, attempt.last_at)
                 )
-                for key in (each.runnable_key for each in told)
-                if (found := still_open.get(key)) is not None
+                for key in (runnable.runnable_key for runnable in runnables)
+                if (attempt := still_open.get(key)) is not None
             ]
 
         self._dispatch.decide([run_id], decision)

@@ -20,20 +20,20 @@ DefinitionOf = Callable[[str, RunProjection], Definition]
 
 @checks_arguments
 class WorkflowAgent:
-    """One run, read anew for each question, so that an answer is never older than the call."""
+    """One run, read anew by each method, so that a result is never older than the call."""
 
     def __init__(self, storage: Storage, dispatch: DispatchStore, run_id: str, definition_of: DefinitionOf) -> None:
-        """Bind to a run; `definition_of` gives the definition that it was started with."""
+        """Bind to a run; `definition_of` returns the definition that it was started with."""
         self.run_id = check_part(run_id, "run id")
         self._storage, self._dispatch, self._definition_of = storage, dispatch, definition_of
 
     def __repr__(self) -> str:
-        """Name the run."""
+        """Return the agent with its run id."""
         return f"WorkflowAgent({self.run_id!r})"
 
     @property
     def unit(self) -> RunUnit:
-        """The run as all of its facts tell it. Raises `NotFound` when it was never started."""
+        """The run, folded from all of its facts. Raises `NotFound` if it was never started."""
         unit = RunUnit.fold(self._storage.read_run(self.run_id))
         if unit.run.start is None:
             raise NotFound(f"there is no run {self.run_id!r}: list runs to find its id")
@@ -41,33 +41,33 @@ class WorkflowAgent:
 
     @property
     def projection(self) -> RunProjection:
-        """What the run's own thread says. Raises `NotFound`."""
+        """The fold of the run's own thread. Raises `NotFound`."""
         return self.unit.run
 
     def pending_results(self) -> list[Attempt]:
-        """Give completed attempts that are not applied yet; none once the run has stopped."""
+        """Return completed attempts that are not applied yet; none once the run has stopped."""
         unit = self.unit
         return results_ready_to_apply(unit.run, unit.dispatch)
 
     def pending_dispatches(self) -> list[Runnable]:
-        """Give planned runnables that no queue knows; none once the run has stopped."""
+        """Return planned runnables that are not scheduled; none once the run has stopped."""
         unit = self.unit
         return planned_but_unscheduled(unit.run, unit.dispatch)
 
     def schedule_pending_dispatches(self) -> list[Runnable]:
-        """Put what was planned and not scheduled on its queue; give it. Repeating does nothing."""
-        found: list[Runnable] = []
+        """Schedule the pending runnables on their queues and return them. Repeating does nothing."""
+        pending: list[Runnable] = []
 
         def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
             unit = units[self.run_id]
-            found[:] = planned_but_unscheduled(unit.run, unit.dispatch)
-            return [schedule(each, unit.run.start, now) for each in found]
+            pending[:] = planned_but_unscheduled(unit.run, unit.dispatch)
+            return [schedule(runnable, unit.run.start, now) for runnable in pending]
 
         self._dispatch.decide([self.run_id], decision)
-        return found
+        return pending
 
     def apply_result(self, runnable_key: str) -> Attempt:
-        """Make a completed attempt's result part of the run, and plan what follows. Repeating does nothing.
+        """Apply a completed attempt's result to the run, and plan what follows. Repeating does nothing.
 
         Raises:
             NotFound: the run has no such attempt, or has not planned it.
@@ -106,5 +106,5 @@ class WorkflowAgent:
         return attempt
 
     def apply_pending_results(self) -> list[Attempt]:
-        """Apply all completed results in the order of their completion; give the attempts. Raises as `apply_result`."""
+        """Apply all completed results in the order of completion; return the attempts. Raises as `apply_result`."""
         return [self.apply_result(attempt.runnable_key) for attempt in self.pending_results()]

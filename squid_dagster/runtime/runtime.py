@@ -1,4 +1,4 @@
-"""`Runtime`: what every command, worker and recovery has at hand. A value; the journal behind it decides everything."""
+"""`Runtime`: what every command, worker and recovery needs of this process. A value: the journal decides."""
 
 import secrets
 import time
@@ -37,12 +37,12 @@ from squid_dagster.workflow.registry import Registry
 
 
 def new_run_id() -> str:
-    """Make the id of a run that nobody gave a key for: a UUID of version 7, whose beginning is the time.
+    """Generate the id of a run that has no key: a UUID of version 7, which begins with the time.
 
-    Ids that grow with time keep the newest runs side by side in every index.
+    Ids that grow with time keep the newest runs together in every index.
     """
-    made = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    return str(uuid.UUID(int=made & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62))
+    bits = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return str(uuid.UUID(int=bits & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62))
 
 
 def random_unit() -> float:
@@ -52,16 +52,16 @@ def random_unit() -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Identity:
-    """A definition by its identity: another one of the same fingerprint may retry or recover differently."""
+    """A definition, compared by `is`: another one of the same fingerprint may retry or recover differently."""
 
     definition: Definition
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is the very same."""
+        """Return whether it is the same object."""
         return isinstance(other, _Identity) and other.definition is self.definition
 
     def __hash__(self) -> int:
-        """Return what is the same for the very same, which lives as long as this does."""
+        """Return the id of the definition, which lives as long as this object."""
         return id(self.definition)
 
 
@@ -70,7 +70,7 @@ class SuccessKind(NamedTuple):
 
     identity: _Identity
     step: str
-    route: int | None  # its place among those of the step; None where no condition has to be looked at
+    route: int | None  # its place among those of the step; None if no route has a condition
 
 
 def _plan_settled(definition: Definition, state: PlanState, request: PlanRequest) -> list[Fact]:
@@ -96,11 +96,11 @@ class Runtime:
     random_unit: Callable[[], float] = random_unit
 
     def now(self) -> datetime:
-        """Tell the time of the journal."""
+        """Return the journal's time."""
         return self.storage.now()
 
     def definition_of(self, run_id: str, run: RunProjection | PlanState) -> Definition:
-        """Give the definition that a run was started with.
+        """Return the definition that a run was started with.
 
         Raises:
             IncompatibleDefinition: it is not registered here: the run is held until it is.
@@ -114,9 +114,9 @@ class Runtime:
         )
 
     def plan(self, request: PlanRequest) -> list[Fact]:
-        """Give what follows from settled attempts of one run; the planner of every settlement.
+        """Plan what follows from settled attempts of one run; the planner of every settlement.
 
-        Nothing follows for a run that cannot be read whole, whatever its definition was.
+        Nothing follows for a run with an unreadable entry.
         """
         state = self._assumed(request) if isinstance(request.run, UnknownState) else request.run
         if not state.readable:
@@ -124,30 +124,30 @@ class Runtime:
         return _plan_settled(self.definition_of(request.run_id, state), state, request)
 
     def kind_of(self, attempt: Attempt, result: JsonValue) -> SuccessKind | None:
-        """Return what tells successes apart that have other consequences; None if these depend on more than values.
+        """Return the kind of a success, from which the same facts follow but for values; None if it has no kind.
 
         Raises:
-            StateMissing: a condition looks at what the run did before.
+            StateMissing: a condition depends on earlier steps of the run.
         """
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or attempt.step not in definition.narrow or not attempt.idempotency_key.endswith(":1"):
             return None
         route = None
-        if any(each.when is not None for each in definition.routes.get((attempt.step, "ok"), ())):
+        if any(candidate.when is not None for candidate in definition.routes.get((attempt.step, "ok"), ())):
             route = taken_route(definition, assumed_state(definition, attempt), attempt.step, result)
             if route is None:
                 return None
         return SuccessKind(_Identity(definition), attempt.step, route)
 
     def plan_kind(self, kind: SuccessKind, request: PlanRequest) -> list[Fact]:
-        """Return what follows from a success of that kind, whatever its result is."""
+        """Plan what follows from a success of that kind, for any result."""
         definition = kind.identity.definition
         if kind.route is not None:
             definition = definition.taking(kind.step, kind.route)
         return _plan_settled(definition, self._assumed(request), request)
 
     def _assumed(self, request: PlanRequest) -> PlanState:
-        """Return the state that one settled attempt allows to assume. Raises `StateMissing`."""
+        """Return the plan state that can be assumed from one settled attempt. Raises `StateMissing`."""
         attempt = request.settled[0]
         definition = self.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
         if definition is None or len(request.settled) != 1:
@@ -156,7 +156,7 @@ class Runtime:
 
     @property
     def store_wakes(self) -> bool:
-        """Whether workers that listen to this notifier are woken by the store itself."""
+        """Whether the store itself wakes workers that listen to this notifier."""
         return isinstance(self.notifier, CommitNotifier) and self.notifier.covers(self.dispatch)
 
     def start_runs(self, runs: Sequence[NewRun], queues: Collection[str]) -> datetime:
@@ -175,14 +175,14 @@ class Runtime:
         lineage: Lineage | None = None,
     ) -> list[Fact]:
         """Write what a decision makes of runs, as `DispatchStore.decide` does, and wake workers."""
-        return self._scheduled(self.dispatch.decide(run_ids, decision, fence=fence, lineage=lineage))
+        return self._wake_workers(self.dispatch.decide(run_ids, decision, fence=fence, lineage=lineage))
 
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
         """Write what a command makes of runs, as `DispatchStore.command` does, and wake workers."""
-        return self._scheduled(self.dispatch.command(targets, decision))
+        return self._wake_workers(self.dispatch.command(targets, decision))
 
-    def _scheduled(self, written: list[Fact]) -> list[Fact]:
+    def _wake_workers(self, written: list[Fact]) -> list[Fact]:
         queues = {fact.queue for fact in written if fact.type == "attempt_scheduled"}
         if queues and not self.store_wakes:
-            self.notifier.notify(queues)  # a hint: losing it costs latency, never work
+            self.notifier.notify(queues)  # losing a wakeup costs latency, never work
         return written

@@ -1,9 +1,12 @@
-"""Child runs: started by a step, linked on the parent, once per step and key, whatever is repeated."""
+"""Child runs: started by a step and linked on the parent's thread, once per step and key, however often repeated."""
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from pydantic import JsonValue
+
+from squid_dagster.agents import ClaimResult
 from squid_dagster.journal.contract.dispatch_store import Claim, ClaimRef, Lineage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, NotFound, StaleClaim, TerminalRun
@@ -14,7 +17,7 @@ from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.commands.derived_ids import derived_run_id
-from squid_dagster.runtime.commands.run_start import Payload, Start, WorkflowRef, handed_over, payload_json
+from squid_dagster.runtime.commands.run_start import Payload, Start, WorkflowRef, payload_json, payload_object
 from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, same_json
 from squid_dagster.runtime.execution.step_calls import StepCalls
 from squid_dagster.runtime.runtime import Runtime
@@ -22,17 +25,25 @@ from squid_dagster.workflow.authoring.step_context import StepContext
 from squid_dagster.workflow.definition import Definition
 
 
-class ChildStarter:
-    """Start children for the step that a claim is held for, as `StepContext.child_starter`.
+class ChildOptions(TypedDict, total=False):
+    """How a child run is started; its queue is its parent's, unless one is given."""
 
-    The claim with its token is private to this object: the fields of a context, which anybody can make up, say nothing
-    about whether children may be started. A database that is away is waited for as long as the claim stands.
+    trigger: str | None
+    queue: str | None
+    metadata: Mapping[str, JsonValue] | None
+
+
+class ChildStarter:
+    """Starts children for the step of a held claim, as `StepContext.child_starter`.
+
+    The claim with its token is private to this object: the fields of a context can be made up, so they decide nothing
+    about whether children may be started. While the claim stands, it waits for a database that is unavailable.
     """
 
     __slots__ = ("_calls", "_runtime")
 
     def __init__(self, runtime: Runtime, calls: StepCalls) -> None:
-        """Bind to the claim whose step is executed."""
+        """Bind to the claim of the executing step."""
         self._runtime, self._calls = runtime, calls
 
     def __call__(self, context: StepContext, workflow: WorkflowRef, payload: Payload = None, **options: Any) -> Receipt:
@@ -53,6 +64,24 @@ class ChildStarter:
         return self._calls.make("starts a child", lambda: start_child_run(runtime, claim, workflow, payload, **options))
 
 
+def start_child_of(
+    runtime: Runtime,
+    parent: StepContext | ClaimResult,
+    workflow: WorkflowRef,
+    payload: Payload,
+    child_key: str,
+    **options: Unpack[ChildOptions],
+) -> Receipt:
+    """Start a child of the run that a step belongs to, by its context or its claim. Raises as `start_child_run`."""
+    if isinstance(parent, ClaimResult):
+        return start_child_run(runtime, parent.claim, workflow, payload, child_key=child_key, **options)
+    if not isinstance(parent.child_starter, ChildStarter):
+        raise StaleClaim(
+            f"the context of {parent.runnable_key!r} holds no claim: use the one that a worker gave to the step"
+        )
+    return parent.child_starter.start(runtime, parent, workflow, payload, child_key=child_key, **options)
+
+
 @checked
 def start_child_run(
     runtime: Runtime,
@@ -67,9 +96,9 @@ def start_child_run(
 ) -> Receipt:
     """Start a child run and link it to its parent, in one commit where the storage allows it.
 
-    It is an effect of the step, and fenced by its claim like every other: a claim that does not hold its attempt any
-    more starts nothing. The same step and key give the same child again: the first link stands. The parent neither
-    waits for the child nor gets its result. The child's queue is its parent's, unless another is named.
+    It is an effect of the step, and fenced by its claim like every other: a stale claim starts nothing. The same step
+    and key return the same child again: the first link stands. The parent neither waits for the child nor gets its
+    result. The child's queue is its parent's, unless `queue` is given.
 
     Raises:
         StaleClaim, ExpiredClaim, TerminalRun: the parent's claim may not act any more; nothing was written.
@@ -97,13 +126,13 @@ def start_child_run(
         metadata=about,
         occurred_at=runtime.now(),
     )
-    return _start_linked(runtime, link, definition, handed_over(payload, definition), parent.ref)
+    return _start_linked(runtime, link, definition, payload_object(payload, definition), parent.ref)
 
 
 def start_linked_child(runtime: Runtime, link: ChildRunStarted) -> Receipt:
-    """Start the child of a link that is on record and whose child is missing.
+    """Start the missing child of a recorded link.
 
-    The link was fenced when it was written; this is not the effect of a step any more.
+    The link was fenced when it was written: this is recovery, not an effect of the step.
 
     Raises:
         NotFound, TerminalRun, ConflictingCommand: no such parent or workflow, it has ended, or the id is in use.

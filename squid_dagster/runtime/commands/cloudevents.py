@@ -1,6 +1,6 @@
-"""Signals as CloudEvents, in and out: an envelope that other systems route.
+"""Signals as CloudEvents, in both directions: an envelope that other systems route.
 
-Taken are known commands from known sources. Source and id of an event are its idempotency key, unless it brings one.
+Only known commands from known sources are accepted. An event without an idempotency key has one of its source and id.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,14 +18,14 @@ SPEC_VERSION = "1.0"
 SOURCE = "/squid/runtime/commands"
 CONTENT_TYPE = "application/vnd.squid.runtime-signal+json"
 _PREFIX = "squid.runtime.command."
-# A child is started by a step that shows its claim, which no data can.
-_APPLICABLE = tuple(each for each in SignalType if each is not SignalType.START_CHILD_RUN)
-_TYPES = {_PREFIX + each: each for each in _APPLICABLE}
+# A child is started by a step with its claim, which is never sent as data.
+_APPLICABLE = tuple(kind for kind in SignalType if kind is not SignalType.START_CHILD_RUN)
+_TYPES = {_PREFIX + kind: kind for kind in _APPLICABLE}
 _FIELDS = frozenset({"type", "payload", "metadata", "idempotency_key", "actor", "comment", "occurred_at"})
 
 
 def to_cloudevent(signal: Signal, event_id: str, occurred_at: datetime) -> JsonObject:
-    """Give a signal as a CloudEvent. Its subject is the run that it is about, or the workflow that it starts."""
+    """Return a signal as a CloudEvent. Its subject is the signal's run, or the workflow that it starts."""
     data: JsonObject = {
         "type": str(signal.type),
         "payload": signal.payload,
@@ -49,7 +49,7 @@ def to_cloudevent(signal: Signal, event_id: str, occurred_at: datetime) -> JsonO
 
 
 def check_sources(sources: Collection[str]) -> tuple[str, ...]:
-    """Return the sources whose events are taken; raise `InvalidArgument` unless these are a list of URI references."""
+    """Return the accepted sources; raise `InvalidArgument` unless these are a list of URI references."""
     if isinstance(sources, str) or not isinstance(sources, Collection):
         raise InvalidArgument(f"event_sources must be a list of texts, not a {type(sources).__name__}")
     for source in sources:
@@ -59,7 +59,7 @@ def check_sources(sources: Collection[str]) -> tuple[str, ...]:
 
 
 def from_cloudevent(event: Mapping[str, Any], sources: Collection[str] = (SOURCE,)) -> Signal:
-    """Read a signal from a CloudEvent of one of these sources. Nothing but the known commands is accepted.
+    """Parse a signal from a CloudEvent of one of these sources. Only known commands are accepted.
 
     Its `time` is kept as the caller's. Without an `idempotency_key` of its own, source and id are the key.
 
@@ -98,11 +98,11 @@ def _is_one_of(value: object, *expected: str | None) -> bool:
 
 
 def _event_key(event: Mapping[str, Any], signal: Signal) -> str | None:
-    """Return the idempotency key of an event: its own, that of the window which it starts, else its identity."""
+    """Return the idempotency key of an event: its own; None for a cron window; else its source and id."""
     if signal.idempotency_key is not None:
         return signal.idempotency_key
     if signal.type == SignalType.START_CRON and signal.payload.get("intended_window"):
-        return None  # the window is the identity, whichever event asks for it
+        return None  # the window identifies the start, for any event
     key = f"{event['source']} {event['id']}"
     if len(key) > MAX_TEXT:
         raise _bad("id", event["id"], f"source and id may have {MAX_TEXT} characters together: send an idempotency_key")
@@ -113,16 +113,16 @@ def _caller_time(name: str, value: object) -> datetime | None:
     if value is None:
         return None
     try:
-        found = datetime.fromisoformat(value if isinstance(value, str) else "")
-        if found.tzinfo is not None:
-            return found.astimezone(UTC)
+        time = datetime.fromisoformat(value if isinstance(value, str) else "")
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
     except (ValueError, OverflowError):
         pass
     raise _bad(name, value, "use a time with a timezone, such as '2026-01-31T12:00:00Z'")
 
 
 def signal_from_json(data: Mapping[str, Any]) -> Signal:
-    """Read a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong or unknown."""
+    """Parse a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong or unknown."""
     unknown = sorted(name if isinstance(name, str) else shown(name) for name in data if name not in _FIELDS)
     if unknown:
         raise _bad("data", ", ".join(unknown), f"a signal may hold {', '.join(sorted(_FIELDS))}")

@@ -1,4 +1,4 @@
-"""Starts by the clock: one run for each window, however often, how late and by whomever the clock is read."""
+"""Starts by cron: one run for each window, however late, and however many processes start it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,10 +27,10 @@ from squid_dagster.workflow.definition import Definition
 
 logger = redacting_logger(__name__)
 
-# A schedule without any history begins with a window that somebody hears of within this time: the day on which a
-# nightly job is deployed does not count as a missed night.
+# A trigger without any run starts with a window that is at most this old when it is first checked: a nightly job that
+# is deployed by day has missed no night.
 FIRST_WINDOW_WITHIN = timedelta(minutes=10)
-_MOST = 1000  # windows caught up with in one call, for each trigger
+_MOST = 1000  # windows that one call starts, for each trigger
 
 
 def start_cron(
@@ -44,11 +44,11 @@ def start_cron(
     queue: str | None = None,
     expected_input: JsonObject | None = None,
 ) -> Receipt:
-    """Start the run of one window, or of one signal of another scheduler: once, whatever is repeated.
+    """Start the run of one window, or of one signal of another scheduler: once, however often repeated.
 
-    The window is `{"start_at": ..., "end_at": ...}`, as ISO 8601 texts with a timezone. A repeat gives the first
-    receipt, also when the definition has changed since; for a trigger with `idempotency="skip_duplicate"` it says
-    `skipped`. The input is the trigger's own; `expected_input` may only confirm it.
+    The window is `{"start_at": ..., "end_at": ...}`, as ISO 8601 texts with a timezone. A repeat returns the first
+    receipt, also if the definition has changed since; for a trigger with `idempotency="skip_duplicate"` as `skipped`.
+    The input is the trigger's own; `expected_input` may only confirm it.
 
     Raises:
         NotFound: the workflow is not registered.
@@ -76,11 +76,11 @@ def start_cron(
 def start_due_crons(
     runtime: Runtime, now: datetime | None = None, *, only: tuple[WorkflowRef, str] | None = None
 ) -> list[Receipt]:
-    """Start every window of every registered cron trigger that is due and was not started, as its `catch_up` says.
+    """Start every due window of every registered cron trigger that was not started, as its `catch_up` says.
 
-    Windows follow from the journal: any number of callers, late or repeated, start nothing twice and nothing never. A
-    trigger that cannot be started is logged, and keeps no other one waiting. With `only`, a workflow and the name of
-    its trigger, it is about that one alone, and what keeps it from starting is raised.
+    Windows follow from the journal: any number of callers, late or repeated, start each window exactly once. A trigger
+    that cannot be started is logged, and the others are started. With `only`, a workflow and the name of its trigger,
+    only that one is started, and its error is raised.
 
     Raises:
         InvalidArgument: `now` has no timezone.
@@ -111,7 +111,9 @@ def _cron(runtime: Runtime, workflow: WorkflowRef, trigger: str) -> tuple[Defini
     definition = runtime.registry.select(workflow)
     cron = definition.triggers.get(trigger)
     if not isinstance(cron, Cron):
-        known = ", ".join(name for name, each in definition.triggers.items() if isinstance(each, Cron)) or "none"
+        known = (
+            ", ".join(name for name, declared in definition.triggers.items() if isinstance(declared, Cron)) or "none"
+        )
         raise InvalidArgument(f"workflow {definition.name!r} has no cron trigger {trigger!r}: it has {known}")
     return definition, cron
 
@@ -138,15 +140,15 @@ def _window(given: Mapping[str, str] | None) -> dict[str, str] | None:
     start_at, end_at = (_moment(name, given.get(name)) for name in ("start_at", "end_at"))
     if end_at <= start_at:
         raise InvalidArgument(f"intended_window must end after its start {given.get('start_at')!r:.80}")
-    # One spelling for one moment: whoever names the same window in another timezone means the same run.
+    # One spelling for one time: the same window in another timezone means the same run.
     return {"start_at": _spelled(start_at), "end_at": _spelled(end_at)}
 
 
 def _moment(name: str, text: object) -> datetime:
     try:
-        found = datetime.fromisoformat(text if isinstance(text, str) else "")
-        if found.tzinfo is not None:
-            return found.astimezone(UTC)
+        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
     except (ValueError, OverflowError):
         pass
     raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text with a timezone, not {text!r:.80}")

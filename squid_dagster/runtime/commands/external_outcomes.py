@@ -1,7 +1,7 @@
-"""External steps: what waits for another system, that it was asked for, and the outcome that comes back as a signal.
+"""External steps: attempts that wait for another system, the record of their launch, and their outcome as a signal.
 
-An external attempt is claimed by nobody while it waits. The signal with its outcome claims and settles it in one
-commit, with everything that follows: the same facts as of any step, so that no fold and no recovery needs a new rule.
+An external attempt has no claim while it waits. The signal with its outcome claims and settles it in one commit, with
+everything that follows: the same facts as of any step, so that no fold and no recovery needs a new rule.
 """
 
 import secrets
@@ -34,31 +34,33 @@ _LEASE = timedelta(minutes=1)  # begins and ends in one commit
 def waiting_externals(
     runtime: Runtime, queues: Collection[str], *, after: int = 0, limit: int = 1000
 ) -> list[tuple[Waiting, StepDefinition]]:
-    """Show external attempts that wait for their outcome, by position, after `after`; none that is not due yet.
+    """Show due external attempts that wait for their outcome, by position, after `after`.
 
     Raises:
         InvalidArgument, InvalidThread: a bad limit, position or queue.
     """
-    keys = {key for each in runtime.registry for key in each.external_keys}
-    found = waiting_in_lanes(runtime.storage, queues, keys, after=after, limit=limit)
-    return [(each, _definition(runtime, each.attempt).steps[each.attempt.step]) for each in found]
+    keys = {key for definition in runtime.registry for key in definition.external_keys}
+    waiting = waiting_in_lanes(runtime.storage, queues, keys, after=after, limit=limit)
+    return [
+        (definition, _definition(runtime, definition.attempt).steps[definition.attempt.step]) for definition in waiting
+    ]
 
 
 def _definition(runtime: Runtime, attempt: Attempt) -> Definition:
-    found = runtime.registry.find(attempt.workflow, plain_fingerprint(attempt), attempt.definition_version)
-    assert found is not None  # noqa: S101  its lane was asked for by its key
-    return found
+    definition = runtime.registry.find(attempt.workflow, plain_fingerprint(attempt), attempt.definition_version)
+    assert definition is not None  # noqa: S101  its lane was selected by its key
+    return definition
 
 
 def launch_of(runtime: Runtime, attempt: Attempt) -> Launch | None:
-    """Return the latest request for an open attempt that is on record; None while it was not asked for."""
+    """Return the latest recorded launch of an open attempt; None before it was requested."""
     return load_state(runtime.storage, attempt.run_id).state.launches.get(attempt.runnable_key)
 
 
 def note_external(
     runtime: Runtime, command: SignalType, payload: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Receipt:
-    """Record that an external attempt is about to be asked for, or that its run has begun. Nothing follows from it.
+    """Record that an external attempt will be launched, or that its run has begun. Nothing follows from it.
 
     Raises:
         NotFound: no such run or attempt.
@@ -85,7 +87,7 @@ def note_external(
 
 
 def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Mapping[str, Any]) -> Receipt:
-    """Record the outcome of an external attempt, and what follows from it; one outcome counts, the first.
+    """Record the outcome of an external attempt, and what follows from it; only the first outcome counts.
 
     `succeeded` with the `result`; or not, with the `error`: then the step's retry policy decides, unless it is `final`.
 
@@ -103,7 +105,7 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
     if isinstance(given.get("error"), dict):
         given["error"] = redacted_error(given["error"])
     signal = Signal(type=SignalType.EXTERNAL_COMPLETED, payload=given, **options)
-    # With a key, the claim follows from it, so that a repeat after a crash between two threads knows its own.
+    # With a key, the claim id is derived from it: a repeat after a crash between two commits recognizes its own claim.
     named = f"{key}\n{signal.idempotency_key}"
     claim_id = secrets.token_urlsafe(16) if signal.idempotency_key is None else sha256(named.encode()).hexdigest()[:32]
     token_hash, unit_drawn = hash_token(secrets.token_urlsafe(32)), runtime.random_unit()
@@ -111,7 +113,7 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
     target = CommandTarget(run_id, key, signal=signal.key)
 
     def settling(run: CommandedRun, now: datetime) -> list[Fact]:
-        """Return the facts that settle the attempt; none when this very signal has settled it."""
+        """Return the facts that settle the attempt; none if this signal has settled it before."""
         known = run.dispatch.attempts.get(key)
         if known is not None and not run.state.stopped and known.status not in OPEN and known.claim_id == claim_id:
             return []
@@ -135,8 +137,8 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         return [] if _repeated(signal, run_id, runs[run_id], receipts) else settling(runs[run_id], now)
 
     if not runtime.storage.atomic_across_threads:
-        # The outcome first, by itself: a crash leaves an outcome from which nothing follows, which recovery knows. It
-        # is on the queue alone, and so compared with that: of two outcomes at once, one is.
+        # The outcome is committed first, by itself: after a crash, recovery applies it. It is on the queue's thread
+        # alone and fenced by that thread's revision: of two outcomes at once, one is written.
         runtime.command([target], outcome)
     runtime.command([target], whole)
     return receipts[0]
@@ -180,16 +182,16 @@ def _settle(
 
 def _outcome(given: JsonObject, step: StepDefinition, attempt: Attempt, random_unit: float) -> Completed | Failed:
     if given["succeeded"] is True:
-        found = completed(given.get("result"))
-        assert isinstance(found, Completed | Failed)  # noqa: S101  a result is never a deferral
-        return found
+        outcome = completed(given.get("result"))
+        assert isinstance(outcome, Completed | Failed)  # noqa: S101  a result is never a deferral
+        return outcome
     error = given.get("error")
     described = error if isinstance(error, dict) else error_map("external_failed", "it failed; nothing more was said")
     return failure(described, given.get("final") is True, step, attempt, lambda: random_unit)
 
 
 def _waiting(run: CommandedRun, run_id: str, key: str, now: datetime) -> Attempt:
-    """Return the external attempt that is meant, while it waits."""
+    """Return the external attempt with this key; raise unless it waits."""
     if run.state.stopped:
         raise InvalidTransition(f"run {run_id!r} is {run.state.status}: nothing is wanted for {key!r} any more")
     attempt = run.dispatch.attempts.get(key)
@@ -230,5 +232,5 @@ def _owner(external_run_id: str | None) -> str:
 
 
 def _given(payload: Mapping[str, Any]) -> JsonObject:
-    """Leave out what was not said, so that a repeat in other words of the same is one."""
+    """Drop fields that are None, so that a repeat without them has the same content."""
     return {name: value for name, value in payload.items() if value is not None}

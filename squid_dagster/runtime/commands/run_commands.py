@@ -1,4 +1,4 @@
-"""What a person or program may ask of a run: approve, reject, resume, cancel, replay, retry; and of a queue."""
+"""Commands of a person or program for a run (approve, reject, resume, cancel, replay, retry) and for a queue."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -36,7 +36,7 @@ Effect = Callable[[CommandedRun, datetime], list[Fact]]
 def resolve(
     runtime: Runtime, run_id: str, command: SignalType, options: Mapping[str, Any], *, step: str | None = None
 ) -> Receipt:
-    """Approve, reject or resume a run that waits for it; with `step`, only at that step.
+    """Approve, reject or resume a paused run; with `step`, only at that step.
 
     Raises:
         NotFound, InvalidTransition, IncompatibleDefinition, ConflictingCommand, InvalidArgument.
@@ -45,7 +45,7 @@ def resolve(
         raise InvalidArgument(f"{command} needs an actor: say who decides, such as actor='ada'")
     action = _ACTIONS[command]
     at_step: JsonObject = {} if step is None else {"step": step}
-    signal = Signal(type=command, payload={"run_id": run_id, **at_step, **_said(options)}, **options)
+    signal = Signal(type=command, payload={"run_id": run_id, **at_step, **_actor_and_comment(options)}, **options)
 
     def effect(run: CommandedRun, now: datetime) -> list[Fact]:
         state, manual = run.state, run.state.manual_state
@@ -55,15 +55,15 @@ def resolve(
             raise InvalidTransition(f"run {run_id!r} waits at {manual.step!r}, not at {step!r}: look at it again")
         definition = runtime.definition_of(run_id, state)
         result: JsonObject = {} if action == "resumed" else _review(action, signal, now)
-        metadata: JsonObject = {"at": now.isoformat(), **_said(options)}
+        metadata: JsonObject = {"at": now.isoformat(), **_actor_and_comment(options)}
         room = runtime.storage.max_fact_bytes
         return plan_resolution(definition, state, action, result, metadata, now, max_fact_bytes=room)
 
-    return _control(runtime, CommandTarget(run_id, signal=signal.key), signal, effect)
+    return _record_command(runtime, CommandTarget(run_id, signal=signal.key), signal, effect)
 
 
-def _said(options: Mapping[str, Any]) -> JsonObject:
-    # Copies of what the signal records as actor, comment and metadata: without secrets, as they are there.
+def _actor_and_comment(options: Mapping[str, Any]) -> JsonObject:
+    # Copies of fields of the signal, redacted as they are there.
     return {name: redact(options[name]) for name in ("actor", "comment") if options.get(name) is not None}
 
 
@@ -84,8 +84,8 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
     """
     signal = Signal(type=SignalType.CANCEL_RUN, payload={"run_id": run_id, "cascade": cascade}, **options)
     receipts: list[Receipt] = []
-    # Where a commit cannot span threads, the run itself comes first and alone: a conflict further down must not make
-    # it look as if somebody else had ended it.
+    # If a commit cannot span threads, the run itself is ended first and alone: after a conflict on a child's thread,
+    # the repeat would find the run ended and be refused.
     family = family_of(runtime, run_id) if cascade and runtime.storage.atomic_across_threads else [run_id]
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
@@ -104,14 +104,14 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
 
     runtime.command([CommandTarget(run_id, signal=signal.key), *map(CommandTarget, family[1:])], decision)
     if cascade:
-        # Also children that were linked while the family was gathered; no more can come: their parents have ended.
+        # Also children that were linked meanwhile; no more can come, since their parents have ended.
         for child in family_of(runtime, run_id)[1:]:
             cancel_orphan(runtime, child, run_id)
     return receipts[0]
 
 
 def cancel_orphan(runtime: Runtime, run_id: str, ancestor: str) -> bool:
-    """Cancel a run because a run above it was cancelled with `cascade`; tell whether there was anything to do."""
+    """Cancel a run because a run above it was cancelled with `cascade`; return whether it was still open."""
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
         return _cancel_child(runs[run_id].state, run_id, ancestor, now)
@@ -132,16 +132,16 @@ def _cancel_child(state: PlanState, run_id: str, ancestor: str, now: datetime) -
 
 def family_of(runtime: Runtime, run_id: str) -> list[str]:
     """Return a run and all runs below it, parents before their children."""
-    found, seen = [run_id], {run_id}
-    for each in found:
-        children = [child for child in runtime.queries.children(each) if child not in seen]
-        found += children
+    family, seen = [run_id], {run_id}
+    for parent in family:
+        children = [child for child in runtime.queries.children(parent) if child not in seen]
+        family += children
         seen.update(children)
-    return found
+    return family
 
 
 def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, options: Mapping[str, Any]) -> Receipt:
-    """Put a dead letter back: the one named, or the only one that the run waits for.
+    """Schedule a dead letter again: the one named, or the only one that the run waits for.
 
     Raises:
         NotFound, InvalidTransition, ConflictingCommand.
@@ -163,7 +163,7 @@ def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, optio
         return plan_retry(run.state, attempt, now)
 
     target = CommandTarget(run_id, runnable_key, dead_letters=runnable_key is None, signal=signal.key)
-    return _control(runtime, target, signal, effect)
+    return _record_command(runtime, target, signal, effect)
 
 
 def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_irreversible: bool = False) -> Receipt:
@@ -195,7 +195,9 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
         and key in unit.dispatch.attempts
         and unit.dispatch.attempts[key].status is AttemptStatus.COMPLETED
     ]
-    unsafe = sorted({each.step for each in done if (each.recovery or {}).get("replay") == "manual_review_required"})
+    unsafe = sorted(
+        {runnable.step for runnable in done if (runnable.recovery or {}).get("replay") == "manual_review_required"}
+    )
     if unsafe and allow_irreversible is not True:
         raise UnsafeReplay(
             f"run {run_id!r} has completed {', '.join(map(repr, unsafe))}, which cannot be undone: check by hand what "
@@ -223,7 +225,7 @@ def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_i
 
 
 def set_queue_paused(runtime: Runtime, queue: str, paused: bool, options: Mapping[str, Any]) -> bool:
-    """Stop or allow claims from a queue; tell whether this was the first time that the key was used.
+    """Pause or resume a queue; return whether the idempotency key was used for the first time.
 
     Raises:
         InvalidThread, InvalidFact: a bad queue, actor, comment or metadata.
@@ -241,8 +243,8 @@ def set_queue_paused(runtime: Runtime, queue: str, paused: bool, options: Mappin
     return not repeated
 
 
-def _control(runtime: Runtime, target: CommandTarget, signal: Signal, effect: Effect) -> Receipt:
-    """Record a command with its effect in one append; a repeat of its key gives the first receipt."""
+def _record_command(runtime: Runtime, target: CommandTarget, signal: Signal, effect: Effect) -> Receipt:
+    """Record a command with its effect in one append; return the first receipt for a repeat of its key."""
     receipts: list[Receipt] = []
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:

@@ -1,8 +1,9 @@
-"""Starting runs: one, many, replayed, or by the clock. The run's facts and its queue's are one commit."""
+"""Starts of runs: one or many, new or replayed, by command or by cron. Facts of run and queue are one commit."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any, Unpack
 
 from pydantic import BaseModel, JsonValue
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -15,7 +16,16 @@ from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.threads import check_part, run_thread
 from squid_dagster.runtime.commands.derived_ids import derived_run_id
-from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, check_key, same_json
+from squid_dagster.runtime.commands.signals import (
+    CommandOptions,
+    Receipt,
+    RecordedOptions,
+    Signal,
+    SignalType,
+    check_key,
+    same_json,
+    signal_options,
+)
 from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.authoring.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
@@ -23,6 +33,22 @@ from squid_dagster.workflow.planner.planner import plan_start
 
 Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition
+
+
+class RunOptions(RecordedOptions, total=False):
+    """How a run is started: by which trigger, on which queue, which version; a higher priority is claimed sooner."""
+
+    trigger: str | None
+    queue: str | None
+    priority: int
+    version: str | None
+
+
+class StartOptions(RunOptions, CommandOptions, total=False):
+    """How one run is started. `run_id` is an id of the caller's own: either that or an `idempotency_key`."""
+
+    run_id: str | None
+
 
 _BEGINNING = 4  # entries, of which a start writes the first two
 _BATCH = 500  # runs in one commit of `start_many`
@@ -32,8 +58,8 @@ _BATCH = 500  # runs in one commit of `start_many`
 class Start:
     """A run that is to be started.
 
-    `given` is the payload as it was handed over, before defaults, as JSON; `payload` is the same as an object, where
-    there is one; `accepted` is what the contract made of it, once it was checked.
+    `given` is the caller's payload as JSON, before defaults; `payload` is the same as an object, if there is one;
+    `accepted` is the payload that the workflow's contract has made of it, once it was checked.
     """
 
     definition: Definition
@@ -49,23 +75,23 @@ class Start:
     replayed_from: str | None = None
 
     def input(self) -> JsonObject:
-        """Give what the workflow's contract makes of the payload. Raises `InvalidPayload`."""
+        """Return the payload that the workflow's contract makes of the caller's. Raises `InvalidPayload`."""
         if self.accepted is not None:
             return self.accepted
         return self.definition.accept_payload(self.given if self.payload is None else self.payload)
 
     def facts(self, now: datetime) -> list[Fact]:
-        """Give everything that is written for it.
+        """Return all facts of the start.
 
         Raises:
             InvalidPayload, InvalidInput: the payload does not fit the workflow.
             InvalidFact: an option that cannot be written down.
         """
-        payload = self.input()  # first: its errors say more than those of the fact that holds it
+        payload = self.input()  # first: its errors are more precise than those of the fact that holds it
         return [self.signal.fact(self.run_id, now), *self._effect(self.run_id, payload, now)]
 
     def _effect(self, run_id: str, payload: JsonObject, now: datetime) -> list[Fact]:
-        """Give what follows from the command, as it would for any run and payload."""
+        """Return the facts that follow from the command, for any run id and payload."""
         definition = self.definition
         started = RunStarted.model_construct(
             run_id=run_id,
@@ -83,16 +109,16 @@ class Start:
         return [started, *plan_start(definition, started)]
 
     def kind(self) -> Hashable | None:
-        """Return what all starts have in common that differ in `values` only; None if this one has more of its own."""
+        """Return the key of all starts that differ in `values` only; None if this one differs in more."""
         signal, key = self.signal, self.signal.idempotency_key
         plain = signal.actor is signal.comment is None and signal.caller_time is None and not signal.metadata
         if not plain or self.context or self.replayed_from is not None or len(key or "") > MAX_TEXT:
             return None
-        # The definition by its identity: another one of the same fingerprint may retry or recover differently.
+        # By the definition's id: another one of the same fingerprint may retry or recover differently.
         return id(self.definition), self.trigger, self.queue, self.priority, signal.type
 
     def values(self) -> JsonObject:
-        """Return key and payload, by the names of their parts. Raises `InvalidPayload`."""
+        """Return idempotency key and payload, by the names of their parts. Raises `InvalidPayload`."""
         values: JsonObject = {f"input.{name}": value for name, value in self.input().items()}
         values["given"] = self.given
         if self.signal.idempotency_key is not None:
@@ -100,11 +126,17 @@ class Start:
         return values
 
     def facts_of(self, run_id: str, values: JsonObject, now: datetime) -> list[Fact]:
-        """Return what `facts` does for a start of this kind with that id and these values."""
+        """Return the facts of a start of this kind with that id and these values."""
         given: JsonObject = {**self.signal.payload, "input": values["given"]}
         signal = replace(self.signal, payload=given, idempotency_key=values.get("key"))  # type: ignore[arg-type]  # a text
         payload = {name.removeprefix("input."): value for name, value in values.items() if name.startswith("input.")}
         return [signal.fact(run_id, now), *self._effect(run_id, payload, now)]
+
+
+def start_options(**options: Unpack[StartOptions]) -> dict[str, Any]:
+    """Return the options of a start as arguments of `prepare_start`. Raises as `signal_options`."""
+    recorded: Any = {name: value for name, value in options.items() if name in CommandOptions.__annotations__}
+    return {**{name: options[name] for name in options.keys() - recorded}, "options": signal_options(**recorded)}  # type: ignore[literal-required]
 
 
 def prepare_start(
@@ -119,7 +151,7 @@ def prepare_start(
     version: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Start:
-    """Check what a start asks for and give it as a value; nothing is written.
+    """Check the arguments of a start and return it as a value; nothing is written.
 
     Raises:
         NotFound: the workflow, or that version of it, is not registered.
@@ -152,20 +184,20 @@ def prepare_start(
         queue=check_part(runtime.queue if queue is None else queue, "queue"),
         signal=signal,
         given=given,
-        payload=handed_over(payload, definition),
+        payload=payload_object(payload, definition),
         priority=priority,
     )
 
 
-def handed_over(payload: Payload, definition: Definition) -> Payload:
-    """Give the payload as an object where that says more than its JSON: aliases, strict and computed fields."""
+def payload_object(payload: Payload, definition: Definition) -> Payload:
+    """Return the payload as an object if that holds more than its JSON: aliases, strict and computed fields."""
     if isinstance(payload, BaseModel) and (definition.payload is None or not isinstance(payload, definition.payload)):
         return None
     return payload
 
 
 def start_run(runtime: Runtime, start: Start) -> Receipt:
-    """Start a run; or give the receipt of the first time that its key or id was used.
+    """Start a run; or return the first receipt of its key or id.
 
     Raises:
         ConflictingCommand: a run of that id exists, and was started with something else.
@@ -182,26 +214,26 @@ def start_run(runtime: Runtime, start: Start) -> Receipt:
 
 
 def write_starts(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
-    """Write new runs, in one commit where the storage allows it, and give their receipts.
+    """Write new runs, in one commit if the storage allows it, and return their receipts.
 
     Raises:
-        Conflict: one of them exists; where the storage allows it, nothing was written.
+        Conflict: one of them exists; if the storage allows it, nothing was written.
         InvalidPayload, InvalidInput, InvalidFact: as `Start.facts`.
     """
     at = runtime.start_runs(starts, {start.queue for start in starts})
-    return [Receipt(each.run_id, str(each.signal.type), at, each.signal.idempotency_key) for each in starts]
+    return [Receipt(start.run_id, str(start.signal.type), at, start.signal.idempotency_key) for start in starts]
 
 
 def has_begun(runtime: Runtime, run_id: str, signal: Signal) -> bool:
-    """Tell whether the run of a start with an idempotency key is there, so that its repeat is answered all the same.
+    """Return whether the run of a start with an idempotency key exists, so that its repeat gets the first receipt.
 
-    The definition may have changed since the first time, or whatever else would refuse it now.
+    The definition, or something else, may have changed since, so that the start would be refused now.
     """
     return signal.idempotency_key is not None and runtime.storage.revision(run_thread(run_id)) > 0
 
 
 def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
-    """Give the receipt of a run that exists. Raises `ConflictingCommand` when it was started with something else."""
+    """Return the receipt of a run that exists. Raises `ConflictingCommand` if it was started with something else."""
     run = beginning_of(runtime.storage, run_id)
     first = next(iter(run.command_history), None)
     same = first is not None and first.signal_type == signal.type and same_json(first.payload, signal.payload)
@@ -209,7 +241,7 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
         key = signal.idempotency_key
         used = f"idempotency key {key!r} (run {run_id!r})" if key is not None else f"run id {run_id!r}"
         raise ConflictingCommand(f"{used} was used for another start: use a new one, or the same payload")
-    # Where a commit cannot span threads, the first start may have been cut off before its work was scheduled.
+    # If a commit cannot span threads, the first start may have crashed before its work was scheduled.
     if not runtime.storage.atomic_across_threads:
         from squid_dagster.runtime.recovery.run_repair import repair_run
 
@@ -218,7 +250,7 @@ def started_before(runtime: Runtime, run_id: str, signal: Signal) -> Receipt:
 
 
 def beginning_of(storage: Storage, run_id: str) -> RunProjection:
-    """Return a run as its first facts tell it, its start and the command for it among them, if there are any at all."""
+    """Return a run folded from its first facts, among them its start and the command for it, if there are any."""
     thread = run_thread(run_id)
     run = RunProjection.fold(storage.read(thread, limit=_BEGINNING))
     begun = run.start is not None and run.command_history
@@ -226,7 +258,7 @@ def beginning_of(storage: Storage, run_id: str) -> RunProjection:
 
 
 def start_runs(runtime: Runtime, starts: Sequence[Start]) -> list[Receipt]:
-    """Start many runs, some hundred in one commit; promises for each what `start_run` does.
+    """Start many runs, some hundred in one commit; each as `start_run` does.
 
     Raises:
         InvalidPayload: one of the payloads does not fit; nothing was started.
@@ -269,12 +301,12 @@ def _start_batch(runtime: Runtime, batch: list[Start]) -> list[Receipt]:
         try:
             return write_starts(runtime, batch)
         except Conflict:
-            pass  # one of them exists already: look at each
+            pass  # one of them exists already: start one by one
     return [start_run(runtime, start) for start in batch]
 
 
 def with_keys(starts: Sequence[Start], keys: Sequence[str] | None) -> Iterator[Start]:
-    """Give each start its idempotency key. Raises `InvalidArgument` unless there is a non-empty one for each."""
+    """Yield starts with their idempotency keys. Raises `InvalidArgument` unless there is a non-empty one for each."""
     if keys is None:
         yield from starts
         return
@@ -286,13 +318,13 @@ def with_keys(starts: Sequence[Start], keys: Sequence[str] | None) -> Iterator[S
 
 
 def payload_json(payload: Payload) -> JsonObject:
-    """Give a payload as JSON, as it was handed over. Raises `InvalidPayload` unless it is a JSON object."""
+    """Return the caller's payload as JSON. Raises `InvalidPayload` unless it is a JSON object."""
     if payload is None:
         return {}
     try:
-        found: JsonValue = to_jsonable_python(payload)
+        data: JsonValue = to_jsonable_python(payload)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"the payload is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise InvalidPayload(f"the payload must be a mapping or a model, not a {type(payload).__name__}")
-    return found
+    return data

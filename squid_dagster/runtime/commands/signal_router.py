@@ -1,26 +1,36 @@
-"""`apply_signal`: the one entry for commands that come as data. Takes only what the command's own payload may hold."""
+"""`apply_signal`: the one entry for commands that come as data. Rejects unknown fields of a command's payload."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from squid_dagster.protocol.errors import InvalidArgument, shown
+from squid_dagster.runtime.commands.cloudevents import from_cloudevent, signal_from_json
 from squid_dagster.runtime.commands.cron_starts import start_cron
 from squid_dagster.runtime.commands.external_outcomes import complete_external, note_external
 from squid_dagster.runtime.commands.run_commands import cancel, replay, resolve, retry_attempt
 from squid_dagster.runtime.commands.run_start import prepare_start, start_run
-from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, check_signal
 from squid_dagster.runtime.runtime import Runtime
 
 _RESOLUTIONS = (SignalType.APPROVE_RUN, SignalType.REJECT_RUN, SignalType.RESUME_RUN)
 
 
-def apply_signal(runtime: Runtime, signal: Signal) -> Receipt:
-    """Do what a signal asks for, as the command of that name does, and give its receipt.
-
-    The signal is one that `check_signal` has looked at.
+def read_signal(signal: Signal | Mapping[str, Any], event_sources: Collection[str]) -> Signal:
+    """Return a checked signal from a `Signal`, its JSON form, or a CloudEvent of one of these sources.
 
     Raises:
-        InvalidArgument: a type that cannot be asked for in this way, or a payload field that is missing or unknown.
+        InvalidArgument: it is none of these, of an unknown source, or a command that is not known.
+    """
+    if isinstance(signal, Mapping):
+        return from_cloudevent(signal, event_sources) if "specversion" in signal else signal_from_json(signal)
+    return check_signal(signal)
+
+
+def apply_signal(runtime: Runtime, signal: Signal) -> Receipt:
+    """Execute the command of a signal, and return its receipt. The signal was checked by `check_signal`.
+
+    Raises:
+        InvalidArgument: a type that is no command for data, or a payload field that is missing or unknown.
         SquidError: whatever the command raises.
     """
     handler = _HANDLERS.get(signal.type)

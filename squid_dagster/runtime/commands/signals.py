@@ -1,4 +1,4 @@
-"""Commands as signals: what was asked, by whom, and the receipt that answers it, today and whenever it is repeated."""
+"""Signals: commands as data, with actor and idempotency key; and receipts, the same for every repeat of a command."""
 
 import functools
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import JsonValue
 
@@ -21,8 +21,30 @@ from squid_dagster.workflow.values import canonical
 Actor = str | dict[str, JsonValue]
 
 
+class RecordedOptions(TypedDict, total=False):
+    """What is recorded with a command: who asked for it, why, and more as a JSON object."""
+
+    actor: Actor | None
+    comment: str | None
+    metadata: Mapping[str, JsonValue] | None
+
+
+class CommandOptions(RecordedOptions, total=False):
+    """What every command takes. A repeat under the same `idempotency_key` returns the first receipt."""
+
+    idempotency_key: str | None
+
+
+class DecisionOptions(TypedDict, total=False):
+    """`CommandOptions` of a command whose actor must be named."""
+
+    comment: str | None
+    metadata: Mapping[str, JsonValue] | None
+    idempotency_key: str | None
+
+
 class SignalType(StrEnum):
-    """Everything that can be asked of a run."""
+    """The commands for a run."""
 
     START_RUN = "start_run"
     START_CRON = "start_cron"
@@ -40,9 +62,9 @@ class SignalType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One command, as it is recorded with its effect. `actor` is a name, or a JSON object about who it was.
+    """One command, as it is recorded with its effect. `actor` is a name, or a JSON object about the actor.
 
-    `caller_time` is when the caller says that it happened. It is kept and decides nothing: `occurred_at` of the fact is
+    `caller_time` is the time by the caller's clock. It is recorded and decides nothing: `occurred_at` of the fact is
     the journal's time.
     """
 
@@ -55,7 +77,7 @@ class Signal:
     caller_time: datetime | None = None
 
     def fact(self, run_id: str, now: datetime) -> RunSignalReceived:
-        """Give the fact that records it on the run's thread.
+        """Return the fact that records it on the run's thread.
 
         Raises:
             InvalidFact: an actor, a comment, a key or metadata that cannot be written down.
@@ -74,7 +96,7 @@ class Signal:
 
     @property
     def key(self) -> SignalKey | None:
-        """By what its repeats are found, if it has an idempotency key."""
+        """The key by which its repeats are found, if it has an idempotency key."""
         return None if self.idempotency_key is None else SignalKey(self.type, self.idempotency_key)
 
     def first(self, run: CommandedRun) -> RunSignalReceived | None:
@@ -92,7 +114,7 @@ class Signal:
 
 
 def check_signal(signal: Signal) -> Signal:
-    """Return a signal that can be looked into: each field is of its type, and holds nothing that facts cannot.
+    """Return the signal if each field is of its type, and holds nothing that facts cannot hold.
 
     Raises:
         InvalidArgument: names the field.
@@ -106,14 +128,14 @@ def check_signal(signal: Signal) -> Signal:
 
 @functools.cache
 def _checks() -> dict[str, Check]:
-    found = {name: check_of(hint) for name, hint in typing.get_type_hints(Signal).items()}
-    return {name: check for name, check in found.items() if check is not None}
+    checks = {name: check_of(hint) for name, hint in typing.get_type_hints(Signal).items()}
+    return {name: check for name, check in checks.items() if check is not None}
 
 
 def bad_field(name: str, value: object, remedy: str) -> InvalidArgument:
-    """Return the refusal of a field of a signal, whatever its value is; what a container holds is not repeated."""
-    told = type(value).__name__ if isinstance(value, Mapping | list | tuple) else shown(value, 120)
-    return InvalidArgument(f"field {name} of a signal is {told}: {remedy}")
+    """Return the error for a field of a signal; it shows the value, but not that of a container."""
+    description = type(value).__name__ if isinstance(value, Mapping | list | tuple) else shown(value, 120)
+    return InvalidArgument(f"field {name} of a signal is {description}: {remedy}")
 
 
 def _no_inspection(run_id: str) -> Any:
@@ -122,7 +144,7 @@ def _no_inspection(run_id: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a command answers: the first time, and with `repeated` whenever its key is used again."""
+    """The answer to a command: the first time, and with `repeated` whenever its key is used again."""
 
     run_id: str
     signal_type: str
@@ -134,12 +156,12 @@ class Receipt:
 
     @classmethod
     def of(cls, fact: RunSignalReceived, *, repeated: bool = False) -> "Receipt":
-        """Give the receipt of a recorded command."""
+        """Return the receipt of a recorded command."""
         return cls(fact.run_id, fact.signal_type, fact.occurred_at, fact.idempotency_key, repeated)
 
     @property
     def snapshot(self) -> Any:
-        """The run as it is now, read when asked for."""
+        """The run as it is now, read at each access."""
         return self.inspect(self.run_id)
 
 
@@ -151,7 +173,7 @@ def signal_options(
     metadata: Mapping[str, JsonValue] | None = None,
     idempotency_key: str | None = None,
 ) -> dict[str, Any]:
-    """Check what every command takes and give it as arguments of `Signal`.
+    """Check the arguments that every command takes and return them as arguments of `Signal`.
 
     Raises:
         InvalidArgument: an empty key, or metadata that is no mapping.
@@ -169,19 +191,19 @@ def signal_options(
 
 
 def same_json(left: JsonValue, right: JsonValue) -> bool:
-    """Tell whether two values are the same as JSON: 1 is 1.0, and not true. What JSON cannot hold equals nothing."""
+    """Return whether two values are the same as JSON: 1 is 1.0, and not true. What is not JSON equals nothing."""
     try:
         return canonical(left) == canonical(right)
     except ValueError:
         return False
 
 
-_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_key(idempotency_key: str) -> str:
-    """Return a key that can be used again; raise `InvalidArgument` for one that is no text, empty, or not UTF-8."""
-    # Half of a pair of surrogates is a text for Python alone.
-    if not isinstance(idempotency_key, str) or not idempotency_key or _HALF.search(idempotency_key):
+    """Return the key; raise `InvalidArgument` if it is no text, empty, or not UTF-8."""
+    # A lone surrogate is a valid text in Python, and not in UTF-8.
+    if not isinstance(idempotency_key, str) or not idempotency_key or _SURROGATE.search(idempotency_key):
         raise InvalidArgument(f"idempotency_key must be a non-empty text in UTF-8, not {idempotency_key!r:.80}")
     return idempotency_key
