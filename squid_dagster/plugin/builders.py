@@ -1,4 +1,4 @@
-"""What every `build_*` function does with its arguments: it checks them, and says what Dagster refuses in our words."""
+"""The check of the arguments of every `build_*` function; what Dagster refuses becomes `InvalidArgument`."""
 
 import functools
 from collections.abc import Callable
@@ -31,14 +31,14 @@ def builds(function: F) -> F:
     Raises:
         InvalidArgument: a wrong type, or a name, a schedule or an interval that Dagster refuses.
     """
-    checking = checked(function)
+    checked_function = checked(function)
 
     @functools.wraps(function)
     def build(*args: Any, **kwargs: Any) -> Any:
         try:
-            return checking(*args, **kwargs)
+            return checked_function(*args, **kwargs)
         except (dg.DagsterError, CheckError) as error:
-            said = " ".join(str(error).split())[:500]
-            raise InvalidArgument(f"{function.__name__}: Dagster refuses what it was given: {said}") from error
+            reason = " ".join(str(error).split())[:500]
+            raise InvalidArgument(f"{function.__name__}: Dagster refuses what it was given: {reason}") from error
 
     return cast("F", build)

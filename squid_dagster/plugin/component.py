@@ -1,6 +1,7 @@
-"""`SquidComponent`: what `squid_definitions` gives, from a `defs.yaml` of a `dg` project.
+"""`SquidComponent`: the definitions of `squid_definitions`, from a `defs.yaml` of a `dg` project.
 
-The YAML names an environment variable, never a URL: what stands in YAML is in the definitions, and these are shown.
+The YAML names an environment variable, never a URL: values of the YAML are part of the definitions, and Dagster shows
+these.
 """
 
 import importlib
@@ -43,18 +44,18 @@ def greet(ctx: StepContext, name: str) -> str:
 '''
 
 
-def _told(description: str, *examples: Any) -> dg.Resolver:
-    """Describe a field where Dagster looks for it: descriptions of pydantic's own are lost on the way to the schema."""
-    made: dg.Resolver = dg.Resolver.default(description=description, examples=list(examples) or None)
-    return made
+def _doc(description: str, *examples: Any) -> dg.Resolver:
+    """Return a resolver with a description, which Dagster puts into the schema; it drops those of pydantic."""
+    resolver: dg.Resolver = dg.Resolver.default(description=description, examples=list(examples) or None)
+    return resolver
 
 
 class ProjectionsModel(dg.Resolvable, dg.Model):
-    """The tables that Spark makes of the journal, as `projection_definitions` gives them."""
+    """The options of `projection_definitions`, for the tables that Spark makes of the journal."""
 
     spark_master: Annotated[
         str,
-        _told("Where Spark runs; one with a token in it belongs into a variable.", "local[2]", "spark://host:7077"),
+        _doc("Where Spark runs; one with a token in it belongs into a variable.", "local[2]", "spark://host:7077"),
     ] = "local[*]"
     spark_master_env: Annotated[
         str | None,
@@ -64,14 +65,14 @@ class ProjectionsModel(dg.Resolvable, dg.Model):
     ] = None
     warehouse: Annotated[
         str | None,
-        _told("The tables' directory, by path or URI. Default: SQUID_WAREHOUSE, else beside the embedded server's."),
+        _doc("The tables' directory, by path or URI. Default: SQUID_WAREHOUSE, else beside the embedded server's."),
     ] = None
     history_start: Annotated[
-        str | None, _told("The first day of runs' starts that can be asked for by itself.", "2026-01-01")
+        str | None, _doc("The first day of runs' starts that can be asked for by itself.", "2026-01-01")
     ] = None
 
     def definitions(self) -> dg.Definitions:
-        """Give the definitions. Raises `InvalidArgument` for what must not stand in YAML."""
+        """Build the definitions. Raises `InvalidArgument` for a secret in YAML."""
         from squid_dagster.plugin.projections import SparkResource, WarehouseResource, projection_definitions
 
         if ";" in self.spark_master:
@@ -88,22 +89,22 @@ class ProjectionsModel(dg.Resolvable, dg.Model):
 
 
 class SquidScaffoldParams(BaseModel):
-    """What `dg scaffold defs` may be told."""
+    """The parameters of `dg scaffold defs`."""
 
     workflow_modules: list[str] = Field(default=[], description="Modules that hold workflows. None: one is written.")
     database_url_env: str | None = Field(default=None, description="The variable that holds the database URL.")
 
 
 class SquidScaffolder(dg.Scaffolder[SquidScaffoldParams]):
-    """Writes a `defs.yaml`, and a module with a small workflow where no module was named."""
+    """Scaffolder of a `defs.yaml`, and of a module with a small workflow if no module is named."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[SquidScaffoldParams]:
-        """Give the parameters of the command."""
+        """Return the class of the command's parameters."""
         return SquidScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[SquidScaffoldParams]) -> None:
-        """Write the files; a module that is there already is left as it is."""
+        """Write the files; an existing module is not changed."""
         modules = list(request.params.workflow_modules)
         if not modules:
             folder = request.target_path.parent if request.append else request.target_path
@@ -111,13 +112,13 @@ class SquidScaffolder(dg.Scaffolder[SquidScaffoldParams]):
             if not module.exists():
                 module.write_text(_EXAMPLE, "utf-8")
             modules = [_dotted(module, request.project_root)]
-        told: dict[str, Any] = {"workflow_modules": modules, "queues": [DEFAULT_QUEUE]}
+        attributes: dict[str, Any] = {"workflow_modules": modules, "queues": [DEFAULT_QUEUE]}
         if request.params.database_url_env is not None:
-            told["database_url_env"] = _variable(request.params.database_url_env)
+            attributes["database_url_env"] = _variable(request.params.database_url_env)
         if request.scaffold_format == "python":
-            (request.target_path / "component.py").write_text(_python(told), "utf-8")
+            (request.target_path / "component.py").write_text(_python(attributes), "utf-8")
         else:
-            dg.scaffold_component(request, told)
+            dg.scaffold_component(request, attributes)
 
 
 @dg.scaffold_with(SquidScaffolder)
@@ -130,14 +131,14 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
     workflow_modules: Annotated[
         list[str],
         Field(min_length=1),
-        _told("Dotted names of modules that hold workflows.", ["my_project.workflows"]),
+        _doc("Dotted names of modules that hold workflows.", ["my_project.workflows"]),
     ]
     queues: Annotated[
         list[str],
         Field(min_length=1),
-        _told("The queues that are worked off here. `default` is meant where none is named, else the first."),
+        _doc("The queues that are worked off here. `default` is meant where none is named, else the first."),
     ] = [DEFAULT_QUEUE]  # noqa: RUF012  pydantic copies it
-    # As it is written: what a template stands for would be in the definitions.
+    # Not resolved: the value of a template would be part of the definitions.
     database_url_env: Annotated[
         str | None,
         dg.Resolver.passthrough(
@@ -146,45 +147,45 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
             examples=["SQUID_DATABASE_URL"],
         ),
     ] = None
-    schema_name: Annotated[str | None, _told("The schema of the journal's tables. Default: `squid`.")] = None
+    schema_name: Annotated[str | None, _doc("The schema of the journal's tables. Default: `squid`.")] = None
     lease_seconds: Annotated[
         float,
         Field(gt=0, le=MAX_LEASE.total_seconds()),
-        _told("For how long a claim is held without a heartbeat: the time after which others take over."),
+        _doc("For how long a claim is held without a heartbeat: the time after which others take over."),
     ] = _RESOURCE.lease_seconds
-    max_in_flight: Annotated[int, Field(ge=1), _told("How many drain runs are alive at most.")] = MAX_IN_FLIGHT
+    max_in_flight: Annotated[int, Field(ge=1), _doc("How many drain runs are alive at most.")] = MAX_IN_FLIGHT
     launch_grace_seconds: Annotated[
         float,
         Field(gt=0, le=MAX_LEASE.total_seconds()),
-        _told("For how long a launched run counts before it has shown itself."),
+        _doc("For how long a launched run counts before it has shown itself."),
     ] = LAUNCH_GRACE_SECONDS
-    concurrency: Annotated[int, Field(ge=1), _told("How many steps a drain run runs at a time.")] = _DRAIN.concurrency
+    concurrency: Annotated[int, Field(ge=1), _doc("How many steps a drain run runs at a time.")] = _DRAIN.concurrency
     linger_seconds: Annotated[
         float,
         Field(ge=0, le=MAX_LEASE.total_seconds()),
-        _told("How long a drain run stays when nothing is due."),
+        _doc("How long a drain run stays when nothing is due."),
     ] = _DRAIN.linger_seconds
     events: Annotated[
         Policy,
-        _told("What drain runs log: failures, retries, dead letters and slow steps; every attempt; or nothing."),
+        _doc("What drain runs log: failures, retries, dead letters and slow steps; every attempt; or nothing."),
     ] = _DRAIN.events
     external_jobs: Annotated[
         list[str],
-        _told("Dotted names of Dagster jobs that steps of kind `dagster_job` name.", ["my_project.jobs.train_model"]),
+        _doc("Dotted names of Dagster jobs that steps of kind `dagster_job` name.", ["my_project.jobs.train_model"]),
     ] = []  # noqa: RUF012
 
     projections: Annotated[
         ProjectionsModel | None,
-        _told("The tables that Spark makes of the journal, with their jobs and checks; `{}` for all defaults."),
+        _doc("The tables that Spark makes of the journal, with their jobs and checks; `{}` for all defaults."),
     ] = None
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Give the definitions. Raises as `squid_definitions`, and `InvalidArgument` for a name that leads nowhere."""
+        """Build the definitions. Raises as `squid_definitions`, and `InvalidArgument` for an unknown name."""
         defs = squid_definitions(**self.options())
         return defs if self.projections is None else dg.Definitions.merge(defs, self.projections.definitions())
 
     def options(self) -> dict[str, Any]:
-        """Give the arguments for `squid_definitions`: to be overridden, by `{**super().options(), ...}`."""
+        """Return the arguments for `squid_definitions`; override it with `{**super().options(), ...}`."""
         variable = None if self.database_url_env is None else _variable(self.database_url_env)
         resource = SquidResource(
             url=None if variable is None else dg.EnvVar(variable),
@@ -204,7 +205,7 @@ class SquidComponent(dg.Component, dg.Resolvable, dg.Model):
 
 
 def _variable(name: str, field: str = "database_url_env") -> str:
-    """Give the name of a variable; refuse, without repeating it, what may be the secret itself."""
+    """Return the name of a variable. Raises `InvalidArgument`, without the text, for what may be the secret itself."""
     if not _VARIABLE.fullmatch(name):
         raise InvalidArgument(
             f"{field} is not the name of an environment variable: write the name, such as SQUID_DATABASE_URL, "
@@ -216,26 +217,26 @@ def _variable(name: str, field: str = "database_url_env") -> str:
 def _job(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        job = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidArgument(
             f"external_jobs names {name!r}, which cannot be imported ({error}): give it as <module>.<job>"
         ) from error
-    if not hasattr(found, "name"):
-        raise InvalidArgument(f"external_jobs names {name!r}, which is no Dagster job but {type(found).__name__}")
-    return found
+    if not hasattr(job, "name"):
+        raise InvalidArgument(f"external_jobs names {name!r}, which is no Dagster job but {type(job).__name__}")
+    return job
 
 
 def _dotted(module: Path, project_root: Path | None) -> str:
-    """Give the name by which a module of a project is imported: from its `src`, else from its root."""
+    """Return the name by which a module of a project is imported: from its `src`, else from its root."""
     root = project_root or module.parent
     source = root / "src"
     inside = module.relative_to(source if module.is_relative_to(source) else root)
     return ".".join(inside.with_suffix("").parts)
 
 
-def _python(told: dict[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in told.items())
+def _python(attributes: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in attributes.items())
     return (
         "import dagster as dg\n\nfrom squid_dagster.plugin import SquidComponent\n\n\n"
         "@dg.component_instance\ndef load(context: dg.ComponentLoadContext) -> SquidComponent:\n"

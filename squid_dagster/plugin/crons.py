@@ -1,8 +1,8 @@
 """Cron triggers as Dagster schedules. A tick asks the journal which windows are due; Dagster decides nothing.
 
-So a repeated tick starts nothing twice, a late one starts what is due by then, and a missed one is made up for by the
-next, by recovery or by any worker, as the trigger's `catch_up` says. No tick needs a Dagster run. (A preview of a tick
-in the UI is one tick more: it starts what is due.)
+So a repeated tick starts nothing twice, a late one starts what is due by then, and the windows of a missed one are
+started by the next tick, by recovery or by any worker, as the trigger's `catch_up` says. No tick needs a Dagster run.
+(A preview of a tick in the UI is a tick too: it starts what is due.)
 """
 
 import re
@@ -13,7 +13,7 @@ import dagster as dg
 
 from squid_dagster.inspection.display import when
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import ticked
+from squid_dagster.plugin.failures import run_tick
 from squid_dagster.plugin.names import CRON_SCHEDULE, START_JOB
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.protocol.errors import InvalidArgument
@@ -26,7 +26,7 @@ from squid_dagster.workflow.registry import Registry
 # A daemon whose clock is a little ahead of the database's ticks before the window is due there. The tick's own time
 # counts then; further ahead the database's clock decides, as everywhere.
 CLOCK_LEAD = timedelta(minutes=1)
-_TOLD = 20  # runs that a tick names
+_LISTED = 20  # runs that the text of a tick names
 
 
 @builds
@@ -48,15 +48,15 @@ def build_cron_schedules(
     built: dict[str, tuple[str, dg.ScheduleDefinition]] = {}
     for definition, cron in _crons(workflows):
         name = schedule_name(definition.name, cron.name)
-        told = f"trigger {cron.name!r} of workflow {definition.name!r}"
+        label = f"trigger {cron.name!r} of workflow {definition.name!r}"
         if name in built:
-            raise InvalidArgument(f"{told} and {built[name][0]} are both {name!r} in Dagster: rename one of the two")
-        built[name] = told, _schedule(name, definition, cron, workflows, job, default_status)
+            raise InvalidArgument(f"{label} and {built[name][0]} are both {name!r} in Dagster: rename one of the two")
+        built[name] = label, _schedule(name, definition, cron, workflows, job, default_status)
     return [schedule for _, schedule in built.values()]
 
 
 def schedule_name(workflow: str, trigger: str) -> str:
-    """Give the name of a trigger's schedule; what Dagster does not allow in names becomes an underscore."""
+    """Return the name of a trigger's schedule; characters that Dagster refuses in names become underscores."""
     return CRON_SCHEDULE.format(
         workflow=re.sub(r"[^A-Za-z0-9_]", "_", workflow), trigger=re.sub(r"[^A-Za-z0-9_]", "_", trigger)
     )
@@ -66,7 +66,7 @@ def _crons(workflows: Workflows) -> Iterator[tuple[Definition, Cron]]:
     registry = Registry(definitions(list(workflows)) if workflows else ())
     for definition in registry:
         if registry.current(definition.name) is definition:
-            yield from ((definition, each) for each in definition.triggers.values() if isinstance(each, Cron))
+            yield from ((definition, trigger) for trigger in definition.triggers.values() if isinstance(trigger, Cron))
 
 
 def _schedule(
@@ -87,29 +87,29 @@ def _schedule(
         description=f"Starts workflow {definition.name!r} by its trigger {cron.name!r}, once for each window.",
     )
     def tick(context: dg.ScheduleEvaluationContext, squid: SquidResource) -> dg.SkipReason:
-        def look() -> dg.SkipReason:
+        def start_due() -> dg.SkipReason:
             app = squid.squid_for(workflows)
-            at = moment(context.scheduled_execution_time, app.runtime.now())
+            at = due_time(context.scheduled_execution_time, app.runtime.now())
             receipts = app.start_due_crons(at, only=(definition.name, cron.name))
-            told = said(receipts, app.runtime.queries.schedule_cursor(definition.name, cron.name).reached)
-            context.log.info(told)
-            return dg.SkipReason(told)
+            text = summary(receipts, app.runtime.queries.schedule_cursor(definition.name, cron.name).reached)
+            context.log.info(text)
+            return dg.SkipReason(text)
 
-        return ticked(look)  # one that is skipped while the database is away is a tick that was missed
+        return run_tick(start_due)  # a skip while the database is away is a missed tick
 
     return tick
 
 
-def moment(scheduled: datetime, now: datetime) -> datetime:
-    """Give the time by which windows are judged: the database's, or the tick's own if that is slightly later."""
+def due_time(scheduled: datetime, now: datetime) -> datetime:
+    """Return the time by which windows are due: the database's, or the tick's own if that is slightly later."""
     return scheduled if now < scheduled <= now + CLOCK_LEAD else now
 
 
-def said(receipts: Sequence[Receipt], latest: datetime | None) -> str:
-    """Say in one line what a tick has started."""
+def summary(receipts: Sequence[Receipt], latest: datetime | None) -> str:
+    """Describe in one line what a tick has started."""
     new = [receipt.run_id for receipt in receipts if not receipt.repeated]
     window = "no window has been started yet" if latest is None else f"the latest window began at {when(latest)}"
     if not new:
         return f"Nothing was due: {window}."
-    more = f" and {len(new) - _TOLD} more" if len(new) > _TOLD else ""
-    return f"Started {len(new)} run{'s' * (len(new) > 1)}, {window}: {', '.join(new[:_TOLD])}{more}."
+    rest = f" and {len(new) - _LISTED} more" if len(new) > _LISTED else ""
+    return f"Started {len(new)} run{'s' * (len(new) > 1)}, {window}: {', '.join(new[:_LISTED])}{rest}."

@@ -1,8 +1,7 @@
-"""`squid_definitions`: everything that a code location needs to show and drive the journal, in one call.
+"""`squid_definitions`: all definitions of a code location, in one call.
 
 It brings jobs, sensors, schedules and the resource `squid`, with a warehouse its assets too, and nothing else: no
-executor, no logger. So it merges into any project. Whoever wants less, or other settings than these, puts the `build_*`
-functions together.
+executor, no logger. So it merges into any project. The `build_*` functions give fewer definitions, or other settings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,13 +56,13 @@ def squid_definitions(
     warehouse: WarehouseResource | None = None,
     spark: SparkResource | None = None,
 ) -> dg.Definitions:
-    """Give jobs, sensors and schedules for these workflows, and the resource `squid`, to be merged into a project.
+    """Build jobs, sensors and schedules for these workflows, and the resource `squid`, to be merged into a project.
 
     `workflows` are workflows, modules or names of modules; those of `resource.workflow_modules` come in addition.
     `resource` is the journal; None: the one that the environment names, else the embedded server. `drain` says how
     drain runs work, `events` what they log of it. `external_jobs` and `external_assets` are what steps that are done in
     Dagster may name. With a `warehouse`, or with `spark`, the assets that Spark makes of the journal come in addition
-    (`projection_definitions`). The other parameters are those of the `build_*` functions, which say more about them.
+    (`projection_definitions`). The other parameters are those of the `build_*` functions.
 
     The project must have the resources that steps ask for by annotation: one that is missing fails when it loads.
 
@@ -103,27 +102,27 @@ def squid_definitions(
         ),
         build_attention_sensor(workflows=known, on_message=on_message),
     ]
-    # A sensor that can find nothing would only cost its ticks.
-    if any(step.external for each in definitions(list(known)) for step in each.steps.values()):
+    # Without external steps, the sensor would only cost its ticks.
+    if any(step.external for definition in definitions(list(known)) for step in definition.steps.values()):
         sensors.append(
             build_external_sensor(workflows=known, jobs=external_jobs, assets=external_assets, queues=served)
         )
-    found = dg.Definitions(
+    defs = dg.Definitions(
         jobs=[dispatch, recovery, *commands],
         sensors=sensors,
         schedules=[build_recovery_schedule(job=recovery), *build_cron_schedules(workflows=known, job=start)],
         resources={RESOURCE: journal},
     )
     if warehouse is None and spark is None:
-        return found
-    return dg.Definitions.merge(found, projection_definitions(spark=spark, warehouse=warehouse))
+        return defs
+    return dg.Definitions.merge(defs, projection_definitions(spark=spark, warehouse=warehouse))
 
 
 def _listed(workflows: Given | Iterable[Given]) -> tuple[Workflow | Definition | str, ...]:
-    """Give what was given as a tuple: it is gone through more than once, and a name is not a list of letters."""
-    alone = isinstance(workflows, Workflow | Definition | ModuleType | str)
-    several = cast("Iterable[Given]", [workflows] if alone else workflows)
-    return tuple(each for one in several for each in (load_workflows(one) if isinstance(one, ModuleType) else [one]))
+    """Return the argument as a tuple: an iterator is read once, and a name is not a list of letters."""
+    single = isinstance(workflows, Workflow | Definition | ModuleType | str)
+    items = cast("Iterable[Given]", [workflows] if single else workflows)
+    return tuple(w for item in items for w in (load_workflows(item) if isinstance(item, ModuleType) else [item]))
 
 
 def _queues(queues: Sequence[str]) -> tuple[str, ...]:
@@ -143,7 +142,7 @@ def _drain(config: DrainConfig, events: Policy | None) -> DrainConfig:
 
 
 def _resource(given: SquidResource | None, queues: tuple[str, ...]) -> SquidResource:
-    """Give the resource; what is started without naming a queue must come to one that is worked off."""
+    """Return the resource, with a default queue that this location serves."""
     if given is None:
         return SquidResource(queue=DEFAULT_QUEUE if DEFAULT_QUEUE in queues else queues[0])
     if given.queue not in queues and not isinstance(given.queue, dg.EnvVar):

@@ -1,7 +1,7 @@
-"""Connections of this process: one storage, and with it one engine, per database and schema, however many ask.
+"""The storages and engines of this process: one per database and schema, shared by all resources.
 
-Nothing here is ever closed: a code server, a run worker or a step process ends, and its connections with it. Entries
-carry the process id, so that a forked child makes its own and leaves its parent's alone. (`close_all` is for tests.)
+Nothing is closed before the process (code server, run worker or step) ends. Keys hold the process id, so that a forked
+child opens its own and leaves its parent's alone. (`close_all` is for tests.)
 """
 
 import os
@@ -17,20 +17,20 @@ from squid_dagster.workflow import MissingResource
 from squid_dagster.workflow.definition import Definition
 
 
-class Place(NamedTuple):
-    """Where a journal is: a URL or the configuration's choice, and the schema. Never shown: it may hold a password."""
+class Database(NamedTuple):
+    """The database and schema of a journal. Never shown: the URL may hold a password."""
 
     url: str | None
     schema: str | None
-    target: str  # what the two come to, so that two ways to name one database are one
+    target: str  # what the URL resolves to: equal for all ways to name one database
 
     def __repr__(self) -> str:
-        """Show nothing of it."""
-        return "Place(***)"
+        """Return a text without the URL."""
+        return "Database(***)"
 
     @classmethod
-    def named(cls, url: str | None, schema: str | None) -> "Place":
-        """Find out which database is meant. Raises `InvalidArgument` or `EmbeddedUnavailable`."""
+    def resolve(cls, url: str | None, schema: str | None) -> "Database":
+        """Resolve which database is meant. Raises `InvalidArgument` or `EmbeddedUnavailable`."""
         tier = resolve_tier(url)
         target = tier.url if isinstance(tier, ServerTier) else str(tier.data_dir)
         return cls(url, schema or os.environ.get("SQUID_SCHEMA") or None, target)
@@ -38,11 +38,12 @@ class Place(NamedTuple):
 
 _lock = threading.RLock()
 _storages: dict[tuple[int, str, str | None], PostgresStorage] = {}
-_squids: dict[tuple[Any, ...], tuple[Squid, tuple[Any, ...]]] = {}  # with its workflows: they keep their ids so long
+# With the workflows: while they are referenced, no other object gets their ids.
+_squids: dict[tuple[Any, ...], tuple[Squid, tuple[Any, ...]]] = {}
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held it.
+    # A thread of the parent, which does not exist here, may have held it.
     global _lock
     _lock = threading.RLock()
 
@@ -50,17 +51,17 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def storage_of(place: Place) -> PostgresStorage:
-    """Give this process's storage there, opened once. Raises as `open_journal`, and tries again the next time."""
-    key = (os.getpid(), place.target, place.schema)
+def storage_of(database: Database) -> PostgresStorage:
+    """Return this process's storage, opened once. Raises as `open_journal`; the next call tries again."""
+    key = (os.getpid(), database.target, database.schema)
     with _lock:
         if key not in _storages:
-            _storages[key] = open_journal(place.url, schema=place.schema)
+            _storages[key] = open_journal(database.url, schema=database.schema)
         return _storages[key]
 
 
 def close_all() -> None:
-    """Close what this process has opened; whoever asks again opens it anew. For tests, when nothing is in use."""
+    """Close what this process has opened; the next call opens it anew. For tests, when nothing is in use."""
     with _lock:
         for key in [key for key in _squids if key[0] == os.getpid()]:
             _squids.pop(key)[0].close()
@@ -68,24 +69,24 @@ def close_all() -> None:
             _storages.pop(opened).close()
 
 
-def cached_squid(place: Place, workflows: Sequence[Any], options: Mapping[str, Any]) -> Squid:
-    """Give this process's `Squid` there with these workflows, made once. It runs no steps. Raises as `Squid`."""
-    told = tuple(each if isinstance(each, str) else id(each) for each in workflows)
-    key = (os.getpid(), place.target, place.schema, told, tuple(sorted(options.items(), key=lambda item: item[0])))
+def cached_squid(database: Database, workflows: Sequence[Any], options: Mapping[str, Any]) -> Squid:
+    """Return this process's `Squid` for these workflows, created once. It runs no steps. Raises as `Squid`."""
+    ids = tuple(workflow if isinstance(workflow, str) else id(workflow) for workflow in workflows)
+    key = (os.getpid(), database.target, database.schema, ids, tuple(sorted(options.items(), key=lambda item: item[0])))
     with _lock:
         if key not in _squids:
             known = _definitions(workflows)
-            absent = {name: Absent(name) for each in known for name in each.resources}
-            squid = Squid(storage_of(place), known, resources=absent, **options)
+            absent = {name: Absent(name) for definition in known for name in definition.resources}
+            squid = Squid(storage_of(database), known, resources=absent, **options)
             _squids[key] = (squid, tuple(workflows))
         return _squids[key][0]
 
 
 def new_squid(
-    place: Place, workflows: Sequence[Any], options: Mapping[str, Any], resources: Mapping[str, object]
+    database: Database, workflows: Sequence[Any], options: Mapping[str, Any], resources: Mapping[str, object]
 ) -> Squid:
-    """Give a new `Squid` there that runs steps, on the storage that all share. Raises as `Squid`."""
-    return Squid(storage_of(place), _definitions(workflows), resources=resources, **options)
+    """Create a `Squid` that runs steps, on the shared storage. Raises as `Squid`."""
+    return Squid(storage_of(database), _definitions(workflows), resources=resources, **options)
 
 
 def _definitions(workflows: Sequence[Any]) -> list[Definition]:
@@ -93,16 +94,16 @@ def _definitions(workflows: Sequence[Any]) -> list[Definition]:
 
 
 class Absent:
-    """Stands for a resource where no steps run. Whoever uses it is told so."""
+    """Stand-in for a resource where no steps run; any use of it raises."""
 
     def __init__(self, key: str) -> None:
-        """Say which resource it stands for."""
+        """Store the name of the resource."""
         self._key = key
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse."""
+        """Raise `MissingResource`."""
         raise MissingResource(f"resource {self._key!r} is there only where steps run, in the job squid_dispatch")
 
     def __repr__(self) -> str:
-        """Name the resource."""
+        """Return a text with the name of the resource."""
         return f"Absent({self._key!r})"

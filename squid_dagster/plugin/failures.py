@@ -1,4 +1,4 @@
-"""How an error of ours reads in Dagster: as the failure of the run, in its own words, never tried again by Dagster."""
+"""Errors of ours in Dagster: a `dg.Failure` with the error's own text, which Dagster never retries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Let an op or a tick fail with what our error says: its text stands at the top of the Dagster run, or of the tick.
+def dagster_failures() -> Iterator[None]:
+    """Translate errors of an op or a tick: their text stands at the top of the Dagster run, or of the tick.
 
     Commands write all or nothing, so an op that fails here has left nothing in the journal. Retries are ours alone.
 
@@ -24,25 +24,25 @@ def explained() -> Iterator[None]:
     try:
         yield
     except SquidError as error:
-        # Without the chain below it: what a driver says may quote values, and hides the line that helps.
+        # Without its cause: a driver's message may quote values, and hides the line that helps.
         raise dg.Failure(
             description=redacted_text(str(error)), metadata={"squid/error": type(error).__name__}, allow_retries=False
         ) from None
 
 
-def ticked(look: Callable[[], T]) -> T | dg.SkipReason:
-    """Return what one look of a sensor or a schedule returns; a skip while the database is away or has no views.
+def run_tick(evaluate: Callable[[], T]) -> T | dg.SkipReason:
+    """Return what a sensor or a schedule evaluates to; a skip while the database is away or has no views.
 
     Raises:
-        dagster.Failure: as `explained`: what a tick raises is kept in Dagster's storage.
+        dagster.Failure: as `dagster_failures`: Dagster stores what a tick raises.
     """
-    with explained():
+    with dagster_failures():
         try:
-            return look()
+            return evaluate()
         except (StorageUnavailable, ViewsMissing) as error:
             return dg.SkipReason(skip_reason(error))
 
 
 def skip_reason(error: StorageUnavailable | ViewsMissing) -> str:
-    """Return what a tick says that is skipped since it has to wait: the next one looks again."""
+    """Return the text of a tick that is skipped because the database is away or has no views."""
     return f"skipped, the next tick looks again: {redacted_text(str(error))}"

@@ -1,4 +1,4 @@
-"""The names by which the plugin's parts are known in Dagster: resource, jobs, sensors, schedules and tags."""
+"""Names in Dagster: of the resource, jobs, sensors, schedules and tags."""
 
 RESOURCE = "squid"
 SPARK_RESOURCE = "spark"
@@ -44,5 +44,5 @@ MAX_RUNTIME_TAG = "dagster/max_runtime"
 
 
 def job_tags(agent: str) -> dict[str, str]:
-    """Give the tags of every job of ours: what it is, and that Dagster never runs it again by itself."""
+    """Return the tags of every job of ours: the agent, and that Dagster does not retry it."""
     return {AGENT_TAG: agent, MAX_RETRIES_TAG: "0"}

@@ -1,6 +1,6 @@
-"""Recovery by Dagster's clock: the job that closes what a crash has left open, and the schedule that runs it.
+"""The recovery job, which closes what crashes have left open, and its schedule.
 
-A backstop: workers and drain runs recover too. Any number of recoveries at once are as good as one.
+Workers and drain runs recover too. Any number of recoveries may run at once.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import dagster as dg
 
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_RECOVERY, RECOVERY_JOB, RECOVERY_SCHEDULE, job_tags
 from squid_dagster.plugin.resource import SquidResource, Workflows
@@ -16,7 +16,7 @@ from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.runtime.recovery.recovery import RecoveryReport
 
 RECOVERY_OP = "squid_recover"
-_NAMED = 100  # runs of each kind that are named; the counts tell the rest
+_NAMED = 100  # runs of each kind that are listed; the counts include all
 COUNTS = {
     "queued": "runs put on their queue",
     "scheduled": "planned attempts scheduled",
@@ -33,7 +33,7 @@ COUNTS = {
 
 @builds
 def build_recovery_job(*, workflows: Workflows = ()) -> dg.JobDefinition:
-    """Build the job `squid_recovery`: it closes all crash windows and starts due crons, and tells what it did.
+    """Build the job `squid_recovery`: it closes all crash windows, starts due crons, and reports what it did.
 
     Its one op needs the resource `squid`. `workflows` are those of the location that the resource's modules do not
     name: a run can only be led on where its definition is known.
@@ -41,7 +41,7 @@ def build_recovery_job(*, workflows: Workflows = ()) -> dg.JobDefinition:
 
     @dg.op(name=RECOVERY_OP, out=dg.Out(dg.Nothing), description="Close what crashes have left open.")
     def recover(context: dg.OpExecutionContext, squid: SquidResource) -> None:
-        with explained():
+        with dagster_failures():
             app = squid.squid_for(workflows)
             report = app.recover()
             started = app.start_due_crons()
@@ -52,7 +52,7 @@ def build_recovery_job(*, workflows: Workflows = ()) -> dg.JobDefinition:
     @dg.job(
         name=RECOVERY_JOB,
         tags=job_tags(AGENT_RECOVERY),
-        description="Closes what crashes have left open, and starts crons that nobody has started.",
+        description="Closes what crashes have left open, and starts crons that are due.",
         executor_def=dg.in_process_executor,  # one op: a process of its own for it would be waste
     )
     def job() -> None:
@@ -63,12 +63,12 @@ def build_recovery_job(*, workflows: Workflows = ()) -> dg.JobDefinition:
 
 def recovery_metadata(report: RecoveryReport, started: Sequence[Receipt]) -> dict[str, dg.MetadataValue]:
     """Show what a recovery did: the counts, and the runs that it could not lead on. Pure."""
-    # A window that somebody else has just started is none of ours.
+    # A window that another process has just started is not counted.
     new = [receipt.run_id for receipt in started if not receipt.repeated]
-    rows: list[tuple[str, object]] = [(told, getattr(report, name)) for name, told in COUNTS.items()]
+    rows: list[tuple[str, object]] = [(label, getattr(report, name)) for name, label in COUNTS.items()]
     rows += [("cron runs started", len(new)), ("held: definition not registered here", len(report.held))]
     rows += [("quarantined", len(report.quarantined)), ("could not be repaired", len(report.failed))]
-    found: dict[str, dg.MetadataValue] = {
+    metadata: dict[str, dg.MetadataValue] = {
         "repaired": dg.MetadataValue.int(report.repaired),
         "held": dg.MetadataValue.int(len(report.held)),
         "quarantined": dg.MetadataValue.int(len(report.quarantined)),
@@ -81,8 +81,8 @@ def recovery_metadata(report: RecoveryReport, started: Sequence[Receipt]) -> dic
     named += [(run_id, "quarantined", "an entry cannot be read") for run_id in report.quarantined[:_NAMED]]
     named += [(run_id, "could not be repaired", why) for run_id, why in list(report.failed.items())[:_NAMED]]
     if named:
-        found["runs"] = dg.MetadataValue.md(table(("run", "what", "note"), named))
-    return found
+        metadata["runs"] = dg.MetadataValue.md(table(("run", "what", "note"), named))
+    return metadata
 
 
 @builds
@@ -92,11 +92,11 @@ def build_recovery_schedule(
     cron_schedule: str = "* * * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING,
 ) -> dg.ScheduleDefinition:
-    """Build the schedule `squid_recovery_schedule`. It runs by itself, also on a Dagster instance that is new."""
+    """Build the schedule `squid_recovery_schedule`. It is on by default, also on a new Dagster instance."""
     return dg.ScheduleDefinition(
         name=RECOVERY_SCHEDULE,
         job=job,
         cron_schedule=cron_schedule,
         default_status=default_status,
-        description="Closes what crashes have left open, and starts crons that nobody has started.",
+        description="Closes what crashes have left open, and starts crons that are due.",
     )

@@ -1,6 +1,6 @@
 """`SquidResource`: the journal as a Dagster resource.
 
-It owns nothing: Dagster makes such objects anew for every tick, step and nested use. Connections belong to the process
+It owns nothing: Dagster creates such objects for every tick, step and nested use. Connections belong to the process
 (`engines`), so that a thousand ticks share one engine, and a child process never uses its parent's.
 """
 
@@ -18,7 +18,7 @@ from squid_dagster.journal import Storage
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.tiers import display_url
 from squid_dagster.limits import MAX_LEASE
-from squid_dagster.plugin.engines import Place, cached_squid, new_squid, storage_of
+from squid_dagster.plugin.engines import Database, cached_squid, new_squid, storage_of
 from squid_dagster.protocol.argument_checks import checks_arguments
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.runtime.adapters import definitions
@@ -73,8 +73,8 @@ class SquidResource(dg.ConfigurableResource[Any]):
 
     @classmethod
     def for_testing(cls, squid: Squid) -> "SquidResource":
-        """Give a resource whose `squid` is that very object, in this process; nothing of it is closed."""
-        # On the class: Dagster copies resources by their fields, and a copy is still of this class.
+        """Return a resource whose `squid` is that very object, in this process; it is not closed."""
+        # Stored on a class: Dagster copies resources by their fields, and a copy has the same class.
         bound = type(cls.__name__, (cls,), {"_given": squid, "__doc__": cls.__doc__, "__module__": cls.__module__})
         resource: SquidResource = bound(queue=squid.runtime.queue, lease_seconds=squid.runtime.lease.total_seconds())
         return resource
@@ -84,7 +84,7 @@ class SquidResource(dg.ConfigurableResource[Any]):
         return False
 
     def get_resource_definition(self) -> Any:
-        """Give what Dagster puts into a code location.
+        """Return the definition for a code location.
 
         Raises:
             InvalidArgument: a URL with a password in clear, which every view of the configuration would show.
@@ -104,11 +104,11 @@ class SquidResource(dg.ConfigurableResource[Any]):
             hide = name in _SECRETS and isinstance(value, str) and "://" in value
             yield name, display_url(value) if hide else value
 
-    # --- what it gives ----------------------------------------------------------------------------------------------
+    # --- the journal ----------------------------------------------------------------------------------------------
 
     @property
     def squid(self) -> Squid:
-        """The journal with the workflows of `workflow_modules`, to start, control and look at runs. Not to be closed.
+        """The journal with the workflows of `workflow_modules`, to start, command and inspect runs. Not to be closed.
 
         Raises:
             StorageUnavailable, EmbeddedUnavailable: the database cannot be reached.
@@ -120,7 +120,7 @@ class SquidResource(dg.ConfigurableResource[Any]):
     @property
     def journal(self) -> Storage:
         """The storage that holds all facts. Raises as `squid`."""
-        return self._given.journal if self._given is not None else storage_of(self._place())
+        return self._given.journal if self._given is not None else storage_of(self._database())
 
     @property
     def backlog(self) -> Backlog:
@@ -128,20 +128,20 @@ class SquidResource(dg.ConfigurableResource[Any]):
         return self.squid.backlog
 
     def dispatch_agent(self, queue: str | None = None) -> DispatchAgent:
-        """Give the agent of a queue, or of the default queue. Raises as `squid`."""
+        """Return the agent of a queue, or of the default queue. Raises as `squid`."""
         return self.squid.dispatch_agent(queue)
 
     def squid_for(self, workflows: Workflows = ()) -> Squid:
-        """Give the `Squid` of these workflows and those of `workflow_modules`. Not to be closed. Raises as `squid`.
+        """Return the `Squid` of these workflows and those of `workflow_modules`. Not to be closed. Raises as `squid`.
 
-        It runs no steps: resources that steps ask for are not there, and say so when used.
+        It runs no steps: the resources of steps raise `MissingResource` when used.
         """
         if self._given is not None:
             return self._given
-        return cached_squid(self._place(), (*self.workflow_modules, *workflows), self._options())
+        return cached_squid(self._database(), (*self.workflow_modules, *workflows), self._options())
 
     def squid_running(self, workflows: Workflows, resources: Mapping[str, object]) -> Squid:
-        """Give a new `Squid` whose steps have these resources, on the storage that all share. Close it after use.
+        """Create a `Squid` whose steps have these resources, on the shared storage. Close it after use.
 
         With `for_testing`, the workflows and the storage are those of the given one. Raises as `squid`, and:
 
@@ -150,10 +150,10 @@ class SquidResource(dg.ConfigurableResource[Any]):
         """
         if self._given is not None:
             runtime = self._given.runtime
-            every = {**runtime.resources, **resources}
+            merged = {**runtime.resources, **resources}
             known = [*runtime.registry, *definitions(list(workflows))]
-            return Squid(runtime.storage, known, resources=every, queue=runtime.queue, lease=runtime.lease)
-        return new_squid(self._place(), (*self.workflow_modules, *workflows), self._options(), resources)
+            return Squid(runtime.storage, known, resources=merged, queue=runtime.queue, lease=runtime.lease)
+        return new_squid(self._database(), (*self.workflow_modules, *workflows), self._options(), resources)
 
     @property
     def lease(self) -> timedelta:
@@ -165,8 +165,8 @@ class SquidResource(dg.ConfigurableResource[Any]):
         """How often leases are extended; None: every third of a lease."""
         return None if self.heartbeat_seconds is None else timedelta(seconds=self.heartbeat_seconds)
 
-    def _place(self) -> Place:
-        return Place.named(_plain(self.url), self.schema_name)
+    def _database(self) -> Database:
+        return Database.resolve(_plain(self.url), self.schema_name)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -178,5 +178,5 @@ class SquidResource(dg.ConfigurableResource[Any]):
 
 
 def _plain(value: str | None) -> str | None:
-    """Give the value itself: outside of an execution an `EnvVar` is still the name of its variable."""
+    """Return the value: outside of an execution an `EnvVar` holds the name of its variable."""
     return value.get_value() if isinstance(value, dg.EnvVar) else value

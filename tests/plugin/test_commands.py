@@ -1,10 +1,11 @@
 """Commands from the launchpad: what is refused leaves no trace, what is done is done once and is shown."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import dagster as dg
 import pytest
+from pydantic import Field
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
@@ -12,6 +13,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.commands.jobs import build_command_jobs
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.threads import run_thread
+from squid_dagster.workflow import Workflow
 from tests.plugin.workflows import count_facts, every, failure, finish, give_up, launch, metadata
 
 JOBS = {job.name: job for job in build_command_jobs(workflows=every())}
@@ -283,6 +285,34 @@ def test_the_launchpad_names_the_workflows_and_shows_a_payload_for_each() -> Non
     assert fields["workflow"].default_value == "claims"
     assert "`halted`" in fields["workflow"].description
     assert '`claims`: `{"account": "acc-1", "amount": 1, "api_token": "[REDACTED]"}`' in fields["payload"].description
+
+
+def without_a_model() -> Workflow:
+    wf = Workflow("refunds")
+
+    @wf.step
+    def refund(account: Annotated[str, Field(examples=["acc-7"])], amount: int, note: str = "sorry") -> str:
+        return f"{account}: {amount}, {note}"
+
+    return wf
+
+
+def test_the_launchpad_shows_what_steps_take_where_a_workflow_declares_no_payload(
+    postgres_virtual: PostgresStorage,
+) -> None:
+    start = next(job for job in build_command_jobs(workflows=[without_a_model()]) if job.name == "squid_start")
+    schema: Any = start.graph.node_defs[0].config_schema
+    description = schema.config_type.fields["payload"].description
+    assert '`refunds`: `{"account": "acc-7", "amount": 1, "note": "sorry"}`' in description
+
+    with Squid(postgres_virtual, without_a_model()) as squid:
+        said = failure(launch(start, squid, {"payload": {"account": "acc-1", "amuont": 7}}))
+        assert "amount: Field required; amuont: Extra inputs are not permitted (got int)" in said
+        assert "The steps take account: str, amount: int, note: str (optional)" in said
+        assert count_facts(squid) == 0
+        run_id = metadata(launch(start, squid, {"payload": {"account": "acc-1", "amount": 7}}))["run_id"]
+        finish(squid)
+        assert squid.inspect_run(run_id).outputs == {"refund": "acc-1: 7, sorry"}
 
 
 def test_all_commands_load_beside_each_other() -> None:

@@ -13,7 +13,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.commands.jobs import build_command_jobs
-from squid_dagster.plugin.crons import build_cron_schedules, moment, said, schedule_name
+from squid_dagster.plugin.crons import build_cron_schedules, due_time, schedule_name, summary
 from squid_dagster.plugin.recovery import build_recovery_job
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
@@ -186,10 +186,10 @@ def test_a_daemon_that_is_a_little_ahead_starts_its_window_and_one_that_is_far_a
 def test_the_database_clock_decides_unless_the_tick_is_slightly_later() -> None:
     now = datetime(2026, 5, 26, 12, tzinfo=UTC)
     second, minute = timedelta(seconds=1), timedelta(minutes=1)
-    assert moment(now - HOUR, now) == now
-    assert moment(now + second, now) == now + second
-    assert moment(now + minute, now) == now + minute
-    assert moment(now + minute + second, now) == now
+    assert due_time(now - HOUR, now) == now
+    assert due_time(now + second, now) == now + second
+    assert due_time(now + minute, now) == now + minute
+    assert due_time(now + minute + second, now) == now
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
@@ -252,5 +252,5 @@ def test_schedules_load_beside_the_job_that_they_name_or_with_one_of_their_own()
 
 def test_a_long_list_of_runs_is_cut() -> None:
     receipts = [Receipt(f"run-{number}", "start_cron", T0) for number in range(30)]
-    assert said(receipts, T0).endswith("run-18, run-19 and 10 more.")
-    assert said(receipts, T0).startswith("Started 30 runs, the latest window began at ")
+    assert summary(receipts, T0).endswith("run-18, run-19 and 10 more.")
+    assert summary(receipts, T0).startswith("Started 30 runs, the latest window began at ")

@@ -20,7 +20,7 @@ from squid_dagster.plugin.attention.items import (
     look,
 )
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import ticked
+from squid_dagster.plugin.failures import run_tick
 from squid_dagster.plugin.names import ATTENTION_SENSOR
 from squid_dagster.plugin.resource import SquidResource, Workflows
 
@@ -57,7 +57,7 @@ def build_attention_sensor(
             said = _Tick(squid.squid_for(workflows), memory, on_message, context.log).attend()
             return dg.SensorResult(skip_reason=said, cursor=memory.write())
 
-        return ticked(look)  # a skip leaves the cursor as it was: what was told is told once more
+        return run_tick(look)  # a skip leaves the cursor as it was: what was told is told once more
 
     return attention
 

@@ -21,7 +21,7 @@ from squid_dagster.plugin.commands.launchpad import (
     start_config,
 )
 from squid_dagster.plugin.commands.payloads import with_values
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.plugin.run_metadata import run_metadata
 from squid_dagster.protocol.errors import InvalidArgument, NotFound, SquidError
@@ -135,7 +135,7 @@ class _Maker:
             description=description,
         )
         def command(context: dg.OpExecutionContext, squid: SquidResource) -> None:
-            with explained():
+            with dagster_failures():
                 config = config_type(**context.op_config)
                 app = squid.squid_for(workflows)
                 receipt = act(app, config, _options(context, config, actor))

@@ -1,9 +1,9 @@
-"""Which code a location has, and whether a drain run's is older.
+"""The code version of a location, and whether a drain run has older code.
 
-The sensor is always evaluated by the location's newest code: it leaves a row in the presence table, one per location,
-that says which version it has. A drain run looks at it: a version that is not its own, and was first told after it
-began, is newer. So a run worker that happens to load other code than the code server never stops for it, and a rollback
-counts as news like everything else. A cache, as all presence is: without the row, drains end by their age.
+The sensor is always evaluated by the location's newest code: it upserts a liveness row, one per location, with its
+version. A drain run reads it: a version that is not its own, and was first reported after the run began, is newer. So a
+run worker that happens to load other code than the code server does not stop for it, and a rollback counts as a change.
+A cache, as all liveness rows are: without the row, drains end by their age.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ from squid_dagster.journal.per_storage import shared
 from squid_dagster.workflow.definition import Definition
 
 LOCATION_KIND = "dagster_location"
-NO_LOCATION = "(none)"  # of runs and ticks that no code server is behind, as in a test
+NO_LOCATION = "(none)"  # of runs and ticks without a code server, as in a test
 
-_AGAIN_SECONDS = 600.0  # until a version is told again by the same process: well before it is forgotten
+_AGAIN_SECONDS = 600.0  # until the same process reports a version again: well before the row is deleted
 
 
 @dataclass(slots=True)
-class _Told:
-    """What this process has told about locations in one journal, and when, by the monotonic clock."""
+class _Reported:
+    """When this process reported versions of locations to one journal, by the monotonic clock."""
 
     at: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 def code_version(definitions: Iterable[Definition]) -> str:
-    """Give a digest of the workflows and of the files that their steps are written in; the same in every process.
+    """Return a digest of the workflows and of the files of their steps' functions; the same in every process.
 
-    What steps call in other files does not count: where that matters, give the `build_*` functions a `code_version`.
+    Other files that steps call do not count: if that matters, pass a `code_version` to the `build_*` functions.
     """
-    found = sorted(_digest_of(each) for each in definitions)
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+    digests = sorted(_digest_of(definition) for definition in definitions)
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]
 
 
 def _digest_of(definition: Definition) -> str:
@@ -55,9 +55,9 @@ def _source(function: Callable[..., object]) -> str:
     plain = inspect.unwrap(function)
     try:
         text = Path(inspect.getsourcefile(plain) or "").read_bytes()
-    except (OSError, TypeError):  # made at run time, or not made of Python
-        made = getattr(plain, "__code__", None)
-        text = made.co_code if made is not None else repr(type(plain)).encode()
+    except (OSError, TypeError):  # created at run time, or not written in Python
+        code = getattr(plain, "__code__", None)
+        text = code.co_code if code is not None else repr(type(plain)).encode()
     return hashlib.sha256(text).hexdigest()
 
 
@@ -73,15 +73,15 @@ def location_of_tick(context: dg.SensorEvaluationContext) -> str:
     return origin.location_name if origin is not None else NO_LOCATION
 
 
-def tell_version(squid: Squid, location: str, version: str) -> None:
-    """Say which code the location has: once by each process, and now and then again, so that it is not forgotten.
+def report_version(squid: Squid, location: str, version: str) -> None:
+    """Upsert the location's version: once in each process, and every ten minutes, so that the row is not deleted.
 
     Raises:
-        StorageUnavailable: the database cannot be reached; nothing is remembered.
+        StorageUnavailable: the database cannot be reached; the next call tries again.
     """
-    told = shared(squid.journal, _Told).at
-    told_at = told.get((location, version))
-    if told_at is not None and time.monotonic() - told_at < _AGAIN_SECONDS:
+    reported = shared(squid.journal, _Reported).at
+    reported_at = reported.get((location, version))
+    if reported_at is not None and time.monotonic() - reported_at < _AGAIN_SECONDS:
         return
     liveness = squid.runtime.liveness
     mine = _worker_id(location, version)
@@ -100,11 +100,11 @@ def tell_version(squid: Squid, location: str, version: str) -> None:
             details={"location": location, "code_version": version},
         )
     )
-    told[location, version] = time.monotonic()
+    reported[location, version] = time.monotonic()
 
 
 def is_superseded(liveness: WorkerLiveness, worker_id: str, location: str, version: str) -> bool:
-    """Tell whether the location was given other code after this worker began. Raises `StorageUnavailable`."""
+    """Return whether the location has got other code since this worker began. Raises `StorageUnavailable`."""
     rows = liveness.workers(FORGOTTEN_AFTER)
     began = next((row.started_at for row in rows if row.worker_id == worker_id), None)
     return began is not None and any(

@@ -1,8 +1,8 @@
 """A drain: a worker in a thread of its own, watched by the thread that Dagster interrupts.
 
-The watcher waits, forwards lines to Dagster, and stops the worker when it was idle for long enough, is too old, or has
+The watcher waits, flushes lines to Dagster, and stops the worker when it was idle for long enough, is too old, or has
 older code than its location. An interrupt (a termination in the UI, SIGTERM, SIGINT) is raised in the watcher: the
-worker then has a grace to finish what runs, gives back the rest with a fact, and the interrupt goes on.
+worker then has a grace to finish running steps, releases the other claims by facts, and the interrupt is raised again.
 """
 
 import threading
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from squid_dagster.logs import redacting_logger
-from squid_dagster.plugin.dispatch.step_events import Outbox, Write
+from squid_dagster.plugin.dispatch.step_events import LineBuffer, Write
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.worker.worker import Worker
 
 logger = redacting_logger(__name__)
 
 _LOOK_SECONDS = 0.25
-_LAST_SECONDS = 15.0  # for giving claims back, once all grace is spent
+_LAST_SECONDS = 15.0  # for the release of claims, after the grace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a drain ends, how often it asks for newer code, and how often it says what it has done."""
+    """When a drain ends, how often it checks for newer code, and how often it logs a summary."""
 
     linger_seconds: float
     max_age_seconds: float
@@ -40,35 +40,35 @@ class Drain:
         worker: Worker,
         limits: Limits,
         *,
-        outbox: Outbox,
+        buffer: LineBuffer,
         write: Write,
         superseded: Callable[[], bool],
         summarize: Callable[[], None],
     ) -> None:
-        """Take a worker that has not run yet."""
+        """Store a worker that has not run yet."""
         self._worker, self._limits = worker, limits
-        self._outbox, self._write = outbox, write
+        self._buffer, self._write = buffer, write
         self._superseded, self._summarize = superseded, summarize
         self._thread = threading.Thread(target=self._work, name="squid-drain", daemon=True)
         self._failed: BaseException | None = None
 
     def run(self) -> str:
-        """Work until there is a reason to stop, and give that reason.
+        """Run until there is a reason to stop; return that reason.
 
         Raises:
-            SquidError: whatever the worker raised.
-            BaseException: whatever interrupted this thread, once the worker has given back what it held.
+            SquidError: raised by the worker.
+            BaseException: the interrupt of this thread, after the worker has released its claims.
         """
         self._thread.start()
         try:
             reason = self._watch()
             self._worker.stop()
-            while self._thread.is_alive():  # steps that run may take their time: the worker has its own limit
-                self._outbox.forward(self._write, _LOOK_SECONDS)
+            while self._thread.is_alive():  # the worker limits how long running steps may take
+                self._buffer.flush(self._write, _LOOK_SECONDS)
         except BaseException:
-            self._give_back()
+            self._release_claims()
             raise
-        self._outbox.forward(self._write)
+        self._buffer.flush(self._write)
         if self._failed is not None:
             raise self._failed
         return reason
@@ -76,18 +76,18 @@ class Drain:
     def _work(self) -> None:
         try:
             self._worker.run()
-        except BaseException as error:  # noqa: BLE001  raised by the thread that can tell somebody
+        except BaseException as error:  # noqa: BLE001  raised again by `run`
             self._failed = error
 
     def _watch(self) -> str:
-        """Wait until the worker should stop, or has stopped by itself; say why."""
+        """Wait until the worker should stop, or has stopped by itself; return the reason."""
         limits = self._limits
         began = busy_at = looked_at = summed_at = time.monotonic()
         claimed = 0
         while self._thread.is_alive():
-            self._outbox.forward(self._write, _LOOK_SECONDS)
+            self._buffer.flush(self._write, _LOOK_SECONDS)
             now = time.monotonic()
-            # Without its database nobody can tell whether something is due.
+            # While the database is away, it is unknown whether an attempt is due.
             if self._worker.held or self._worker.report.claimed != claimed or self._worker.waiting:
                 claimed, busy_at = self._worker.report.claimed, now
             if now - busy_at >= limits.linger_seconds:
@@ -110,12 +110,12 @@ class Drain:
             logger.warning("could not ask for newer code, will be tried again: %s", error)
             return False
 
-    def _give_back(self) -> None:
-        """Let running steps finish within the grace; then everything is given back, with a fact."""
+    def _release_claims(self) -> None:
+        """Wait for running steps during the grace; then the worker releases all claims, by facts."""
         self._worker.stop()
         try:
             self._thread.join(self._limits.grace_seconds)
-        finally:  # the grace is over, or somebody interrupts again
+        finally:  # the grace is over, or there was another interrupt
             self._worker.stop()
             self._thread.join(_LAST_SECONDS)
-            self._outbox.forward(self._write)
+            self._buffer.flush(self._write)

@@ -1,7 +1,7 @@
 """The dispatch job: one op that claims, executes and completes attempts in one process, and lingers for more.
 
 Tokens never leave the process. The op's main thread only waits and writes logs, because a termination arrives there.
-Dagster sees few runs, each of which works off queues; how many are alive is told by the presence table, not by Dagster.
+Dagster sees few runs, each of which drains queues; how many are alive is counted by liveness rows, not by Dagster.
 """
 
 import logging
@@ -21,8 +21,8 @@ from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch.code_version import code_version as code_version_of
 from squid_dagster.plugin.dispatch.code_version import is_superseded, location_of_run
 from squid_dagster.plugin.dispatch.drain import Drain, Limits
-from squid_dagster.plugin.dispatch.step_events import Outbox, Outcomes, Policy, Row, Write, step_logs
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.dispatch.step_events import LineBuffer, Outcomes, Policy, Row, Write, step_logs
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.names import AGENT_DISPATCH, DISPATCH_JOB, RESOURCE, job_tags
 from squid_dagster.plugin.resource import SquidResource, Workflows
 from squid_dagster.protocol.errors import InvalidArgument, SquidError
@@ -34,8 +34,8 @@ from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
 DRAIN_OP = "drain"
-RUN_KIND = "dagster_run"  # in the presence table
-_LONGEST_SECONDS = MAX_LEASE.total_seconds()  # of anything that a drain run waits for
+RUN_KIND = "dagster_run"  # of liveness rows
+_LONGEST_SECONDS = MAX_LEASE.total_seconds()  # the longest wait of a drain run
 
 logger = redacting_logger(__name__)
 
@@ -45,7 +45,7 @@ _KNOWN_DEAD = 1000  # dead letters that are compared, of each queue
 
 
 class DrainConfig(dg.Config):
-    """How a drain run works: where, how much at a time, for how long, and what of it is shown."""
+    """Config of a drain run: queues, concurrency, times, and what it logs."""
 
     queues: list[str] = Field(default=[], description="Queues to work off. None named: all queues of this location.")
     concurrency: int = Field(default=10, ge=1, le=1000, description="How many steps run at a time.")
@@ -101,10 +101,10 @@ def build_dispatch_job(
     executor_def: dg.ExecutorDefinition | None = dg.in_process_executor,
     name: str = DISPATCH_JOB,
 ) -> dg.JobDefinition:
-    """Give the job that works off queues, for a location with a resource `squid`.
+    """Build the job that drains queues, for a location with a resource `squid`.
 
     The op requires the resources that the workflows' steps ask for: one that the location does not have fails when the
-    location loads. `drain` is the configuration that the launchpad begins with. One op needs no process of its own,
+    location loads. `drain` is the default configuration in the launchpad. One op needs no process of its own,
     so the job runs in its run worker; `executor_def=None` takes the location's executor. Dagster's retries are off.
 
     Raises:
@@ -116,7 +116,7 @@ def build_dispatch_job(
     if not served:
         raise InvalidArgument("a dispatch job needs at least one queue: give queues=['default']")
     version = code_version if code_version is not None else code_version_of(known)
-    keys = frozenset(key for each in known for key in each.resources)
+    keys = frozenset(key for definition in known for key in definition.resources)
 
     @dg.op(
         name=DRAIN_OP,
@@ -125,10 +125,10 @@ def build_dispatch_job(
     )
     def drain_op(context: dg.OpExecutionContext, config: DrainConfig) -> None:
         resource: SquidResource = getattr(context.resources, RESOURCE)
-        with explained():
+        with dagster_failures():
             chosen = _chosen(config.queues, served)
-            given = {key: getattr(context.resources, key) for key in keys}
-            squid = _patiently(config, lambda: resource.squid_running(workflows, given))
+            step_resources = {key: getattr(context.resources, key) for key in keys}
+            squid = _wait_for_database(config, lambda: resource.squid_running(workflows, step_resources))
             try:
                 _drain(context, config, squid, resource, chosen, version)
             finally:
@@ -148,12 +148,12 @@ def build_dispatch_job(
 
 
 def worker_id_of(run_id: str) -> str:
-    """Name the worker of a Dagster run, in claims and in the presence table."""
+    """Return the worker id of a Dagster run, for claims and liveness rows."""
     return f"dagster:{run_id}"
 
 
-def _patiently(config: DrainConfig, attempt: Callable[[], T]) -> T:
-    """Wait for a database that is away when a run begins, but not for long: a run that cannot work is to be seen."""
+def _wait_for_database(config: DrainConfig, attempt: Callable[[], T]) -> T:
+    """Wait for a database that is away when a run begins, up to `wait_seconds`: then the run fails visibly."""
     until = time.monotonic() + config.wait_seconds
     return when_available(attempt, "the drain run", seconds_left=lambda: until - time.monotonic())
 
@@ -176,11 +176,11 @@ def _drain(
     queues: list[str],
     version: str,
 ) -> None:
-    location, write = location_of_run(context.run), _careful(context.log.log)
-    outbox = Outbox()
+    location, write = location_of_run(context.run), _without_errors(context.log.log)
+    buffer = LineBuffer()
     policy: Policy = config.events
-    outcomes = Outcomes(outbox, policy, config.slow_seconds)
-    letters = _patiently(config, lambda: DeadLetters(squid, queues, outcomes))
+    outcomes = Outcomes(buffer, policy, config.slow_seconds)
+    letters = _wait_for_database(config, lambda: DeadLetters(squid, queues, outcomes))
     worker = squid.new_worker(
         queues,
         concurrency=config.concurrency,
@@ -193,7 +193,7 @@ def _drain(
     )
 
     def summarize() -> None:
-        letters.look()
+        letters.note_new()
         outcomes.summarize()
 
     drain = Drain(
@@ -203,75 +203,75 @@ def _drain(
             max_age_seconds=config.max_age_seconds,
             grace_seconds=config.grace_seconds,
         ),
-        outbox=outbox,
+        buffer=buffer,
         write=write,
         superseded=lambda: is_superseded(squid.runtime.liveness, worker.worker_id, location, version),
         summarize=summarize,
     )
     write(logging.INFO, f"drains {', '.join(queues)} as {worker.worker_id}, {config.concurrency} steps at a time")
-    with step_logs(outbox, logging.getLevelNamesMapping()[config.step_log_level]):
+    with step_logs(buffer, logging.getLevelNamesMapping()[config.step_log_level]):
         try:
             reason = drain.run()
         except BaseException:
             write(logging.INFO, f"interrupted: {worker.report}")
             raise
-    letters.look()
-    outbox.forward(write)
+    letters.note_new()
+    buffer.flush(write)
     write(logging.INFO, f"ends, {reason}: {worker.report}")
-    context.add_output_metadata(_metadata(worker, outcomes, outbox, reason))
+    context.add_output_metadata(_metadata(worker, outcomes, buffer, reason))
 
 
-def _metadata(worker: Worker, outcomes: Outcomes, outbox: Outbox, reason: str) -> dict[str, dg.MetadataValue]:
+def _metadata(worker: Worker, outcomes: Outcomes, buffer: LineBuffer, reason: str) -> dict[str, dg.MetadataValue]:
     report: WorkerReport = worker.report
     counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused")
-    found: dict[str, dg.MetadataValue] = {
+    metadata: dict[str, dg.MetadataValue] = {
         f"squid/{name}": dg.MetadataValue.int(getattr(report, name)) for name in counts
     }
-    found["squid/dead_lettered"] = dg.MetadataValue.int(outcomes.counts["dead_lettered"])
-    found["squid/ended_because"] = dg.MetadataValue.text(reason)
-    found["squid/seconds"] = dg.MetadataValue.float(round(report.seconds, 3))
-    found["squid/attempts"] = dg.MetadataValue.md(outcomes.markdown())
-    if outbox.dropped:
-        found["squid/dropped_log_lines"] = dg.MetadataValue.int(outbox.dropped)
-    return found
+    metadata["squid/dead_lettered"] = dg.MetadataValue.int(outcomes.counts["dead_lettered"])
+    metadata["squid/ended_because"] = dg.MetadataValue.text(reason)
+    metadata["squid/seconds"] = dg.MetadataValue.float(round(report.seconds, 3))
+    metadata["squid/attempts"] = dg.MetadataValue.md(outcomes.markdown())
+    if buffer.dropped:
+        metadata["squid/dropped_log_lines"] = dg.MetadataValue.int(buffer.dropped)
+    return metadata
 
 
-def _careful(write: Write) -> Write:
-    """Write lines to Dagster; that it cannot take them, its storage being gone perhaps, must not end the work."""
+def _without_errors(write: Write) -> Write:
+    """Wrap a function that writes lines to Dagster: its errors, as when its storage is gone, do not end the drain."""
 
-    def careful(level: int, text: str) -> None:
+    def try_write(level: int, text: str) -> None:
         try:
             write(level, redacted_text(text))
         except Exception as error:  # noqa: BLE001  whatever Dagster's storage raises
             logger.info("a line could not be written to Dagster: %s: %s", type(error).__name__, text)
 
-    return careful
+    return try_write
 
 
 class DeadLetters:
-    """Finds attempts that were given up while this run was there. A claim gives them up, and tells nobody which."""
+    """The dead letters that appear during a drain run. A claim that makes one does not report which."""
 
     def __init__(self, squid: Squid, queues: Sequence[str], outcomes: Outcomes) -> None:
-        """Look at what is dead already: that is no news."""
+        """Read the present dead letters: they are not reported."""
         self._squid, self._queues, self._outcomes = squid, queues, outcomes
-        self._known: set[str] | None = None  # until the first look that finds a database
-        self.look()
+        self._known: set[str] | None = None  # until the database has been read
+        self.note_new()
 
-    def look(self) -> None:
-        """Note those that are new. That the database cannot be reached is no error: the next look finds them."""
+    def note_new(self) -> None:
+        """Add new dead letters to the outcomes. If the database is away, the next call finds them."""
         try:
-            found = self._all()
+            attempts = self._all()
         except SquidError as error:
             logger.warning("could not look for dead letters, will be tried again: %s", error)
             return
-        known = {row.runnable_key for row in found} if self._known is None else self._known
-        new = [row for row in found if row.runnable_key not in known]
+        known = {row.runnable_key for row in attempts} if self._known is None else self._known
+        new = [row for row in attempts if row.runnable_key not in known]
         self._known = known
         for row in new:
             known.add(row.runnable_key)
             note = f"delivered {row.deliveries} times without an outcome: `squid_retry` puts it back"
-            shown = Row(row.run_id, f"{row.workflow}.{row.step}", row.attempt_number, "dead_lettered", 0.0, note)
-            self._outcomes.note(shown, logging.ERROR)
+            outcome = Row(row.run_id, f"{row.workflow}.{row.step}", row.attempt_number, "dead_lettered", 0.0, note)
+            self._outcomes.add(outcome, logging.ERROR)
 
     def _all(self) -> list[Attempt]:
         return [row for queue in self._queues for row in self._squid.dead_letters(queue, _KNOWN_DEAD)]

@@ -1,9 +1,9 @@
-"""The dispatch sensor: launches drain runs when something is due and too few are there to do it.
+"""The dispatch sensor: launches drain runs when attempts are due and too few workers are alive.
 
-The journal decides: what is due, and who is alive, are read from its database. Dagster's run records are asked only for
-launches so young that their runs cannot have announced themselves yet, for runs that wait in Dagster's own queue, and
-for the end of runs that were alive a moment ago.
-No cursor, no run key: a tick that is repeated, lost or evaluated twice costs at most a run that finds nothing to do.
+The journal decides: due attempts and live workers are read from its database. Dagster's run records are read only for
+launches so young that their runs have no liveness row yet, for runs that wait in Dagster's own queue, and for the end
+of runs that were alive a moment ago.
+No cursor, no run key: a tick that is repeated, lost or evaluated twice costs at most a run that has nothing to do.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.dispatch.code_version import code_version as code_version_of
-from squid_dagster.plugin.dispatch.code_version import location_of_tick, tell_version
+from squid_dagster.plugin.dispatch.code_version import location_of_tick, report_version
 from squid_dagster.plugin.dispatch.job import DRAIN_OP, RUN_KIND, DrainConfig, worker_id_of
 from squid_dagster.plugin.dispatch.scale import Scale, launches
-from squid_dagster.plugin.failures import ticked
+from squid_dagster.plugin.failures import run_tick
 from squid_dagster.plugin.names import (
     DISPATCH_SENSOR,
     LOCATION_TAG,
@@ -60,12 +60,12 @@ def build_dispatch_sensor(
     code_version: str | None = None,
     name: str = DISPATCH_SENSOR,
 ) -> dg.SensorDefinition:
-    """Give the sensor that launches `job`, which `build_dispatch_job` gave for the same queues and workflows.
+    """Build the sensor that launches `job`, which `build_dispatch_job` built for the same queues and workflows.
 
     At most `max_in_flight` runs are alive; there is one for every `attempts_per_run` that are due, and at least one
-    while anything is. Dagster's daemon looks every 5 seconds; an interval as long as that would miss every other look.
-    A run that was launched counts for `launch_grace_seconds`, until it announces itself. A tick
-    with nothing due costs one indexed query. While the database cannot be reached, ticks are skipped and say so.
+    while any attempt is. Dagster's daemon evaluates every 5 seconds; an interval as long as that would miss every other
+    evaluation. A run that was launched counts for `launch_grace_seconds`, until its worker reports itself. A tick with
+    nothing due costs one indexed query. While the database cannot be reached, ticks are skipped and say so.
 
     Raises:
         InvalidArgument: no queue, or a number out of range.
@@ -87,12 +87,12 @@ def build_dispatch_sensor(
     grace = timedelta(seconds=launch_grace_seconds)
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        return ticked(lambda: look(context))
+        return run_tick(lambda: launch(context))
 
-    def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    def launch(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: SquidResource = getattr(context.resources, RESOURCE)
         squid, location = resource.squid_for(workflows), location_of_tick(context)
-        tell_version(squid, location, version)
+        report_version(squid, location, version)
         keys = squid.runtime.registry.keys
         backlog = squid.runtime.queries.backlog(served, keys, min(_MOST, max_in_flight * attempts_per_run))
         if not backlog:
@@ -109,13 +109,13 @@ def build_dispatch_sensor(
         )
         now = datetime.now(UTC)
         tags = {QUEUE_TAG: ",".join(served), LOCATION_TAG: location}
-        announced = squid.runtime.liveness.workers(max(grace, ALIVE_WITHIN))
-        launching = _launching(context.instance, job.name, tags, announced, now - grace)
-        launch = launches(scale, backlog, workers, launching, now)
-        if launch.runs == 0:
-            return dg.SkipReason(launch.reason)
-        context.log.info(f"{launch.reason}: launching {launch.runs} more")
-        return dg.SensorResult(run_requests=[_request(job.name, config, served, tags) for _ in range(launch.runs)])
+        reported = squid.runtime.liveness.workers(max(grace, ALIVE_WITHIN))
+        launching = _launching(context.instance, job.name, tags, reported, now - grace)
+        runs, reason = launches(scale, backlog, workers, launching, now)
+        if runs == 0:
+            return dg.SkipReason(reason)
+        context.log.info(f"{reason}: launching {runs} more")
+        return dg.SensorResult(run_requests=[_request(job.name, config, served, tags) for _ in range(runs)])
 
     return dg.SensorDefinition(
         name=name,
@@ -134,36 +134,36 @@ def _request(job_name: str, config: DrainConfig, queues: Sequence[str], tags: di
     return dg.RunRequest(
         job_name=job_name,
         run_config=dg.RunConfig(ops={DRAIN_OP: chosen}),
-        tags={**tags, MAX_RUNTIME_TAG: str(longest)},  # Dagster's monitoring then closes runs that were killed
+        tags={**tags, MAX_RUNTIME_TAG: str(longest)},  # by which Dagster's monitoring fails runs that were killed
     )
 
 
 def _without_ended(instance: dg.DagsterInstance, workers: Sequence[WorkerRow]) -> list[WorkerRow]:
-    """Leave out drain runs that Dagster knows as ended: of those that were killed, it often hears sooner than others.
+    """Filter out drain runs that have ended in Dagster, which often notices a kill before their rows expire.
 
-    A hint: where it is wrong, or its storage is gone, rows grow old by themselves.
+    A hint: if it is wrong, or its storage is gone, the rows expire by themselves.
     """
     runs = {row.details.get("dagster_run_id"): row.worker_id for row in workers if row.kind == RUN_KIND}
     run_ids = [run_id for run_id in runs if isinstance(run_id, str)]
     if not run_ids:
         return list(workers)
-    found = instance.get_run_records(dg.RunsFilter(run_ids=run_ids, statuses=_ENDED), limit=len(run_ids))
-    ended = {runs[record.dagster_run.run_id] for record in found}
+    records = instance.get_run_records(dg.RunsFilter(run_ids=run_ids, statuses=_ENDED), limit=len(run_ids))
+    ended = {runs[record.dagster_run.run_id] for record in records}
     return [row for row in workers if row.worker_id not in ended]
 
 
 def _launching(
-    instance: dg.DagsterInstance, job_name: str, tags: dict[str, str], announced: Sequence[WorkerRow], since: datetime
+    instance: dg.DagsterInstance, job_name: str, tags: dict[str, str], reported: Sequence[WorkerRow], since: datetime
 ) -> int:
-    """Count runs that were launched and have not announced themselves; bounded, however long the history is.
+    """Count runs that were launched and have no liveness row; bounded, however long the history is.
 
-    One that did, and is not alive any more, was killed: nothing is to be expected of it.
+    One with a row that is not alive any more was killed: it does not count.
     """
-    seen = {row.worker_id for row in announced}
+    seen = {row.worker_id for row in reported}
     young = instance.get_run_records(
         dg.RunsFilter(job_name=job_name, statuses=_ON_THE_WAY, created_after=since, updated_after=since), limit=_RECORDS
     )
-    # One that waits in Dagster's queue will be launched, however old: another behind it would help nobody.
+    # One that waits in Dagster's queue will be launched, however old: another one would wait behind it.
     queued = instance.get_run_records(
         dg.RunsFilter(job_name=job_name, statuses=[dg.DagsterRunStatus.QUEUED]), limit=_RECORDS
     )

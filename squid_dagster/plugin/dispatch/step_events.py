@@ -1,7 +1,7 @@
-"""What of the steps reaches Dagster: their logs, the events that matter, and a table at the end.
+"""Logs and outcomes of steps in Dagster: lines of the run's log, and a table at the end.
 
-Writing to Dagster's event log costs more than dispatching, so events are chosen by a policy, and bounded. Everything
-is put into an `Outbox` by the threads of the worker, and written by the op's main thread, which has nothing else to do.
+Writing to Dagster's event log costs more than dispatching, so a policy chooses events, and they are bounded. The
+threads of the worker put lines into a `LineBuffer`; the op's main thread, which only waits, writes them.
 """
 
 import logging
@@ -22,32 +22,32 @@ Policy = Literal["notable", "all", "none"]
 Write = Callable[[int, str], None]  # level and text, as `context.log.log` takes them
 
 TABLE_ROWS = 100  # of each kind, notable and other
-LINES_BETWEEN_SUMMARIES = 100  # notable lines; what goes beyond is counted
+LINES_BETWEEN_SUMMARIES = 100  # notable lines; further ones are counted
 
 _LOGGER = "squid_dagster"
 _STEP_LOGGER = "squid_dagster.step"
-_WAITING_LINES = 2000
-_PATIENCE_SECONDS = 10.0  # a step waits so long for Dagster to take its line
+_MAX_LINES = 2000
+_PATIENCE_SECONDS = 10.0  # for which a step waits until the buffer has room
 
 
-class Outbox:
-    """Lines on their way to Dagster. Whoever writes faster than Dagster takes them waits; nobody waits for ever."""
+class LineBuffer:
+    """Lines on their way to Dagster. A thread that writes faster than Dagster waits, for a bounded time."""
 
-    def __init__(self, patience_seconds: float = _PATIENCE_SECONDS, size: int = _WAITING_LINES) -> None:
-        """Begin with nothing."""
+    def __init__(self, patience_seconds: float = _PATIENCE_SECONDS, size: int = _MAX_LINES) -> None:
+        """Create an empty buffer."""
         self._lines: Queue[tuple[int, str]] = Queue(size)
         self._patience = patience_seconds
         self.dropped = 0
 
     def put(self, level: int, text: str) -> None:
-        """Take a line from any thread. It is dropped, and counted, when nobody takes lines out for long."""
+        """Append a line, from any thread. It is dropped, and counted, if the buffer stays full."""
         try:
             self._lines.put((level, text), timeout=self._patience)
         except Full:
             self.dropped += 1
 
-    def forward(self, write: Write, seconds: float = 0.0) -> None:
-        """Write what is here, all of it, after waiting up to so long for the first line."""
+    def flush(self, write: Write, seconds: float = 0.0) -> None:
+        """Write all lines, after waiting up to so long for the first one."""
         try:
             write(*(self._lines.get(timeout=seconds) if seconds > 0 else self._lines.get_nowait()))
             while True:
@@ -57,15 +57,15 @@ class Outbox:
 
 
 class StepLogs(logging.Handler):
-    """Takes what steps log with `ctx.log`, and warnings of the worker itself."""
+    """Handler of what steps log with `ctx.log`, and of warnings of the worker itself."""
 
-    def __init__(self, outbox: Outbox, step_level: int) -> None:
-        """Put lines into an outbox."""
+    def __init__(self, buffer: LineBuffer, step_level: int) -> None:
+        """Store the buffer for lines."""
         super().__init__()
-        self._outbox, self._step_level = outbox, step_level
+        self._buffer, self._step_level = buffer, step_level
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one record."""
+        """Format one record, and put it into the buffer."""
         own = record.name == _STEP_LOGGER
         if record.levelno < (self._step_level if own else logging.WARNING):
             return
@@ -78,18 +78,18 @@ class StepLogs(logging.Handler):
         except Exception:  # noqa: BLE001  a record of the user's may be anything
             self.handleError(record)
             return
-        self._outbox.put(record.levelno, f"{_about(record)}{text}" if own else text)
+        self._buffer.put(record.levelno, f"{_source(record)}{text}" if own else text)
 
 
-def _about(record: logging.LogRecord) -> str:
+def _source(record: logging.LogRecord) -> str:
     step, run_id = getattr(record, "step", None), getattr(record, "run_id", None)
     return f"[{step}, attempt {getattr(record, 'attempt', '?')}, run {run_id}] " if step is not None else ""
 
 
 @contextmanager
-def step_logs(outbox: Outbox, step_level: int = logging.INFO) -> Iterator[None]:
-    """Take what steps log from that level on, for the time of a `with` block."""
-    handler = StepLogs(outbox, step_level)
+def step_logs(buffer: LineBuffer, step_level: int = logging.INFO) -> Iterator[None]:
+    """Install a `StepLogs` handler for the time of a `with` block."""
+    handler = StepLogs(buffer, step_level)
     logger, steps = logging.getLogger(_LOGGER), logging.getLogger(_STEP_LOGGER)
     before = steps.level
     if not steps.isEnabledFor(step_level):
@@ -114,16 +114,16 @@ class Row(NamedTuple):
 
 
 class Outcomes:
-    """Collects what became of attempts, and says what the policy lets through. Safe between threads."""
+    """Outcomes of attempts: counted, kept for the table, and logged as the policy says. Thread-safe."""
 
-    def __init__(self, outbox: Outbox, policy: Policy, slow_seconds: float) -> None:
-        """Put lines into an outbox. A step is slow that takes at least so long."""
-        self._outbox, self._policy, self._slow_seconds = outbox, policy, slow_seconds
+    def __init__(self, buffer: LineBuffer, policy: Policy, slow_seconds: float) -> None:
+        """Store the buffer for lines. A step that takes `slow_seconds` or more is slow."""
+        self._buffer, self._policy, self._slow_seconds = buffer, policy, slow_seconds
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._notable: deque[Row] = deque(maxlen=TABLE_ROWS)
         self._others: deque[Row] = deque(maxlen=TABLE_ROWS)
-        self._lines = self._unsaid = self._told = 0
+        self._lines = self._unreported = self._reported = 0
 
     @property
     def counts(self) -> Counter[str]:
@@ -132,37 +132,37 @@ class Outcomes:
             return Counter(self._counts)
 
     def settled(self, group: Sequence[SettledAttempt]) -> None:
-        """Take a group of attempts, as `Worker(on_settled=...)` gives them."""
-        for each in group:
-            row = _row(each)
-            self.note(row, _level(row, self._slow_seconds))
+        """Add a group of attempts, as the callback of `Worker(on_settled=...)`."""
+        for attempt in group:
+            row = _row(attempt)
+            self.add(row, _level(row, self._slow_seconds))
 
-    def note(self, row: Row, level: int | None) -> None:
-        """Take one attempt. With a level it is notable."""
+    def add(self, row: Row, level: int | None) -> None:
+        """Add one attempt. With a level it is notable."""
         with self._lock:
             self._counts[row.outcome] += 1
             (self._others if level is None else self._notable).append(row)
             if self._policy == "none" or (self._policy == "notable" and level is None):
                 return
             if self._policy == "notable" and self._lines >= LINES_BETWEEN_SUMMARIES:
-                self._unsaid += 1
+                self._unreported += 1
                 return
             self._lines += 1
-        self._outbox.put(level or logging.INFO, _line(row))
+        self._buffer.put(level or logging.INFO, _line(row))
 
     def summarize(self) -> None:
-        """Say in one line what there was so far, if there is news and the policy lets it through."""
+        """Log the counts in one line, if they have changed and the policy allows it."""
         with self._lock:
-            total, unsaid = self._counts.total(), self._unsaid
-            if total == self._told or self._policy == "none":
+            total, unreported = self._counts.total(), self._unreported
+            if total == self._reported or self._policy == "none":
                 return
-            self._told, self._lines, self._unsaid = total, 0, 0
-            told = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
-        more = f"; {unsaid} notable ones were not shown one by one" if unsaid else ""
-        self._outbox.put(logging.INFO, f"so far: {told}{more}")
+            self._reported, self._lines, self._unreported = total, 0, 0
+            counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
+        rest = f"; {unreported} notable ones were not shown one by one" if unreported else ""
+        self._buffer.put(logging.INFO, f"so far: {counts}{rest}")
 
     def markdown(self) -> str:
-        """Give the table: the latest notable attempts, then the latest others, and how many there were in all."""
+        """Render the table: the latest notable attempts, then the latest others, and the total."""
         with self._lock:
             rows = [*reversed(self._notable), *reversed(self._others)]
             total = self._counts.total()
@@ -187,17 +187,17 @@ def _row(settled: SettledAttempt) -> Row:
         name, note = "interrupted", outcome.reason
     else:
         name = "failed" if outcome.retry is None else "retried"
-        note = _told(outcome.error)
+        note = _error_text(outcome.error)
         if outcome.retry is not None:
             note = f"{note}; tried again in {outcome.retry.after.total_seconds():g} s"
     step = f"{attempt.workflow}.{attempt.step}"
     return Row(attempt.run_id, step, attempt.attempt_number, name, settled.seconds, brief(note, 300))
 
 
-def _told(error: dict[str, Any]) -> str:
-    shown = redacted(error)
-    kind = shown.get("type") or shown.get("code") or "error"
-    return f"{kind}: {shown.get('message', '')}"
+def _error_text(error: dict[str, Any]) -> str:
+    safe = redacted(error)
+    kind = safe.get("type") or safe.get("code") or "error"
+    return f"{kind}: {safe.get('message', '')}"
 
 
 def _level(row: Row, slow_seconds: float) -> int | None:
@@ -211,11 +211,11 @@ def _level(row: Row, slow_seconds: float) -> int | None:
 
 
 def _line(row: Row) -> str:
-    said = {
+    outcome = {
         "failed": "failed for good",
         "retried": "failed and is tried again",
         "refused": "came too late, its result was dropped",
         "dead_lettered": "was given up and waits for a person",
     }.get(row.outcome, row.outcome)
     note = f": {row.note}" if row.note else ""
-    return f"{row.step} {said}{note} (run {row.run_id}, attempt {row.attempt}, {row.seconds:.3f} s)"
+    return f"{row.step} {outcome}{note} (run {row.run_id}, attempt {row.attempt}, {row.seconds:.3f} s)"

@@ -23,7 +23,7 @@ from squid_dagster.plugin.external.dagster_runs import (
     storage_id,
     tag_abandoned,
 )
-from squid_dagster.plugin.failures import ticked
+from squid_dagster.plugin.failures import run_tick
 from squid_dagster.plugin.names import (
     AGENT_EXTERNAL,
     EXTERNAL_SENSOR,
@@ -95,7 +95,7 @@ def build_external_sensor(
         def look() -> dg.SensorResult:
             return _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen).run(queues)
 
-        return ticked(look)
+        return run_tick(look)
 
     return dg.SensorDefinition(
         name=name,

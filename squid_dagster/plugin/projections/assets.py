@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field
 
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.projections.metadata import part_metadata
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import (
@@ -82,7 +82,7 @@ def _stage_asset() -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult[None]:
         from squid_dagster.plugin.projections.spark_work import projecting
 
-        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+        with dagster_failures(), projecting(squid, spark, squid_warehouse, context.log) as op:
             done = op.stage(full=config.full)
             return _result(STAGE, done, op.metadata(done))
 
@@ -106,7 +106,7 @@ def _table_asset(table: Table) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult[None]:
         from squid_dagster.plugin.projections.spark_work import projecting
 
-        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+        with dagster_failures(), projecting(squid, spark, squid_warehouse, context.log) as op:
             done = op.table(table.name, full=config.full)
             return _result(table.name, done, op.metadata(done))
 
@@ -144,7 +144,7 @@ def _history_assets(days: dg.DailyPartitionsDefinition) -> dg.AssetsDefinition:
 
         chosen = [table.name for table in HISTORY_TABLES if key_of(table.name) in context.selected_asset_keys]
         asked = _days(context)
-        with explained(), projecting(squid, spark, squid_warehouse, context.log) as op:
+        with dagster_failures(), projecting(squid, spark, squid_warehouse, context.log) as op:
             for done in op.histories(chosen, full=config.full, days=asked):
                 if asked:
                     _tell_asked(context, done, asked)

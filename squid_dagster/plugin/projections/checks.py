@@ -11,7 +11,7 @@ import dagster as dg
 
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import JOURNAL, key_of
@@ -72,11 +72,11 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
         from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
 
         asked = [check for check in Check if _key(check) in context.selected_asset_check_keys]
-        with explained():
+        with dagster_failures():
             house = squid_warehouse.warehouse
             if Check.ANOMALIES in asked:
                 house.check()  # that nothing can be remembered there is told before any work starts
-        with explained(), journal_for_spark(squid, spark) as (session, storage, location):
+        with dagster_failures(), journal_for_spark(squid, spark) as (session, storage, location):
             memory, grace = KnownAnomalies(house.path), timedelta(minutes=grace_minutes)
             with checked(session, storage, location, memory=memory, checks=asked, grace=grace) as done:
                 for check in asked:

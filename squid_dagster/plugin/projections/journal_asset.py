@@ -3,7 +3,7 @@
 import dagster as dg
 
 from squid_dagster.inspection.display import when
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.projections.specs import GROUP, JOURNAL, key_of
 from squid_dagster.plugin.resource import SquidResource
@@ -22,7 +22,7 @@ def build_journal_asset() -> dg.AssetsDefinition:
         "come, and what every queue holds.",
     )
     def journal(squid: SquidResource) -> dg.MaterializeResult[None]:
-        with explained():
+        with dagster_failures():
             position = squid.journal.cut()
             rows = squid.squid.runtime.queries.queues()
         shown = [

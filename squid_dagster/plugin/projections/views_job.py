@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from squid_dagster.journal.postgres.views.rebuild import RebuildReport
-from squid_dagster.plugin.failures import explained
+from squid_dagster.plugin.failures import dagster_failures
 from squid_dagster.plugin.markdown import table
 from squid_dagster.plugin.names import AGENT_PROJECTIONS, REBUILD_VIEWS_JOB, job_tags
 from squid_dagster.plugin.projections.resources import SparkResource
@@ -35,7 +35,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
         from squid_dagster.plugin.projections.spark_journal import journal_for_spark
         from squid_dagster.spark.fold.live_views import restore_views
 
-        with explained(), journal_for_spark(squid, spark) as (session, storage, location):
+        with dagster_failures(), journal_for_spark(squid, spark) as (session, storage, location):
             done = restore_views(session, storage, location, partitions=config.partitions)
         context.log.info(
             f"made the live views anew: {done.runs:,} runs from {done.entries:,} entries folded by Spark, "

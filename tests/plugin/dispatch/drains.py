@@ -71,7 +71,7 @@ def main(directory: str, run_id: str, schema: str, lease_seconds: str, linger_se
     resource = SquidResource(
         url=dg.EnvVar(URL_VARIABLE), schema_name=schema, lease_seconds=float(lease_seconds), heartbeat_seconds=0.3
     )
-    job = location(resource, (*WORKFLOWS, process_deaths.crowd)).resolve_job_def("squid_dispatch")
+    job = location(resource, (*WORKFLOWS, process_deaths.deadly)).resolve_job_def("squid_dispatch")
     config = configured(linger_seconds=float(linger_seconds), grace_seconds=0.2)
     with dg.DagsterInstance.local_temp(directory) as instance:
         job.execute_in_process(instance=instance, run_id=run_id, run_config=config, raise_on_error=False)

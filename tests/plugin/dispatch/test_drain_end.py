@@ -19,7 +19,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin import SquidResource
-from squid_dagster.plugin.dispatch.code_version import NO_LOCATION, code_version, tell_version
+from squid_dagster.plugin.dispatch.code_version import NO_LOCATION, code_version, report_version
 from squid_dagster.plugin.dispatch.job import DRAIN_OP
 from tests.plugin.dispatch import drains
 from tests.plugin.dispatch.drains import WORKFLOWS, drain, messages, metadata
@@ -106,12 +106,12 @@ def test_it_stops_for_newer_code_of_its_location(
 ) -> None:
     squid = make_squid(WORKFLOWS)
     # given code that was there before the run began: that is no news, though it is not the run's
-    tell_version(squid, NO_LOCATION, "before")
+    report_version(squid, NO_LOCATION, "before")
 
     def deploy() -> None:
         wait_until(lambda: [r for r in squid.runtime.liveness.workers(timedelta(minutes=1)) if r.queues])
-        tell_version(squid, "another location", "newer")
-        tell_version(squid, NO_LOCATION, "newer")
+        report_version(squid, "another location", "newer")
+        report_version(squid, NO_LOCATION, "newer")
 
     helper = in_background(deploy)
     result = drain(resource, instance, linger_seconds=60)

@@ -9,7 +9,7 @@ from typing import Any
 from squid_dagster.api import Squid
 from squid_dagster.journal import Claim, PostgresDispatchStore, PostgresStorage
 from squid_dagster.plugin.dispatch.drain import Drain, Limits
-from squid_dagster.plugin.dispatch.step_events import Outbox
+from squid_dagster.plugin.dispatch.step_events import LineBuffer
 from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import Workflow
@@ -34,7 +34,7 @@ def drain_of(worker: Worker) -> Drain:
     return Drain(
         worker,
         Limits(linger_seconds=LINGER, max_age_seconds=PATIENCE, grace_seconds=1),
-        outbox=Outbox(),
+        buffer=LineBuffer(),
         write=lambda *_: None,
         superseded=lambda: False,
         summarize=lambda: None,

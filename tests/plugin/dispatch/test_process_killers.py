@@ -13,7 +13,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin import SquidResource
 from tests.plugin.dispatch.drains import messages
 from tests.processes import Child, children
-from tests.runtime.processes.process_deaths import MAX_DELIVERIES, crowd
+from tests.runtime.processes.process_deaths import MAX_DELIVERIES, deadly
 from tests.runtime.runs import facts
 
 LEASE, LINGER = "3", "10"  # seconds; what was lost comes back while a run lingers
@@ -24,12 +24,12 @@ def test_a_step_that_ends_its_drain_run_takes_none_of_the_others_along(
     resource: SquidResource, postgres: PostgresStorage, make_squid: Callable[..., Squid], tmp_path: Path
 ) -> None:
     # given attempts that are held by one drain run, of which one ends the process when all of them have begun
-    squid, home, notes = make_squid([crowd]), tmp_path / "dagster", tmp_path / "notes"
+    squid, home, notes = make_squid([deadly]), tmp_path / "dagster", tmp_path / "notes"
     home.mkdir()
     notes.mkdir()
-    guest = {"company": INNOCENTS + 1, "notes": str(notes)}
-    innocents = [squid.start("crowd", guest).run_id for _ in range(INNOCENTS)]
-    culprit = squid.start("crowd", {**guest, "death": "kill"}).run_id
+    options = {"begun_before": INNOCENTS + 1, "notes": str(notes)}
+    innocents = [squid.start("deadly", options).run_id for _ in range(INNOCENTS)]
+    culprit = squid.start("deadly", {**options, "death": "kill"}).run_id
     # when run after run is launched, until one comes to its end by itself
     codes, last = list[int](), ""
     with children() as started:

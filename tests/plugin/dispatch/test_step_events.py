@@ -10,7 +10,7 @@ from squid_dagster.journal.contract.dispatch_store import Completed, Deferred, F
 from squid_dagster.plugin.dispatch.step_events import (
     LINES_BETWEEN_SUMMARIES,
     TABLE_ROWS,
-    Outbox,
+    LineBuffer,
     Outcomes,
     Policy,
     step_logs,
@@ -30,36 +30,36 @@ def settled(outcome: Outcome, seconds: float = 0.1, refused: SquidError | None =
     return SettledAttempt(the_attempt(fold(scheduled())), outcome, refused, seconds)
 
 
-def lines(outbox: Outbox) -> list[Line]:
-    """Everything that is in an outbox."""
+def lines(buffer: LineBuffer) -> list[Line]:
+    """Everything that is in an buffer."""
     found: list[Line] = []
-    outbox.forward(lambda level, text: found.append((level, text)))
+    buffer.flush(lambda level, text: found.append((level, text)))
     return found
 
 
-# --- the outbox -----------------------------------------------------------------------------------------------------
+# --- the buffer -----------------------------------------------------------------------------------------------------
 
 
-def test_an_outbox_that_nobody_empties_drops_lines_and_counts_them() -> None:
-    outbox = Outbox(patience_seconds=0.01, size=2)
+def test_a_buffer_that_no_thread_empties_drops_lines_and_counts_them() -> None:
+    buffer = LineBuffer(patience_seconds=0.01, size=2)
     for number in range(5):
-        outbox.put(logging.INFO, str(number))
-    assert outbox.dropped == 3
-    assert [text for _, text in lines(outbox)] == ["0", "1"]
-    assert lines(outbox) == []
+        buffer.put(logging.INFO, str(number))
+    assert buffer.dropped == 3
+    assert [text for _, text in lines(buffer)] == ["0", "1"]
+    assert lines(buffer) == []
 
 
-def test_an_outbox_gives_what_came_while_one_waits() -> None:
-    outbox = Outbox()
-    outbox.put(logging.INFO, "first")
+def test_a_flush_writes_what_came_while_it_waits() -> None:
+    buffer = LineBuffer()
+    buffer.put(logging.INFO, "first")
     found: list[str] = []
 
     def write(_: int, text: str) -> None:
         found.append(text)
         if text == "first":
-            outbox.put(logging.INFO, "second")
+            buffer.put(logging.INFO, "second")
 
-    outbox.forward(write, 1.0)
+    buffer.flush(write, 1.0)
     assert found == ["first", "second"]
 
 
@@ -67,11 +67,11 @@ def test_an_outbox_gives_what_came_while_one_waits() -> None:
 
 
 def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_block() -> None:
-    outbox, steps = Outbox(), logging.getLogger("squid_dagster.step")
+    buffer, steps = LineBuffer(), logging.getLogger("squid_dagster.step")
     about = {"run_id": "run-1", "step": "charge", "attempt": 2}
     log = logging.LoggerAdapter(steps, about)
     before = (steps.level, list(logging.getLogger("squid_dagster").handlers))
-    with step_logs(outbox, logging.INFO):
+    with step_logs(buffer, logging.INFO):
         log.debug("not this")
         log.info("this %d", 1)
         try:
@@ -82,7 +82,7 @@ def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_
         logging.getLogger("squid_dagster.runtime.worker.worker").warning("the database is gone")
         steps.info("without a context")
     log.warning("not this")
-    found = lines(outbox)
+    found = lines(buffer)
     assert found[0] == (logging.INFO, "[charge, attempt 2, run run-1] this 1")
     assert found[1][1].startswith("[charge, attempt 2, run run-1] and this\nTraceback")
     assert found[1][1].endswith("ValueError: boom")
@@ -91,19 +91,19 @@ def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_
 
 
 def test_debug_lines_are_taken_when_asked_for() -> None:
-    outbox = Outbox()
-    with step_logs(outbox, logging.DEBUG):
+    buffer = LineBuffer()
+    with step_logs(buffer, logging.DEBUG):
         logging.getLogger("squid_dagster.step").debug("small")
-    assert lines(outbox) == [(logging.DEBUG, "small")]
+    assert lines(buffer) == [(logging.DEBUG, "small")]
 
 
 def test_a_record_that_cannot_be_formatted_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    outbox = Outbox()
-    with step_logs(outbox):
+    buffer = LineBuffer()
+    with step_logs(buffer):
         logging.getLogger("squid_dagster.step").info("%d", "no number")
         logging.getLogger("squid_dagster.step").info("fine")
-    assert lines(outbox) == [(logging.INFO, "fine")]
+    assert lines(buffer) == [(logging.INFO, "fine")]
 
 
 # --- outcomes -------------------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def test_a_record_that_cannot_be_formatted_stops_nothing(monkeypatch: pytest.Mon
     ],
 )
 def test_what_is_notable_is_said(told: SettledAttempt, level: int, words: str) -> None:
-    outbox = Outbox()
-    Outcomes(outbox, "notable", slow_seconds=30).settled([told])
-    ((found, text),) = lines(outbox)
+    buffer = LineBuffer()
+    Outcomes(buffer, "notable", slow_seconds=30).settled([told])
+    ((found, text),) = lines(buffer)
     assert found == level
     assert words in text
     assert "hidden" not in text
@@ -131,30 +131,30 @@ def test_what_is_notable_is_said(told: SettledAttempt, level: int, words: str) -
 @pytest.mark.parametrize("outcome", [Completed(1), Deferred("not yet", timedelta(seconds=1))])
 @pytest.mark.parametrize(("policy", "expected"), [("notable", 0), ("all", 1), ("none", 0)])
 def test_what_is_usual_is_said_only_on_request(outcome: Any, policy: Policy, expected: int) -> None:
-    outbox = Outbox()
-    Outcomes(outbox, policy, slow_seconds=30).settled([settled(outcome)])
-    assert len(lines(outbox)) == expected
+    buffer = LineBuffer()
+    Outcomes(buffer, policy, slow_seconds=30).settled([settled(outcome)])
+    assert len(lines(buffer)) == expected
 
 
 def test_many_failures_are_counted_instead_of_said_until_the_next_summary() -> None:
-    outbox = Outbox()
-    outcomes = Outcomes(outbox, "notable", slow_seconds=30)
+    buffer = LineBuffer()
+    outcomes = Outcomes(buffer, "notable", slow_seconds=30)
     outcomes.settled([settled(BROKEN)] * (LINES_BETWEEN_SUMMARIES + 7))
-    assert len(lines(outbox)) == LINES_BETWEEN_SUMMARIES
+    assert len(lines(buffer)) == LINES_BETWEEN_SUMMARIES
     outcomes.summarize()
-    assert lines(outbox) == [(logging.INFO, "so far: failed 107; 7 notable ones were not shown one by one")]
+    assert lines(buffer) == [(logging.INFO, "so far: failed 107; 7 notable ones were not shown one by one")]
     # nothing new, nothing said; and afterwards failures are said again
     outcomes.summarize()
     outcomes.settled([settled(BROKEN)])
-    assert [level for level, _ in lines(outbox)] == [logging.ERROR]
+    assert [level for level, _ in lines(buffer)] == [logging.ERROR]
 
 
 def test_no_summary_comes_where_nothing_is_to_be_said() -> None:
-    outbox = Outbox()
-    outcomes = Outcomes(outbox, "none", slow_seconds=30)
+    buffer = LineBuffer()
+    outcomes = Outcomes(buffer, "none", slow_seconds=30)
     outcomes.settled([settled(BROKEN), settled(Completed(1))])
     outcomes.summarize()
-    assert lines(outbox) == []
+    assert lines(buffer) == []
     assert outcomes.counts == {"failed": 1, "completed": 1}
 
 
@@ -162,7 +162,7 @@ def test_no_summary_comes_where_nothing_is_to_be_said() -> None:
 
 
 def test_the_table_is_bounded_and_keeps_what_is_notable() -> None:
-    outcomes = Outcomes(Outbox(), "none", slow_seconds=30)
+    outcomes = Outcomes(LineBuffer(), "none", slow_seconds=30)
     outcomes.settled([settled(BROKEN)])
     outcomes.settled([settled(Completed(1))] * 5000)
     text = outcomes.markdown().splitlines()
@@ -174,7 +174,7 @@ def test_the_table_is_bounded_and_keeps_what_is_notable() -> None:
 
 
 def test_no_text_of_a_step_becomes_a_link_a_cell_or_a_line_of_the_table() -> None:
-    outcomes = Outcomes(Outbox(), "none", slow_seconds=30)
+    outcomes = Outcomes(LineBuffer(), "none", slow_seconds=30)
     outcomes.settled([settled(Failed({"type": "E", "message": "a | b\n[x](http://evil) <img>"}))])
     row = outcomes.markdown().splitlines()[4]
     assert row.replace(r"\|", "").count("|") == 7
@@ -182,4 +182,4 @@ def test_no_text_of_a_step_becomes_a_link_a_cell_or_a_line_of_the_table() -> Non
 
 
 def test_a_run_that_did_nothing_says_so() -> None:
-    assert Outcomes(Outbox(), "notable", slow_seconds=1).markdown() == "No attempt was executed."
+    assert Outcomes(LineBuffer(), "notable", slow_seconds=1).markdown() == "No attempt was executed."
