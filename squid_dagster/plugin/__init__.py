@@ -1,6 +1,6 @@
-"""The Dagster plugin: shows and drives what the journal decides.
+"""The Dagster plugin: resource, jobs, sensors, schedules and assets for the runs of a journal.
 
-Everything that a code location needs is exported here. Needs the extra `squid-dagster[dagster]`.
+Exports everything that a code location needs. Requires the extra `squid-dagster[dagster]`.
 """
 
 from dagster_shared.libraries import DagsterLibraryRegistry
@@ -16,9 +16,17 @@ from squid_dagster.plugin.dispatch.job import DrainConfig, build_dispatch_job
 from squid_dagster.plugin.dispatch.sensor import build_dispatch_sensor
 from squid_dagster.plugin.external.sensor import build_external_sensor
 from squid_dagster.plugin.projections import (
+    ProjectionConfig,
     SparkResource,
     WarehouseResource,
+    build_checks_job,
+    build_checks_schedule,
+    build_journal_asset,
     build_projection_assets,
+    build_projection_checks,
+    build_projections_job,
+    build_projections_schedule,
+    build_rebuild_views_job,
     projection_definitions,
 )
 from squid_dagster.plugin.recovery import build_recovery_job, build_recovery_schedule
@@ -27,17 +35,25 @@ from squid_dagster.plugin.resource import SquidResource
 __all__ = [
     "AttentionItem",
     "DrainConfig",
+    "ProjectionConfig",
     "SparkResource",
     "SquidComponent",
     "SquidResource",
     "WarehouseResource",
     "build_attention_sensor",
+    "build_checks_job",
+    "build_checks_schedule",
     "build_command_jobs",
     "build_cron_schedules",
     "build_dispatch_job",
     "build_dispatch_sensor",
     "build_external_sensor",
+    "build_journal_asset",
     "build_projection_assets",
+    "build_projection_checks",
+    "build_projections_job",
+    "build_projections_schedule",
+    "build_rebuild_views_job",
     "build_recovery_job",
     "build_recovery_schedule",
     "projection_definitions",

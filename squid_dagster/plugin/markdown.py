@@ -17,7 +17,7 @@ _LONGEST_CODE = 4000
 
 
 def text(value: object, limit: int = 300) -> str:
-    """Escape a value as one line of plain text: no character is markup, and no address becomes a link."""
+    """Quote a value as one line of plain text: no character is markup, and no address becomes a link."""
     line = _SIGNS.sub(r"\\\1", brief("" if value is None else str(value), limit))
     return re.sub(r"(?i)(www)\.", r"\1\\.", line)
 

@@ -1,6 +1,6 @@
 """A run as Dagster metadata: its graph as a picture, its timeline, its explanation, its attempts. All is redacted.
 
-What is shown is bounded, because Dagster keeps it: a long story is told from its end, and says how to read the rest.
+It is bounded, because Dagster stores it: of a long list the end is shown, with the call that reads the rest.
 """
 
 from collections.abc import Sequence
@@ -28,28 +28,28 @@ def run_metadata(squid: Squid, run_id: str) -> dict[str, dg.MetadataValue]:
         NotFound: no fact names this run.
         StorageUnavailable: the database cannot be reached.
     """
-    found = squid.explain_run(run_id)
+    explanation = squid.explain_run(run_id)
     return {
         "run_id": dg.MetadataValue.text(run_id),
-        "status": dg.MetadataValue.text(found.status),
-        "summary": dg.MetadataValue.text(found.summary),
+        "status": dg.MetadataValue.text(explanation.status),
+        "summary": dg.MetadataValue.text(explanation.summary),
         "graph": dg.MetadataValue.md(graph_markdown(squid.inspect_run_graph(run_id))),
         "timeline": dg.MetadataValue.md(timeline_markdown(squid.inspect_run_timeline(run_id), run_id)),
-        "explanation": dg.MetadataValue.md(explanation_markdown(found)),
+        "explanation": dg.MetadataValue.md(explanation_markdown(explanation)),
         "snapshot": dg.MetadataValue.md(snapshot_markdown(squid.inspect_run(run_id))),
     }
 
 
-def explanation_markdown(found: Explanation) -> str:
-    """Say why the run is where it is, what can be done, and by which facts that is known. Pure."""
+def explanation_markdown(explanation: Explanation) -> str:
+    """Render why the run is where it is, what can be done, and which facts show that. Pure."""
     parts = [
-        f"**{text(found.reason.replace('_', ' '))}**",
-        text(found.summary, 1000),
+        f"**{text(explanation.reason.replace('_', ' '))}**",
+        text(explanation.summary, 1000),
         "**What can be done**",
-        "\n".join(_action(each) for each in found.next_actions) or "- nothing: there is nothing left to do",
+        "\n".join(_action(action) for action in explanation.next_actions) or "- nothing: there is nothing left to do",
     ]
-    if found.evidence:
-        rows = [(each.type, each.thread, each.revision, when(each.occurred_at)) for each in found.evidence]
+    if explanation.evidence:
+        rows = [(fact.type, fact.thread, fact.revision, when(fact.occurred_at)) for fact in explanation.evidence]
         parts += ["**Facts that show it**", table(("fact", "thread", "revision", "at"), rows)]
     return "\n\n".join(parts)
 
@@ -61,7 +61,7 @@ def _action(action: Any) -> str:
 
 
 def graph_markdown(graph: RunGraph) -> str:
-    """Show the graph as a picture; one that is too large for that, as a table of its steps. Pure."""
+    """Render the graph as a picture; one that is too large, as a table of its steps. Pure."""
     drawn = picture(graph.title, graph.to_svg())
     if len(drawn) <= MAX_PICTURE_CHARACTERS:
         return drawn
@@ -71,14 +71,14 @@ def graph_markdown(graph: RunGraph) -> str:
 
 
 def timeline_markdown(events: Sequence[TimelineEvent], run_id: str) -> str:
-    """Tell what happened, oldest first; of a long story, the end. Pure."""
-    told = events[-MAX_EVENTS:]
-    rows = [(when(each.at), each.summary, each.step, _actor(each), each.kind, each.revision) for each in told]
+    """Render the latest events, oldest first. Pure."""
+    latest = events[-MAX_EVENTS:]
+    rows = [(when(row.at), row.summary, row.step, _actor(row), row.kind, row.revision) for row in latest]
     shown = table(("at", "what happened", "step", "by", "fact", "revision"), rows)
-    if len(events) == len(told):
+    if len(events) == len(latest):
         return shown
     call = code(f"squid.inspect_run_timeline({run_id!r})")
-    return f"{len(events) - len(told)} earlier events are left out: {call} tells them all.\n\n{shown}"
+    return f"{len(events) - len(latest)} earlier events are left out: {call} tells them all.\n\n{shown}"
 
 
 def _actor(event: TimelineEvent) -> str:
@@ -86,8 +86,8 @@ def _actor(event: TimelineEvent) -> str:
 
 
 def snapshot_markdown(snapshot: RunSnapshot) -> str:
-    """Show what the run was started with, what its steps gave, its attempts and who asked what of it. Pure."""
-    parts = [_facts(snapshot), "**Input**", json_block(snapshot.input)]
+    """Render the input of the run, the outputs of its steps, its attempts and its commands. Pure."""
+    parts = [_fields(snapshot), "**Input**", json_block(snapshot.input)]
     if snapshot.outputs:
         parts += ["**Outputs**", json_block(snapshot.outputs)]
     if snapshot.attempts:
@@ -95,22 +95,22 @@ def snapshot_markdown(snapshot: RunSnapshot) -> str:
     if snapshot.command_history:
         rows = [
             (
-                when(each.at),
-                each.signal_type,
-                "" if each.actor is None else who(each.actor),
-                _source(each),
-                each.comment,
+                when(command.at),
+                command.signal_type,
+                "" if command.actor is None else who(command.actor),
+                command.metadata.get("actor_source"),
+                command.comment,
             )
-            for each in snapshot.command_history[-MAX_ATTEMPTS:]
+            for command in snapshot.command_history[-MAX_ATTEMPTS:]
         ]
         parts += ["**Commands**", table(("at", "command", "actor", "actor source", "comment"), rows)]
     if snapshot.anomalies:
-        rows_of = [(each.reason, each.type, each.thread, each.revision) for each in snapshot.anomalies[-MAX_ATTEMPTS:]]
-        parts += ["**Anomalies**", table(("reason", "fact", "thread", "revision"), rows_of)]
+        anomalies = [(row.reason, row.type, row.thread, row.revision) for row in snapshot.anomalies[-MAX_ATTEMPTS:]]
+        parts += ["**Anomalies**", table(("reason", "fact", "thread", "revision"), anomalies)]
     return "\n\n".join(parts)
 
 
-def _facts(snapshot: RunSnapshot) -> str:
+def _fields(snapshot: RunSnapshot) -> str:
     waits = snapshot.manual_state
     rows: list[tuple[str, object]] = [
         ("run", snapshot.run_id),
@@ -132,23 +132,19 @@ def _facts(snapshot: RunSnapshot) -> str:
 
 
 def _attempts(snapshot: RunSnapshot) -> str:
-    told = snapshot.attempts[-MAX_ATTEMPTS:]
+    latest = snapshot.attempts[-MAX_ATTEMPTS:]
     rows = [
         (
-            each.step,
-            each.attempt_number,
-            each.status,
-            each.owner_id,
-            None if each.lease_until is None else when(each.lease_until),
-            f"{each.deliveries} of {each.max_deliveries}",
-            None if each.error is None else message_of(each.error),
+            attempt.step,
+            attempt.attempt_number,
+            attempt.status,
+            attempt.owner_id,
+            None if attempt.lease_until is None else when(attempt.lease_until),
+            f"{attempt.deliveries} of {attempt.max_deliveries}",
+            None if attempt.error is None else message_of(attempt.error),
         )
-        for each in told
+        for attempt in latest
     ]
     shown = table(("step", "attempt", "status", "held by", "lease until", "deliveries", "error"), rows)
-    left = len(snapshot.attempts) - len(told)
+    left = len(snapshot.attempts) - len(latest)
     return shown if not left else f"{left} earlier attempts are left out.\n\n{shown}"
-
-
-def _source(command: Any) -> object:
-    return command.metadata.get("actor_source")

@@ -1,7 +1,7 @@
-"""`build_external_sensor`: launches what waits in external steps as Dagster runs, and signals what came of them.
+"""`build_external_sensor`: launches external steps as Dagster runs, and signals their outcomes.
 
-The journal decides: that a run was asked for is on record before Dagster hears of it, and Dagster's runs are found by
-their tags, never by what the sensor remembers. The cursor says where the next page begins: without it, at the start.
+The journal decides: the request is a fact before Dagster gets it, and Dagster's runs are found by their tags, never by
+the sensor's state. The cursor is where the next page begins: without it, at the start.
 """
 
 import re
@@ -14,12 +14,12 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.settlement.rounds import concerns_all
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.external.dagster_runs import (
-    Found,
-    Verdict,
-    about,
+    ExternalRun,
+    ExternalStatus,
+    deciding_run,
     describe_failure,
     find_runs,
-    judge,
+    run_fields,
     storage_id,
     tag_abandoned,
 )
@@ -54,9 +54,9 @@ from squid_dagster.workflow.errors import InvalidInput, InvalidWorkflow
 from squid_dagster.workflow.external_request import request_of
 from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
 
-Job = Any  # a JobDefinition, or what define_asset_job gives: Dagster does not export a name for both
+Job = Any  # a JobDefinition, or what define_asset_job returns: Dagster exports no name for both
 Targets = dict[tuple[str, str], Job]  # by the lane of a definition, and a step of it
-_MOST = 200  # attempts that one tick looks at
+_PAGE = 200  # attempts of one tick
 
 
 @builds
@@ -70,7 +70,7 @@ def build_external_sensor(
     minimum_interval_seconds: int = 10,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """Give the sensor that does the external steps of these workflows in Dagster; needs the resource `squid`.
+    """Build the sensor that launches the external steps of these workflows; needs the resource `squid`.
 
     `jobs` are the location's jobs that steps of kind "dagster_job" name. Steps of kind "dagster_assets" get a job each,
     `squid_external_<workflow>_<step>`; `assets` are the location's, to check the keys; None leaves that to Dagster,
@@ -89,32 +89,32 @@ def build_external_sensor(
         if not isinstance(getattr(job, "name", None), str):
             raise InvalidArgument(f"jobs must be a list of Dagster jobs, not of {type(job).__name__}")
     targets = _targets(known, {job.name: job for job in jobs}, assets)
-    seen: dict[str, str] = {}  # runs by attempt whose start is on record: this process need not look it up again
+    seen: dict[str, str] = {}  # runs by attempt whose start is a fact: this process need not read it again
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        def look() -> dg.SensorResult:
+        def tick() -> dg.SensorResult:
             return _Tick(context, context.resources.squid.squid_for(workflows), targets, name, seen).run(queues)
 
-        return run_tick(look)
+        return run_tick(tick)
 
     return dg.SensorDefinition(
         name=name,
         evaluation_fn=evaluate,
         jobs=list({id(job): job for job in targets.values()}.values()) or None,
         minimum_interval_seconds=minimum_interval_seconds,
-        description="Launches the external steps of squid runs, and reports what came of them.",
+        description="Launches the external steps of squid runs, and reports their outcomes.",
         default_status=default_status,
         required_resource_keys={RESOURCE},
     )
 
 
-# --- what can be launched ---------------------------------------------------------------------------------------------
+# --- jobs of external steps ---------------------------------------------------------------------------------------------
 
 
 def _targets(known: Sequence[Definition], jobs: dict[str, Job], assets: Sequence[Any] | None) -> Targets:
-    """Give the job that does each external step. Raises `InvalidWorkflow` for names that the location does not have."""
-    keys = None if assets is None else {key.to_user_string(): key for each in assets for key in _keys(each)}
-    made: dict[tuple[str, tuple[str, ...]], Job] = {}
+    """Return the job of each external step. Raises `InvalidWorkflow` for names that are not in the location."""
+    keys = None if assets is None else {key.to_user_string(): key for asset in assets for key in _keys(asset)}
+    asset_jobs: dict[tuple[str, tuple[str, ...]], Job] = {}
     targets: Targets = {}
     for definition in known:
         if problems := list(unknown_targets(definition, jobs, keys)):
@@ -122,25 +122,29 @@ def _targets(known: Sequence[Definition], jobs: dict[str, Job], assets: Sequence
         for step in definition.steps.values():
             external = step.external
             if external is not None:
-                job = jobs[external.job] if external.job else _asset_job(definition, step.name, external.assets, made)
+                job = (
+                    jobs[external.job]
+                    if external.job
+                    else _asset_job(definition, step.name, external.assets, asset_jobs)
+                )
                 targets.update(((lane, step.name), job) for lane in definition.external_keys)
     return targets
 
 
-def _asset_job(definition: Definition, step: str, assets: Sequence[str], made: dict[Any, Job]) -> Job:
-    """Give the job that materializes a step's assets: versions that ask for the same share it."""
+def _asset_job(definition: Definition, step: str, assets: Sequence[str], asset_jobs: dict[Any, Job]) -> Job:
+    """Return the job that materializes a step's assets: versions with the same assets share it."""
     name = re.sub(r"\W", "_", f"squid_external_{definition.name}_{step}")
-    if any(known == name and others != tuple(sorted(assets)) for known, others in made):
+    if any(known == name and others != tuple(sorted(assets)) for known, others in asset_jobs):
         name = f"{name}_{definition.fingerprint[:8]}"
-    place = (name, tuple(sorted(assets)))
-    if place not in made:
-        keys = [dg.AssetKey.from_user_string(each) for each in assets]
-        made[place] = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys))
-    return made[place]
+    key = (name, tuple(sorted(assets)))
+    if key not in asset_jobs:
+        selection = dg.AssetSelection.assets(*(dg.AssetKey.from_user_string(asset) for asset in assets))
+        asset_jobs[key] = dg.define_asset_job(name, selection=selection)
+    return asset_jobs[key]
 
 
 def _keys(asset: Any) -> Sequence[dg.AssetKey]:
-    """Give the keys that an asset or spec of the location can be materialized under."""
+    """Return the keys under which an asset or spec of the location can be materialized."""
     if isinstance(asset, dg.AssetsDefinition):
         return sorted(asset.keys) if asset.is_executable else ()
     return ()
@@ -150,7 +154,7 @@ def _keys(asset: Any) -> Sequence[dg.AssetKey]:
 
 
 class _Tick:
-    """One look at what waits. What goes wrong with one attempt keeps no other one waiting."""
+    """One tick: every waiting attempt, each on its own. An error of one attempt does not stop the others."""
 
     def __init__(
         self,
@@ -167,56 +171,59 @@ class _Tick:
     def run(self, queues: Sequence[str]) -> dg.SensorResult:
         cursor = self.context.cursor or ""
         after = int(cursor) if cursor.isdigit() else 0
-        waiting = waiting_externals(self.squid.runtime, queues, after=after, limit=_MOST)
-        keys = {each.attempt.runnable_key for each, _ in waiting}
+        waiting = waiting_externals(self.squid.runtime, queues, after=after, limit=_PAGE)
+        keys = {row.attempt.runnable_key for row, _ in waiting}
         runs = find_runs(self.instance, keys)
         requests: list[dg.RunRequest] = []
         refused = 0
-        for each, step in waiting:
+        for row, step in waiting:
+            key = row.attempt.runnable_key
             try:
-                request = self._look(each.attempt, step, judge(runs.get(each.attempt.runnable_key, [])), each.paused)
+                request = self._advance(row.attempt, step, deciding_run(runs.get(key, [])), row.paused)
             except (InvalidTransition, NotFound, IncompatibleDefinition) as error:
                 why = redacted_text(str(error))
-                self.context.log.info(f"{each.attempt.runnable_key} is not waited for any more: {why}")
+                self.context.log.info(f"{key} is not waited for any more: {why}")
             except SquidError as error:
                 if concerns_all(error):
                     if not requests:
                         raise
-                    # What is on record as asked for is launched; the next tick looks at the rest, from the same place.
+                    # Requests that are facts are returned; the next tick begins at the same place.
                     self.context.log.warning(f"the next tick looks at the rest: {redacted_text(str(error))}")
                     return dg.SensorResult(run_requests=requests, cursor=cursor)
                 refused += 1
                 why = f"{type(error).__name__}: {redacted_text(str(error))}"
-                self.context.log.warning(f"{each.attempt.runnable_key} is looked at again by the next tick: {why}")
+                self.context.log.warning(f"{key} is looked at again by the next tick: {why}")
             else:
                 requests += [] if request is None else [request]
-        for run_id in tag_abandoned(self.instance, self.squid.runtime, keys, _MOST):
+        for run_id in tag_abandoned(self.instance, self.squid.runtime, keys, _PAGE):
             self.context.log.warning(f"Dagster run {run_id} goes on, but the squid run that wanted it has ended")
-        full = len(waiting) == _MOST
+        full = len(waiting) == _PAGE
         cursor = str(waiting[-1][0].attempt.position if full else 0)
         if not full and not after:
             for key in self.seen.keys() - keys:
                 del self.seen[key]
         if requests:
             return dg.SensorResult(run_requests=requests, cursor=cursor)
-        said = f"{len(waiting)} external steps wait; none is to be launched"
-        said += f", and nothing could be done for {refused}: the log says why" if refused else ""
-        return dg.SensorResult(skip_reason=said, cursor=cursor)
+        reason = f"{len(waiting)} external steps wait; none is to be launched"
+        reason += f", and nothing could be done for {refused}: the log says why" if refused else ""
+        return dg.SensorResult(skip_reason=reason, cursor=cursor)
 
-    def _look(self, attempt: Attempt, step: StepDefinition, found: Found, paused: bool) -> dg.RunRequest | None:
-        """Do what one attempt needs now; give the request if it is to be launched."""
-        run = found.run
-        if run is None or found.verdict is Verdict.NOT_LAUNCHED:
+    def _advance(
+        self, attempt: Attempt, step: StepDefinition, external: ExternalRun, paused: bool
+    ) -> dg.RunRequest | None:
+        """Apply the status of one attempt by signals; return the request if it is to be launched."""
+        status, run = external
+        if run is None or status is ExternalStatus.NOT_LAUNCHED:
             return None if paused else self._launch(attempt, step, missing=run is None)
-        if found.verdict is Verdict.ACTIVE:
+        if status is ExternalStatus.ACTIVE:
             self._started(attempt, run)
-        elif found.verdict is Verdict.SUCCEEDED:
-            self._completed(attempt, {"succeeded": True, "result": about(run)}, run)
-        elif found.verdict is Verdict.FAILED:
+        elif status is ExternalStatus.SUCCEEDED:
+            self._completed(attempt, {"succeeded": True, "result": run_fields(run)}, run)
+        elif status is ExternalStatus.FAILED:
             self._completed(attempt, {"succeeded": False, "error": describe_failure(self.instance, run)}, run)
         else:
             text = f"Dagster run {run.run_id} of job {run.job_name!r} was canceled"
-            error = {**error_map("dagster_run_canceled", text), **about(run)}
+            error = {**error_map("dagster_run_canceled", text), **run_fields(run)}
             self._completed(attempt, {"succeeded": False, "error": error, "final": True}, run)
         return None
 
@@ -239,7 +246,7 @@ class _Tick:
         return request
 
     def _request(self, attempt: Attempt, step: StepDefinition, job: Job) -> dg.RunRequest | None:
-        """Make the request and check it as Dagster will: a bad one would fail the whole tick. None: the step failed."""
+        """Build the request and check it as Dagster will: a bad one would fail the whole tick. None: the step failed."""
         try:
             wanted = request_of(step, attempt)
         except InvalidInput as error:
@@ -253,7 +260,7 @@ class _Tick:
             run_key=attempt.runnable_key,
             job_name=job.name,
             run_config=wanted.run_config,
-            tags={**wanted.external.tags, **job_tags(AGENT_EXTERNAL), **own},  # ours win: the journal alone retries
+            tags={**wanted.external.tags, **job_tags(AGENT_EXTERNAL), **own},  # ours override: only the journal retries
             partition_key=wanted.partition_key,
         )
         repository = self.context.repository_def
@@ -264,14 +271,14 @@ class _Tick:
             if wanted.partition_key is not None:
                 request = request.with_resolved_tags_and_config(resolved, [], self.instance)
             dg.validate_run_config(resolved, request.run_config)
-        except Exception as error:  # noqa: BLE001  Dagster has many words for a request that does not fit the job
+        except Exception as error:  # noqa: BLE001  Dagster raises many types here
             text = f"Dagster job {job.name!r} cannot be launched with this config or partition: {error}"
             self._refuse(attempt, error_map("invalid_run_request", text))
             return None
         return request
 
     def _refuse(self, attempt: Attempt, error: JsonObject) -> None:
-        """Let a step fail for good that cannot be launched, or must not be launched again."""
+        """Fail a step for good that cannot be launched, or must not be launched again."""
         self._completed(attempt, {"succeeded": False, "error": error, "final": True})
 
     # --- signals ------------------------------------------------------------------------------------------------------
@@ -284,19 +291,19 @@ class _Tick:
             self._note(SignalType.EXTERNAL_STARTED, attempt, f"start:{run.run_id}", {"external_run_id": run.run_id})
         self.seen[attempt.runnable_key] = run.run_id
 
-    def _note(self, kind: SignalType, attempt: Attempt, key: str, more: JsonObject) -> None:
-        self._signal(kind, attempt, key, {"launcher": self.launcher, **more})
+    def _note(self, kind: SignalType, attempt: Attempt, key: str, fields: JsonObject) -> None:
+        self._signal(kind, attempt, key, {"launcher": self.launcher, **fields})
 
     def _completed(self, attempt: Attempt, outcome: JsonObject, run: dg.DagsterRun | None = None) -> None:
         key = "refused" if run is None else f"end:{run.run_id}"
         known: JsonObject = {} if run is None else {"external_run_id": run.run_id}
         self._signal(SignalType.EXTERNAL_COMPLETED, attempt, key, {**known, **outcome})
 
-    def _signal(self, kind: SignalType, attempt: Attempt, key: str, more: JsonObject) -> None:
+    def _signal(self, kind: SignalType, attempt: Attempt, key: str, fields: JsonObject) -> None:
         self.squid.apply_signal(
             Signal(
                 type=kind,
-                payload={"run_id": attempt.run_id, "runnable_key": attempt.runnable_key, **more},
+                payload={"run_id": attempt.run_id, "runnable_key": attempt.runnable_key, **fields},
                 idempotency_key=f"{attempt.runnable_key}:{key}",
                 actor="dagster",
                 metadata={"actor_source": "dagster_sensor", "sensor": self.name},

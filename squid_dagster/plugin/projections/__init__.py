@@ -1,9 +1,8 @@
-"""The journal's tables as Dagster assets, made by Spark. Needs the extras `squid-dagster[dagster,spark]`."""
+"""The tables that Spark makes of the journal, as Dagster assets. Needs the extras `squid-dagster[dagster,spark]`."""
 
-from squid_dagster.plugin.projections.assets import ProjectionConfig, build_projection_assets
+from squid_dagster.plugin.projections.assets import ProjectionConfig, build_journal_asset, build_projection_assets
 from squid_dagster.plugin.projections.checks import build_projection_checks
 from squid_dagster.plugin.projections.definitions import projection_definitions
-from squid_dagster.plugin.projections.journal_asset import build_journal_asset
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.schedule import (
     build_checks_job,

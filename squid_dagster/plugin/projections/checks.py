@@ -30,7 +30,7 @@ _ASSETS = {
 }
 _DESCRIPTIONS = {
     Check.VIEWS: "Every row of the live views equals what Spark folds from the journal. Writers at work do not matter.",
-    Check.LISTED: "Every run that has started is in the index and in the catalog, and whatever is listed has started.",
+    Check.LISTED: "Every run that has started is in the index and in the catalog, and every listed run has started.",
     Check.SEQUENCES: "Every thread's sequence is 1 to its revision, without a gap and without a number that is twice.",
     Check.ANOMALIES: "There is no anomaly that was not there at the last check. What was there is kept in the "
     "warehouse; where that is lost, all anomalies are new once.",
@@ -59,7 +59,7 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
         name=CHECKS_OP,
         specs=specs,
         can_subset=True,
-        description="Looks the whole journal over, with Spark, in one pass for all checks.",
+        description="Checks the whole journal with Spark, in one pass for all checks.",
     )
     def checks(
         context: dg.AssetCheckExecutionContext,
@@ -71,46 +71,46 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
         from squid_dagster.spark.checks.journal_checks import checked
         from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
 
-        asked = [check for check in Check if _key(check) in context.selected_asset_check_keys]
+        selected = [check for check in Check if _key(check) in context.selected_asset_check_keys]
         with dagster_failures():
-            house = squid_warehouse.warehouse
-            if Check.ANOMALIES in asked:
-                house.check()  # that nothing can be remembered there is told before any work starts
+            warehouse = squid_warehouse.warehouse
+            if Check.ANOMALIES in selected:
+                warehouse.check()  # a directory that cannot be written fails before any work starts
         with dagster_failures(), journal_for_spark(squid, spark) as (session, storage, location):
-            memory, grace = KnownAnomalies(house.path), timedelta(minutes=grace_minutes)
-            with checked(session, storage, location, memory=memory, checks=asked, grace=grace) as done:
-                for check in asked:
+            memory, grace = KnownAnomalies(warehouse.path), timedelta(minutes=grace_minutes)
+            with checked(session, storage, location, memory=memory, checks=selected, grace=grace) as done:
+                for check in selected:
                     yield check_result(check, done.findings[check], done.cut)
-                # Behind the results: who is stopped before tells the same anomalies again, and not never.
+                # After the results: a run that is stopped before reports the same anomalies again.
                 done.remember()
 
     return checks
 
 
-def check_result(check: Check, found: Finding, cut: int) -> dg.AssetCheckResult:
-    """Show what a check found: counts, and the runs in a table. Pure."""
+def check_result(check: Check, result: Finding, cut: int) -> dg.AssetCheckResult:
+    """Render the result of a check: counts, and the runs in a table. Pure."""
     metadata: dict[str, Any] = {"squid/cut": cut}
-    metadata |= {f"squid/{name}": count for name, count in found.counts.items()}
-    if found.runs:
-        shown = table(("run", "what is wrong"), [(one.run_id or "", one.what) for one in found.runs])
-        more = f"\n\nand {found.unnamed:,} more" if found.unnamed else ""
-        metadata["squid/runs"] = dg.MetadataValue.md(shown + more)
+    metadata |= {f"squid/{name}": count for name, count in result.counts.items()}
+    if result.runs:
+        shown = table(("run", "what is wrong"), [(one.run_id or "", one.what) for one in result.runs])
+        rest = f"\n\nand {result.unnamed:,} more" if result.unnamed else ""
+        metadata["squid/runs"] = dg.MetadataValue.md(shown + rest)
     return dg.AssetCheckResult(
-        passed=found.passed,
+        passed=result.passed,
         asset_key=key_of(_ASSETS[check]),
         check_name=check.value,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=_sentence(found),
+        description=_sentence(result),
         metadata=metadata,
     )
 
 
-def _sentence(found: Finding) -> str | None:
-    if found.passed:
+def _sentence(result: Finding) -> str | None:
+    if result.passed:
         return None
-    named = ", ".join(one.run_id or one.what for one in found.runs)
-    more = f" and {found.unnamed:,} more" if found.unnamed else ""
-    return f"{named}{more}. Remedy: {found.remedy}."
+    named = ", ".join(one.run_id or one.what for one in result.runs)
+    rest = f" and {result.unnamed:,} more" if result.unnamed else ""
+    return f"{named}{rest}. Remedy: {result.remedy}."
 
 
 def _key(check: Check) -> dg.AssetCheckKey:

@@ -6,9 +6,8 @@ import dagster as dg
 
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.names import SPARK_RESOURCE, WAREHOUSE_RESOURCE
-from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_projection_assets
+from squid_dagster.plugin.projections.assets import DEFAULT_HISTORY_START, build_journal_asset, build_projection_assets
 from squid_dagster.plugin.projections.checks import build_projection_checks
-from squid_dagster.plugin.projections.journal_asset import build_journal_asset
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.schedule import (
     build_checks_job,
@@ -26,7 +25,7 @@ def projection_definitions(
     warehouse: WarehouseResource | None = None,
     history_start: date | str = DEFAULT_HISTORY_START,
 ) -> dg.Definitions:
-    """Give the assets of the warehouse, to be merged with `squid_definitions`, which brings the resource `squid`.
+    """Build the assets of the warehouse, to be merged with `squid_definitions`, which brings the resource `squid`.
 
     Example:
         `defs = dg.Definitions.merge(squid_definitions(workflows=[orders]), projection_definitions())`

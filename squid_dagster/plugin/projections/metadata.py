@@ -1,6 +1,6 @@
-"""What a materialization of a table tells: how much there is, up to where, what was done, and a summary to look at.
+"""Metadata of a materialized table: its size, the position it covers, what was done, and plots.
 
-Bounded, because Dagster keeps it for ever.
+Bounded, because Dagster stores it for ever.
 """
 
 import json
@@ -14,7 +14,7 @@ from squid_dagster.plugin.markdown import picture, table
 from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
 
 if TYPE_CHECKING:
-    # For their names alone: a location is loaded without Spark.
+    # Types only: a location is loaded without Spark.
     from squid_dagster.spark.tables.figures import AttemptFigures, RunFigures, StepFigures
     from squid_dagster.spark.tables.refresh import TableRefreshed
 
@@ -23,7 +23,7 @@ MAX_ROWS = 20
 
 
 def table_metadata(done: "TableRefreshed", location: str, seconds: float) -> dict[str, dg.MetadataValue]:
-    """Show what a refresh did to a table, and what the table is now. Pure."""
+    """Describe what a refresh did to a table, and the table itself. Pure."""
     manifest = done.manifest
     return {
         "dagster/row_count": dg.MetadataValue.int(manifest.rows),
@@ -42,7 +42,7 @@ def table_metadata(done: "TableRefreshed", location: str, seconds: float) -> dic
 
 
 def part_metadata(done: "TableRefreshed", name: str) -> dict[str, dg.MetadataValue]:
-    """Show one day of a table. Pure."""
+    """Describe one day of a table. Pure."""
     part = done.manifest.parts.get(name)
     return {
         "dagster/row_count": dg.MetadataValue.int(part.rows if part else 0),
@@ -54,16 +54,16 @@ def part_metadata(done: "TableRefreshed", name: str) -> dict[str, dg.MetadataVal
 
 
 def kind_of(done: "TableRefreshed") -> str:
-    """Say how a table was refreshed."""
+    """Return how a table was refreshed."""
     if done.full:
         return "full"
     return "incremental" if done.written else "unchanged"
 
 
 def parts_markdown(done: "TableRefreshed") -> str:
-    """Show the latest days, and the parts that are none. Pure."""
+    """Render the latest days, and parts that are no days. Pure."""
     manifest, written = done.manifest, set(done.written)
-    told = sorted(manifest.parts)[-MAX_PARTS:]
+    latest = sorted(manifest.parts)[-MAX_PARTS:]
     rows = [
         (
             name,
@@ -73,36 +73,36 @@ def parts_markdown(done: "TableRefreshed") -> str:
             part.covered,
             "yes" if name in written else "",
         )
-        for name in reversed(told)
+        for name in reversed(latest)
         for part in (manifest.parts[name],)
     ]
     shown = table(("day of start", "rows", "open runs", "sealed", "covered position", "written now"), rows)
-    left = len(manifest.parts) - len(told)
+    left = len(manifest.parts) - len(latest)
     return shown if not left else f"{shown}\n\n{left} earlier days are left out."
 
 
 def rows_markdown(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
-    """Show rows of a small table. Pure."""
+    """Render rows of a small table. Pure."""
     names = list(columns)
     return table(names, [[row[name] for name in names] for row in rows[:MAX_ROWS]])
 
 
 def run_plots(figures: Sequence["RunFigures"]) -> dict[str, dg.MetadataValue]:
     """Draw throughput and durations of runs. Pure."""
-    labels = _labels([each.start for each in figures])
+    labels = _labels([row.start for row in figures])
     throughput = bars(
         f"Runs started {_window(figures)}",
         labels,
         [
-            Series("completed", [each.completed for each in figures]),
-            Series("ended otherwise", [each.ended - each.completed for each in figures]),
-            Series("open", [each.runs - each.ended for each in figures]),
+            Series("completed", [row.completed for row in figures]),
+            Series("ended otherwise", [row.ended - row.completed for row in figures]),
+            Series("open", [row.runs - row.ended for row in figures]),
         ],
     )
     latency = lines(
         f"From start to end {_window(figures)}",
         labels,
-        [Series("p50", [each.seconds_p50 for each in figures]), Series("p95", [each.seconds_p95 for each in figures])],
+        [Series("p50", [row.seconds_p50 for row in figures]), Series("p95", [row.seconds_p95 for row in figures])],
         " s",
     )
     return {
@@ -113,27 +113,27 @@ def run_plots(figures: Sequence["RunFigures"]) -> dict[str, dg.MetadataValue]:
 
 def attempt_plots(figures: Sequence["AttemptFigures"], steps: Sequence["StepFigures"]) -> dict[str, dg.MetadataValue]:
     """Draw how long attempts waited and worked, and which steps were retried. Pure."""
-    labels = _labels([each.start for each in figures])
+    labels = _labels([row.start for row in figures])
     throughput = bars(
-        f"Attempts scheduled {_window(figures)}", labels, [Series("attempts", [each.attempts for each in figures])]
+        f"Attempts scheduled {_window(figures)}", labels, [Series("attempts", [row.attempts for row in figures])]
     )
     latency = lines(
         f"Scheduled to claimed, claimed to settled {_window(figures)}",
         labels,
         [
-            Series("waiting p50", [each.waiting_p50 for each in figures]),
-            Series("waiting p95", [each.waiting_p95 for each in figures]),
-            Series("working p50", [each.working_p50 for each in figures]),
-            Series("working p95", [each.working_p95 for each in figures]),
+            Series("waiting p50", [row.waiting_p50 for row in figures]),
+            Series("waiting p95", [row.waiting_p95 for row in figures]),
+            Series("working p50", [row.working_p50 for row in figures]),
+            Series("working p95", [row.working_p95 for row in figures]),
         ],
         " s",
     )
     retries = ranks(
         "Retries and takeovers by step",
-        [f"{each.workflow}: {each.step}" for each in steps],
+        [f"{step.workflow}: {step.step}" for step in steps],
         [
-            Series("retries", [each.retries for each in steps]),
-            Series("taken over after a lost lease", [each.expiries for each in steps]),
+            Series("retries", [step.retries for step in steps]),
+            Series("taken over after a lost lease", [step.expiries for step in steps]),
         ],
     )
     return {

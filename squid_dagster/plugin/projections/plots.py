@@ -1,6 +1,6 @@
-"""Plots as SVG, drawn by hand: no style sheet, no script, a ground of their own, small enough for an event log. Pure.
+"""Plots as SVG, without a library: no style sheet, no script, a background of their own, small enough for an event log.
 
-Text says what colours say: every series is named, lines and bars over time with their latest value.
+Pure. No information is in colours alone: every series is named, lines and bars over time with their latest value.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 52, 34
 _COLOURS = ("#2563eb", "#d97706", "#16a34a", "#dc2626")
 _TEXT, _GRID, _GROUND = "#0f172a", "#cbd5e1", "#f8fafc"
 _LABELS, _LINES = 8, 4
-_NAMES, _ROW = 200, 22  # of bars that lie: the place of their names, and the height of each
+_NAMES, _ROW = 200, 22  # of horizontal bars: the width of their names, and the height of a bar
 _FONT = 'font-family="system-ui, sans-serif" font-size="11"'
 
 
@@ -60,7 +60,7 @@ def lines(title: str, labels: Sequence[str], series: Sequence[Series], unit: str
 
 
 def ranks(title: str, labels: Sequence[str], series: Sequence[Series]) -> str:
-    """Draw values as bars that lie, one below the other, those of one label behind each other, with their sum."""
+    """Draw values as horizontal bars, those of one label in a row, with their sum."""
     sums = [sum(one.values[i] or 0 for one in series) for i in range(len(labels))]
     top, height = max(sums, default=0) or 1, _TOP + _ROW * max(2, len(labels)) + 10
     wide = WIDTH - _NAMES - 60
@@ -105,13 +105,13 @@ def _boxed(title: str, height: int, drawn: Sequence[str], *, empty: bool) -> str
 
 
 def _legend(series: Sequence[Series], unit: str | None) -> list[str]:
-    found, x = [], 12.0
+    elements, x = [], 12.0
     for number, one in enumerate(series):
         name = one.name if unit is None else _with_latest(one, unit)
-        found.append(f'<rect x="{x:.0f}" y="30" width="10" height="10" fill="{_COLOURS[number]}"/>')
-        found.append(f'<text x="{x + 14:.0f}" y="39" fill="{_TEXT}">{_text(name)}</text>')
+        elements.append(f'<rect x="{x:.0f}" y="30" width="10" height="10" fill="{_COLOURS[number]}"/>')
+        elements.append(f'<text x="{x + 14:.0f}" y="39" fill="{_TEXT}">{_text(name)}</text>')
         x += 30 + 5.8 * len(name)
-    return found
+    return elements
 
 
 def _with_latest(series: Series, unit: str) -> str:
@@ -120,15 +120,15 @@ def _with_latest(series: Series, unit: str) -> str:
 
 
 def _grid(top: float, unit: str) -> list[str]:
-    found = []
+    elements = []
     for step in range(_LINES + 1):
         value = top * step / _LINES
         y = _y(value, top)
-        found.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
-        found.append(
+        elements.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_GRID}"/>')
+        elements.append(
             f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="{_TEXT}">{_number(value)}{unit}</text>'
         )
-    return found
+    return elements
 
 
 def _axis(labels: Sequence[str], centred: bool) -> list[str]:
@@ -144,23 +144,23 @@ def _axis(labels: Sequence[str], centred: bool) -> list[str]:
 def _line(points: Sequence[tuple[float, float]], colour: str) -> str:
     if len(points) == 1:
         return f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3" fill="{colour}"/>'
-    told = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{told}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{coordinates}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
 
 def _pieces(points: Sequence[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
-    """Divide points where one is missing."""
-    found: list[list[tuple[float, float]]] = [[]]
+    """Split points where one is missing."""
+    parts: list[list[tuple[float, float]]] = [[]]
     for point in points:
         if point is None:
-            found.append([])
+            parts.append([])
         else:
-            found[-1].append(point)
-    return [part for part in found if part]
+            parts[-1].append(point)
+    return [part for part in parts if part]
 
 
 def _ceiling(value: float) -> float:
-    """Give a round number that is not below, so that the lines of the grid are at round numbers too."""
+    """Return a round number at or above the value, so that the lines of the grid are at round numbers."""
     if value <= 0:
         return 1.0
     scale = 1.0

@@ -1,6 +1,6 @@
 """The resources of Spark's assets: a session by dagster-pyspark, and the directory of the tables.
 
-Neither imports Spark before it is used: a location that holds such assets loads as fast as one that does not.
+Neither imports Spark before it is used: a location with such assets loads as fast as one without.
 """
 
 import os
@@ -17,7 +17,7 @@ WAREHOUSE_VARIABLE = "SQUID_WAREHOUSE"
 
 
 class SparkResource(dg.ConfigurableResource[Any]):
-    """A Spark session that knows the journal's data source, made when it is first asked for, once per process.
+    """A Spark session with the journal's data source, created at the first use, once per process.
 
     Example:
         `SparkResource(spark_master=dg.EnvVar("SPARK_MASTER"), spark_config={"spark.executor.memory": "4g"})`
@@ -40,20 +40,20 @@ class SparkResource(dg.ConfigurableResource[Any]):
 
         Raises:
             InvalidArgument: a master of no known kind.
-            SparkUnavailable: nobody answers there, or this process has a session on another one.
-            JavaMissing: Java is needed here, and there is none.
+            SparkUnavailable: the master does not answer, or this process has a session on another one.
+            JavaMissing: Java is needed, and is not installed.
         """
         from dagster_pyspark import LazyPySparkResource
 
         from squid_dagster.spark.session.session import open_session, spark_config
 
-        # First with our checks, which say what is wrong; what Dagster's own resource gives is then the same session.
+        # First with our checks and their errors; Dagster's own resource then returns the same session.
         open_session(self.spark_master, self.spark_config)
         return LazyPySparkResource(spark_config=spark_config(self.spark_master, self.spark_config)).spark_session
 
 
 class WarehouseResource(dg.ConfigurableResource[Any]):
-    """Where the tables are kept.
+    """The directory of the tables.
 
     Example:
         `WarehouseResource(path="s3://company-data/squid")`
@@ -82,10 +82,10 @@ class WarehouseResource(dg.ConfigurableResource[Any]):
 
 
 def default_warehouse(environ: Mapping[str, str] = os.environ) -> str:
-    """Give the directory that the environment names, else one below that of the embedded server.
+    """Return the directory that the environment names, else one below that of the embedded server.
 
     Raises:
-        InvalidArgument: there is none to choose: in Kubernetes it would be gone with its pod.
+        InvalidArgument: none is named in Kubernetes, where a default would be gone with its pod.
     """
     if named := environ.get(WAREHOUSE_VARIABLE):
         return named

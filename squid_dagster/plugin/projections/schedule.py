@@ -1,4 +1,4 @@
-"""The jobs that bring all tables up to date, or check them, in one run on one Spark session, and their schedules."""
+"""The jobs that update all tables, or check the journal, in one run on one Spark session; and their schedules."""
 
 from typing import Any, cast
 
@@ -15,29 +15,29 @@ from squid_dagster.plugin.names import (
 )
 from squid_dagster.plugin.projections.specs import HISTORY_TABLES, JOURNAL, STAGE, TABLES, key_of
 
-_WHAT = "Folds the journal's new facts with Spark and brings all tables of the warehouse up to date."
-_CHECKS = "Looks the whole journal over with Spark: views, listings, sequences, anomalies."
+_UPDATE = "Folds the journal's new facts with Spark and updates all tables of the warehouse."
+_CHECKS = "Checks the whole journal with Spark: views, listings, sequences, anomalies."
 
 
 def build_projections_job() -> Any:
     """Build the job `squid_projections`: all assets of the warehouse, in one process, so that one session serves all.
 
-    Without a partition it brings every day up to date that has changed; with days, it makes these anew. The checks
-    have a job of their own: they look the whole journal over.
+    Without a partition it updates every day that has changed; with partitions, it rebuilds these days. The checks have
+    a job of their own: they read the whole journal.
     """
     names = [JOURNAL, STAGE, *(table.name for table in (*TABLES, *HISTORY_TABLES))]
     return dg.define_asset_job(
         PROJECTIONS_JOB,
         selection=dg.AssetSelection.assets(*(key_of(name) for name in names)).without_checks(),
         tags=job_tags(AGENT_PROJECTIONS),
-        description=_WHAT,
+        description=_UPDATE,
         executor_def=dg.in_process_executor,
     )
 
 
 @builds
 def build_checks_job(*, checks: dg.AssetChecksDefinition) -> Any:
-    """Build the job `squid_checks`: the whole journal is looked over, once for all checks."""
+    """Build the job `squid_checks`: it reads the whole journal, once for all checks."""
     return dg.define_asset_job(
         CHECKS_JOB,
         selection=dg.AssetSelection.checks(checks),
@@ -54,7 +54,7 @@ def build_checks_schedule(
     cron_schedule: str = "30 3 * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Build the schedule `squid_checks_schedule`, once a day. It is to be switched on: it reads the whole journal."""
+    """Build the schedule `squid_checks_schedule`, once a day. It is off by default: it reads the whole journal."""
     return dg.ScheduleDefinition(
         name=CHECKS_SCHEDULE,
         job=cast("Any", job),
@@ -71,11 +71,11 @@ def build_projections_schedule(
     cron_schedule: str = "*/15 * * * *",
     default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
 ) -> dg.ScheduleDefinition:
-    """Build the schedule `squid_projections_schedule`. It is to be switched on: Spark takes memory."""
+    """Build the schedule `squid_projections_schedule`. It is off by default: Spark takes memory."""
     return dg.ScheduleDefinition(
         name=PROJECTIONS_SCHEDULE,
         job=cast("Any", job),
         cron_schedule=cron_schedule,
         default_status=default_status,
-        description=_WHAT,
+        description=_UPDATE,
     )

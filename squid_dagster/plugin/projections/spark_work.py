@@ -1,4 +1,4 @@
-"""What the ops of the projections do. The only module here that imports Spark, and only when an op runs."""
+"""The work of the projections' ops. Imports Spark, and so is imported when an op runs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,6 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import functions as f
 
-from squid_dagster.journal import PostgresStorage
 from squid_dagster.plugin.projections.metadata import (
     MAX_PARTS,
     MAX_ROWS,
@@ -20,21 +19,21 @@ from squid_dagster.plugin.projections.metadata import (
     table_metadata,
 )
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
+from squid_dagster.plugin.projections.spark_journal import postgres_journal
 from squid_dagster.plugin.projections.specs import ATTEMPT_HISTORY, HISTORIES, RUN_HISTORY
 from squid_dagster.plugin.resource import SquidResource
-from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.source.credentials import handed_over
 from squid_dagster.spark.tables.figures import attempt_figures, bucket_for, run_figures, step_figures
 from squid_dagster.spark.tables.manifest import is_day
 from squid_dagster.spark.tables.refresh import Refresher, TableRefreshed, Work
 from squid_dagster.spark.tables.warehouse import Warehouse
 
-_WAIT = timedelta(minutes=10)  # for another run's refresh: ours then goes on from where it ended
+_WAIT = timedelta(minutes=10)  # for another run's refresh: ours then continues from its end
 
 
 @dataclass(frozen=True, slots=True)
-class Projecting:
-    """An op at work: the refresh under way, and what is told of it."""
+class ProjectionWork:
+    """The refresh of an op, and the metadata of its tables."""
 
     work: Work
     warehouse: Warehouse
@@ -42,29 +41,29 @@ class Projecting:
     since: float
 
     def stage(self, *, full: bool) -> TableRefreshed:
-        """Bring the folded runs up to a new cut, from the whole journal if `full`."""
+        """Update the folded runs to a new cut, from the whole journal if `full`."""
         return self.work.stage(full=full)
 
     def table(self, name: str, *, full: bool = False, days: Sequence[date] = ()) -> TableRefreshed:
-        """Bring a table to where the folded runs are."""
+        """Update a table to the cut of the folded runs."""
         return self.work.table(name, full=full, days=days)
 
     def histories(self, names: Sequence[str], *, full: bool, days: Sequence[date]) -> list[TableRefreshed]:
-        """Bring histories to where the folded runs are; with days and `full`, fold the runs of these days first."""
+        """Update histories to the cut of the folded runs; with days and `full`, fold the runs of these days first."""
         if full and days:
             self.work.stage(days=days)
         return list(self.work.tables(names, full=full, days=days).values())
 
     def metadata(self, done: TableRefreshed, days: Sequence[date] = ()) -> dict[str, dg.MetadataValue]:
-        """Tell of a table what everybody wants to know, and draw what a history has to show."""
+        """Return the metadata of a table, with plots of a history."""
         location = f"{self.warehouse.path}/{done.table}"
-        found = table_metadata(done, location, time.monotonic() - self.since)
-        return {**found, **self._shown(done, [day.isoformat() for day in days])}
+        common = table_metadata(done, location, time.monotonic() - self.since)
+        return {**common, **self._details(done, [day.isoformat() for day in days])}
 
-    def _shown(self, done: TableRefreshed, days: Sequence[str]) -> dict[str, dg.MetadataValue]:
+    def _details(self, done: TableRefreshed, days: Sequence[str]) -> dict[str, dg.MetadataValue]:
         if done.table in HISTORIES:
-            shown = sorted(name for name in days or done.manifest.parts if is_day(name))[-MAX_PARTS:]
-            rows, bucket = self.warehouse.read_parts(self.spark, done.manifest, shown), bucket_for(shown)
+            latest = sorted(name for name in days or done.manifest.parts if is_day(name))[-MAX_PARTS:]
+            rows, bucket = self.warehouse.read_parts(self.spark, done.manifest, latest), bucket_for(latest)
             if done.table == RUN_HISTORY:
                 return run_plots(run_figures(rows, bucket))
             if done.table == ATTEMPT_HISTORY:
@@ -77,33 +76,27 @@ class Projecting:
 
     def _rows(self, done: TableRefreshed, key: str, order: Any) -> dict[str, dg.MetadataValue]:
         rows = self.warehouse.read_parts(self.spark, done.manifest).orderBy(order).limit(MAX_ROWS)
-        found = [row.asDict() for row in rows.collect()]
-        return {key: dg.MetadataValue.md(rows_markdown(found, rows.columns))}
+        return {key: dg.MetadataValue.md(rows_markdown([row.asDict() for row in rows.collect()], rows.columns))}
 
 
 @contextmanager
-def projecting(
+def projection_work(
     squid: SquidResource, spark: SparkResource, warehouse: WarehouseResource, log: Any
-) -> Iterator[Projecting]:
-    """Check the journal, the directory and Spark, in that order, and begin; nobody else writes meanwhile.
+) -> Iterator[ProjectionWork]:
+    """Check the journal, the directory and Spark, in that order, and lock the warehouse for the block.
 
     Raises:
-        InvalidArgument: the journal is not in Postgres, or a resource is configured in a way that makes no sense.
+        InvalidArgument: the journal is not in Postgres, or a resource is not configured.
         SparkUnavailable, JavaMissing: Spark cannot run as configured.
-        WarehouseUnavailable and below: the directory cannot be used, or somebody else uses it for too long.
+        WarehouseUnavailable and below: the directory cannot be used, or another process uses it for too long.
         StorageUnavailable, SchemaOutdated, SchemaTooNew, ForeignSchema: the journal cannot be read.
     """
     since = time.monotonic()
-    storage, place = squid.journal, warehouse.warehouse
-    if not isinstance(storage, PostgresStorage):
-        raise InvalidArgument(
-            f"Spark reads a journal from Postgres, and this one is a {type(storage).__name__}: give the resource a URL"
-        )
-    storage.check()
-    place.check()  # what is wrong with it is told before Spark takes its seconds to start
+    storage, place = postgres_journal(squid), warehouse.warehouse
+    place.check()  # before Spark takes its seconds to start
     session = spark.spark_session
     url = storage.engine.url.render_as_string(hide_password=False)
     with handed_over(url) as location:
         refresher = Refresher(session, storage, location, place, log.info)
         with refresher.begun(_WAIT) as work:
-            yield Projecting(work, place, session, since)
+            yield ProjectionWork(work, place, session, since)

@@ -1,4 +1,4 @@
-"""The assets of the warehouse as Dagster knows them: keys, descriptions, and which of them have days."""
+"""Keys and descriptions of the warehouse's assets, and which of them have days."""
 
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ class Table(NamedTuple):
 
 STAGE_TABLE = Table(
     STAGE,
-    "All runs, folded from the journal by Spark: what every other table is cut from. Only runs that were touched since "
-    "the last time are folded again; `full: true` folds them all.",
+    "All runs, folded from the journal by Spark: every other table is derived from it. Only runs that were touched "
+    "since the last time are folded again; `full: true` folds them all.",
 )
 TABLES = (
     Table("run_index", "Where each run is found under its workflow, from its index fact."),
@@ -37,5 +37,5 @@ HISTORY_TABLES = (
 
 
 def key_of(name: str) -> dg.AssetKey:
-    """Give the key of an asset."""
+    """Return the key of an asset."""
     return dg.AssetKey([PREFIX, name])

@@ -1,4 +1,4 @@
-"""The job `squid_rebuild_views`: the live views made anew from the journal by Spark, while work goes on."""
+"""The job `squid_rebuild_views`: it rebuilds the live views from the journal with Spark, while work goes on."""
 
 import dagster as dg
 from pydantic import Field
@@ -14,7 +14,7 @@ REBUILD_VIEWS_OP = "squid_restore_views"
 
 
 class RebuildViewsConfig(dg.Config):
-    """How the views are made anew."""
+    """Config of the rebuild."""
 
     partitions: int | None = Field(
         default=None, ge=1, description="By how many tasks the runs are folded. None: by as many as the journal needs."
@@ -24,11 +24,11 @@ class RebuildViewsConfig(dg.Config):
 def build_rebuild_views_job() -> dg.JobDefinition:
     """Build the job `squid_rebuild_views`. Its one op needs the resources `squid` and `spark`.
 
-    It restores views that were dropped, emptied or changed. Who writes meanwhile waits for the swap at most; where a
-    view is missing, until it is back.
+    It restores views that were dropped, emptied or changed. Writers wait for the swap at most; if a view is missing,
+    until it is back.
     """
 
-    @dg.op(name=REBUILD_VIEWS_OP, out=dg.Out(dg.Nothing), description="Make the live views anew from the journal.")
+    @dg.op(name=REBUILD_VIEWS_OP, out=dg.Out(dg.Nothing), description="Rebuild the live views from the journal.")
     def restore(
         context: dg.OpExecutionContext, config: RebuildViewsConfig, squid: SquidResource, spark: SparkResource
     ) -> None:
@@ -46,7 +46,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
     @dg.job(
         name=REBUILD_VIEWS_JOB,
         tags=job_tags(AGENT_PROJECTIONS),
-        description="Makes the live views anew from the journal with Spark, and swaps them in while work goes on.",
+        description="Rebuilds the live views from the journal with Spark, and swaps them in while work goes on.",
         executor_def=dg.in_process_executor,  # one op: a process of its own for it would be waste
     )
     def job() -> None:
@@ -56,7 +56,7 @@ def build_rebuild_views_job() -> dg.JobDefinition:
 
 
 def rebuilt_metadata(done: RebuildReport) -> dict[str, dg.MetadataValue]:
-    """Show what a rebuild did. Pure."""
+    """Describe what a rebuild did. Pure."""
     rows = [
         ("runs folded by Spark", f"{done.runs:,}"),
         ("their entries", f"{done.entries:,}"),

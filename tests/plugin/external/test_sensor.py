@@ -141,7 +141,7 @@ def test_a_paused_queue_launches_nothing_and_still_hears_of_outcomes(deploy: Dep
 def test_more_than_one_page_is_launched_page_by_page_and_a_lost_cursor_does_no_harm(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("squid_dagster.plugin.external.sensor._MOST", 2)
+    monkeypatch.setattr("squid_dagster.plugin.external.sensor._PAGE", 2)
     deployment = deploy(one_job())
     runs = [deployment.start(account=f"a-{number}") for number in range(5)]
     assert [len(deployment.tick()) for _ in range(3)] == [2, 2, 1]
