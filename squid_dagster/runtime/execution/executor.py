@@ -1,4 +1,4 @@
-"""From a claim to an outcome: finds the definition, binds the input, and runs the step where it wants to run."""
+"""From a claim to an outcome: find the definition, bind the input, and run the step in its way of execution."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,9 +28,9 @@ from squid_dagster.workflow.planner.known_values import Outputs, payload_of
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Runs steps of one runtime. `run_async` runs a coroutine to its end and gives its result.
+    """Runs steps of one runtime. `run_async` runs a coroutine to its end and returns its result.
 
-    Our own calls inside a step wait for the database as long as a `lease`, the runtime's if None; `pause` waits.
+    Our own calls inside a step wait for the database as long as `lease` (the runtime's if None), by `pause`.
     """
 
     runtime: Runtime
@@ -39,10 +39,10 @@ class Executor:
     pause: Pause = Cancellation.wait
 
     def perform(self, claim: Claim, cancelled: Cancellation) -> Outcome | Answer:
-        """Run the claimed attempt. A transactional step that succeeded is settled already: then it is an answer.
+        """Run the claimed attempt. A transactional step that succeeded is settled already: then return its answer.
 
         Raises:
-            IncompatibleDefinition: the attempt's definition is not registered here: give the claim back.
+            IncompatibleDefinition: the attempt's definition is not registered here: release the claim.
             StorageUnavailable: a transactional step lost its connection, or the state could not be read.
         """
         attempt = claim.attempt

@@ -1,7 +1,7 @@
-"""Processes that a step forks: one that returns from the step ends there, and runs nothing of its worker.
+"""Processes that a step forks: a forked process that returns from the step exits there, and runs no code of the worker.
 
-It has one thread, copies of the worker's locks, and the worker's claim: whatever it settled would be settled twice. Its
-copies of the journal's connections are disarmed elsewhere (`journal/postgres/connection/inherited_sockets.py`).
+It has one thread, copies of the worker's locks, and the worker's claim, so it would settle a second time. Its copies of
+the journal's connections are replaced in `journal/postgres/connection/inherited_sockets.py`.
 """
 
 import os
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 
 class OneProcess:
-    """A block that ends in the process that made this object, and in no other: one that was forked since ends there."""
+    """A block that only the process that created this object leaves: a process that was forked since exits there."""
 
     __slots__ = ("_pid", "_step")
 
     def __init__(self, step: str) -> None:
-        """Take the process of now."""
+        """Record the current process."""
         self._step, self._pid = step, os.getpid()
 
     def __enter__(self) -> None:
@@ -32,9 +32,9 @@ class OneProcess:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> NoReturn:
-        """End this process: with the code that it wanted to exit with, or 1 after any other error."""
+        """Exit this process with the code of its `SystemExit`, or with 1 after any other error."""
         code = 0
-        with suppress(BaseException):  # whatever happens here, nothing of the worker may run
+        with suppress(BaseException):  # after any error here, no code of the worker may run
             lines = f"squid_dagster: process {os.getpid()}, forked in step {self._step!r}, came to the end of the step "
             lines += f"and ends here; only what process {self._pid} returns counts. End it with os._exit.\n"
             if isinstance(error, SystemExit):
@@ -47,49 +47,49 @@ class OneProcess:
 
 
 class OneProcessCoroutine(Coroutine[Any, Any, Any]):
-    """A step's coroutine that goes on in one process only: one that was forked ends where it would wait or return."""
+    """A step's coroutine that continues in one process only: a forked process exits where it would await or return."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], step: str) -> None:
-        """Wrap a coroutine that has not begun."""
+        """Wrap a coroutine that was not started."""
         self._inner, self._block = inner, OneProcess(step)
 
     def send(self, value: Any) -> Any:
-        """Go on until it waits for something, or returns."""
+        """Send a value; run until it awaits something, or returns."""
         with self._block:
             return self._inner.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Go on with an error."""
+        """Raise an error in the coroutine."""
         with self._block:
             return self._inner.throw(*error)
 
     def close(self) -> None:
-        """End it early."""
+        """Close the coroutine."""
         self._inner.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait for it inside of another one."""
+        """Await it inside another coroutine."""
         value, error = None, None
         while True:
             try:
-                found = self.send(value) if error is None else self.throw(error)
+                awaited = self.send(value) if error is None else self.throw(error)
             except StopIteration as stop:
                 return stop.value
             try:
-                value, error = (yield found), None
-            except BaseException as raised:  # noqa: BLE001  it is the coroutine's to judge
+                value, error = (yield awaited), None
+            except BaseException as raised:  # noqa: BLE001  thrown into the coroutine
                 error = raised
 
 
 @contextmanager
 def handled_here(numbers: Sequence[signal.Signals], handle: Callable[[], None]) -> Iterator[None]:
-    """Call `handle` for signals to this process; in its forked children they are what they were before the block.
+    """Call `handle` for signals to this process; its forked children have the handlers from before the block.
 
-    Else a child that a step has forked could not be terminated: it would only have its copy of the worker stopped.
+    Otherwise a child that a step has forked could not be terminated: the signal would only stop its copy of the worker.
     """
     for number in numbers:
         before = signal.signal(number, lambda *_: handle())
-        _before[number] = signal.SIG_DFL if before is None else before  # None: not one of Python's
+        _before[number] = signal.SIG_DFL if before is None else before  # None: no handler of Python
     try:
         yield
     finally:
@@ -98,11 +98,11 @@ def handled_here(numbers: Sequence[signal.Signals], handle: Callable[[], None]) 
 
 
 _before: dict[signal.Signals, Any] = {}
-_masks = threading.local()  # of the thread that forks, while it does
+_masks = threading.local()  # of the forking thread, during the fork
 
 
 def _hold_signals() -> None:
-    """Let signals wait until a child has its own handlers: Python drops those that come before."""
+    """Block signals until a child has its own handlers: Python drops signals that arrive before."""
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _before)
 
 

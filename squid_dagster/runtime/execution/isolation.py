@@ -1,4 +1,4 @@
-"""Steps with `isolate=True`: each call in a process of its own, so that a crash or a leak there stays there."""
+"""Steps with `isolate=True`: each call in a process of its own, so that a crash or leak does not affect the worker."""
 
 import asyncio
 import multiprocessing
@@ -28,13 +28,13 @@ from squid_dagster.runtime.execution.step_execution import (
 from squid_dagster.workflow.authoring.step_context import Cancellation, StepContext
 from squid_dagster.workflow.authoring.step_outcomes import Defer, Fail
 
-_LOOK = 0.2  # seconds between two looks at the cancellation
-_LINGER = 2.0  # seconds that a process has to end once it has said everything
+_POLL = 0.2  # seconds between two checks of the cancellation
+_LINGER = 2.0  # seconds for a process to exit once it has sent its answer
 _processes = multiprocessing.get_context("spawn")
 
 
 class _Raised(NamedTuple):
-    """What a step raised, in words: the exception itself may be one that no other process can rebuild."""
+    """The description of what a step raised: another process may not be able to unpickle the exception."""
 
     error: JsonObject
     final: bool
@@ -42,16 +42,16 @@ class _Raised(NamedTuple):
 
 
 def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], float]) -> Outcome:
-    """Call a step in a new process and give what came of it; a cancellation kills the process.
+    """Call a step in a new process and return its outcome; a cancellation kills the process.
 
-    A process that dies is a failure of the step, which its `Retry` governs. The function must be importable by its
-    name, and its resources must be picklable. Results become JSON, and errors words, before they come back.
+    A process that dies is a failure of the step, to which its `Retry` applies. The function must be importable by its
+    name, and its resources must be picklable. Results are sent as JSON, and errors as text.
     """
     assert call.task is not None  # noqa: S101  built-ins are never isolated
-    arguments = _portable(call.arguments)  # reads the run's state: whatever that raises is none of the step's
+    arguments = _portable(call.arguments)  # reads the run's state, whose errors are not the step's
     try:
         work = pickle.dumps((call.task.function, call.task.is_async, call.step.name, arguments))
-    except Exception as error:  # noqa: BLE001  what is pickled is code of the author's and may raise anything
+    except Exception as error:  # noqa: BLE001  pickling runs the author's code, which may raise anything
         message = f"step {call.step.name!r} cannot run isolated: {error}; define it, and what it takes, at module level"
         return Failed(error_map("not_isolatable", message))
     mine, theirs = _processes.Pipe(duplex=False)
@@ -62,7 +62,7 @@ def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], 
         try:
             answer = _answer(mine, process, cancelled)
             process.join(_LINGER)
-        finally:  # interrupted, or kept alive by a thread that the step has left behind
+        finally:  # interrupted, or kept alive by a thread of the step
             process.kill()
             process.join()
     if answer is None:
@@ -76,24 +76,24 @@ def run_isolated(call: Call, cancelled: Cancellation, random_unit: Callable[[], 
 
 
 def _answer(mine: Connection, process: BaseProcess, cancelled: Cancellation) -> Outcome | _Raised | None:
-    """Wait for what the process says; None when it dies without a word."""
-    while not wait([mine, process.sentinel], _LOOK):
+    """Wait for the answer of the process; return None if it dies without one."""
+    while not wait([mine, process.sentinel], _POLL):
         if cancelled:
             process.kill()
     try:
         answer: Outcome | _Raised | None = mine.recv() if mine.poll() else None
-    except (EOFError, OSError):  # it died before it had said everything
+    except (EOFError, OSError):  # it died before it had sent its answer
         return None
     return answer
 
 
 def _portable(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Give arguments that can cross: a context takes its plain fields along, and its state as it is now."""
+    """Return arguments that can be pickled: of a context, its plain fields and its state as it is now."""
     return {name: _Portable(value) if isinstance(value, StepContext) else value for name, value in arguments.items()}
 
 
 class _Portable:
-    """A context on its way: what cannot cross (logger, cancellation, starting children) is made anew over there."""
+    """A picklable context: what cannot be pickled (logger, cancellation, starting children) is created anew there."""
 
     def __init__(self, context: StepContext) -> None:
         names = ("run_id", "workflow", "step", "runnable_key", "idempotency_key", "attempt", "fencing_token")
@@ -110,7 +110,7 @@ def _work(work: bytes, answer: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """End when the worker does, however it ends: nobody would take what comes of the step."""
+    """Exit when the worker ends in any way: no process would receive the answer."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -119,12 +119,12 @@ def _end_with_parent() -> None:
 
 def _outcome(work: bytes) -> Outcome | _Raised:
     try:
-        function, is_async, step, arguments = pickle.loads(work)  # noqa: S301  made by our own parent
+        function, is_async, step, arguments = pickle.loads(work)  # noqa: S301  pickled by our own parent
         values = {name: value.context() if isinstance(value, _Portable) else value for name, value in arguments.items()}
         return completed(call_function(function, values, step, asyncio.run, is_async))
     except Defer as error:
         return Deferred(redacted_error(error.reason), error.after)
-    except BaseException as error:  # noqa: BLE001  whatever it was, the parent wants to know
+    except BaseException as error:  # noqa: BLE001  sent to the parent
         final = isinstance(error, Fail)
         lost = None if final else infrastructure(error)
         return _Raised(describe_error(error), final, None if lost is None else str(lost))

@@ -1,4 +1,4 @@
-"""Writing down what came of claims, many in one commit, with everything that follows from them."""
+"""`settle`: record outcomes of claims, many in one commit, with everything that follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,19 +28,19 @@ logger = redacting_logger(__name__)
 
 @dataclass(slots=True)
 class Settled:
-    """The answers in the order of the settlements, and in how long the work that they made is due."""
+    """The answers in the order of the settlements, and the delays after which work that follows is due."""
 
     answers: list[Answer]
-    dues: list[timedelta] = field(default_factory=list)
+    delays: list[timedelta] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Planner:
-    """The runtime's planner, and a note of what it has scheduled."""
+    """The runtime's planner, which records what it has scheduled."""
 
     runtime: Runtime
     queues: set[str] = field(default_factory=set)
-    dues: list[timedelta] = field(default_factory=list)
+    delays: list[timedelta] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
 
     def __call__(self, request: PlanRequest) -> Sequence[Fact]:
@@ -50,21 +50,21 @@ class _Planner:
         for fact in facts:
             if isinstance(fact, AttemptScheduled):
                 self.queues.add(fact.queue)
-                self.dues.append(_from_now(fact.visible_at, request.now))
+                self.delays.append(_from_now(fact.visible_at, request.now))
         return facts
 
     def kind_of(self, attempt: Attempt, result: JsonValue) -> SuccessKind | None:
-        """Return what a success has in common with all from which the same follows."""
+        """Return the kind of a success, as `Runtime.kind_of`."""
         return self.runtime.kind_of(attempt, result)
 
     def plan_kind(self, kind: SuccessKind, request: PlanRequest) -> Sequence[Fact]:
-        """Return what follows from a success of that kind, whatever its result is."""
+        """Plan what follows from a success of that kind, as `Runtime.plan_kind`."""
         return self.runtime.plan_kind(kind, request)
 
     def note_scheduled(self, queue: str) -> None:
-        """Note what follows by a template: it is due at once."""
+        """Record an attempt that a template has scheduled: it is due at once."""
         self.queues.add(queue)
-        self.dues.append(timedelta(0))
+        self.delays.append(timedelta(0))
 
 
 def _from_now(at: datetime, now: datetime) -> timedelta:
@@ -72,11 +72,11 @@ def _from_now(at: datetime, now: datetime) -> timedelta:
 
 
 def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
-    """Record outcomes and wake workers for what follows. A member that is refused says so and changes nothing.
+    """Record outcomes and wake workers for what follows. The answer to a refused member has its error.
 
-    An outcome that cannot be written down (a text that Postgres cannot hold) is recorded as a failure that says why;
-    one that can is recorded as it is, whatever follows. A run with an entry that cannot be read is quarantined: its
-    outcome is kept, and nothing follows from it.
+    An outcome that cannot be written (a text that Postgres cannot hold) is recorded as a failure that says why; one
+    that can is recorded as it is, even if nothing can follow. A run with an unreadable entry is quarantined: its
+    outcome is recorded, and nothing follows from it.
 
     Raises:
         StorageUnavailable: the database cannot be reached; repeating is safe.
@@ -91,18 +91,18 @@ def settle(runtime: Runtime, settlements: Sequence[Settlement]) -> Settled:
     for settlement in settlements:
         outcome = settlement.outcome
         if isinstance(outcome, Deferred | Interrupted):
-            planner.dues.append(outcome.after)
+            planner.delays.append(outcome.after)
         elif isinstance(outcome, Failed) and outcome.retry is not None:
-            planner.dues.append(outcome.retry.after)
+            planner.delays.append(outcome.retry.after)
     for run_id in planner.unreadable:
         _quarantine(runtime, run_id)
     if planner.queues:
         runtime.notifier.notify(planner.queues)
-    return Settled(answers, planner.dues)
+    return Settled(answers, planner.delays)
 
 
 def _quarantine(runtime: Runtime, run_id: str) -> None:
-    """Quarantine a run; if that fails, recovery does it: the answers of other runs are not lost with it."""
+    """Quarantine a run; if that fails, recovery does it, and the answers of other runs are returned all the same."""
     try:
         quarantine(runtime.storage, runtime.storage.read_run(run_id))
     except SquidError as error:
@@ -110,5 +110,5 @@ def _quarantine(runtime: Runtime, run_id: str) -> None:
 
 
 def unwritable(error: Exception | None) -> Failed:
-    """Give the failure of a step whose outcome cannot be written down."""
+    """Return the failure of a step whose outcome cannot be written."""
     return Failed(error_map("unwritable_outcome", f"the step's outcome cannot be written down: {error}"))

@@ -1,4 +1,4 @@
-"""One unit of work in the caller's own thread: claim, run the step with heartbeats, write down what came of it."""
+"""One attempt in the calling thread: claim it, run its step with heartbeats, and settle it."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ def execute_one(
     lease: timedelta | None = None,
     heartbeat: timedelta | None = None,
 ) -> str | None:
-    """Do one unit of work and give the id of its run; None when nothing is due. A step that fails is no error here.
+    """Execute one attempt and return the id of its run; None if nothing is due. A step that fails is no error here.
 
-    While the database is away, the result is kept for as long as the lease lasts, and written when it is back.
+    While the database is unavailable, the result is kept for as long as the lease lasts, and written when possible.
     `heartbeat` is how often the lease is extended while the step runs, by default every third of it.
 
     Raises:
@@ -48,19 +48,19 @@ def execute_one(
         return None
     (cancelled,) = heartbeats.add(claims)
     try:
-        came = _perform(runtime, claims[0], cancelled, term)
-        if isinstance(came, Answer):
-            came.unwrap()
+        outcome = _perform(runtime, claims[0], cancelled, term)
+        if isinstance(outcome, Answer):
+            outcome.unwrap()
             runtime.notifier.notify([claims[0].ref.queue])
         else:
-            _settle(runtime, claims[0], came, cancelled).unwrap()
+            _settle(runtime, claims[0], outcome, cancelled).unwrap()
     finally:
         heartbeats.close()
     return claims[0].ref.run_id
 
 
 def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancellation) -> Answer:
-    """Write down an outcome. Without a database it is tried again until the claim is lost."""
+    """Record an outcome. While the database is unavailable, repeat it until the claim is lost."""
     backoff = 0.05
     while True:
         try:
@@ -75,7 +75,7 @@ def _settle(runtime: Runtime, claim: Claim, outcome: Outcome, cancelled: Cancell
 
 
 def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation, lease: timedelta) -> Outcome | Answer:
-    """Run the step. If a signal or a lost database interrupts it, give the attempt back and raise."""
+    """Run the step. If a signal or a lost database interrupts it, settle the attempt as interrupted and raise."""
     try:
         with note_interrupts():
             return Executor(runtime, _run_async, lease).perform(claim, cancelled)
@@ -87,7 +87,7 @@ def _perform(runtime: Runtime, claim: Claim, cancelled: Cancellation, lease: tim
 
 
 def _run_async(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run an async step to its end: in this thread, or in one of its own where this thread runs an event loop."""
+    """Run an async step to its end: in this thread, or in another one if this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

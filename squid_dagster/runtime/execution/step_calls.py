@@ -1,7 +1,7 @@
 """Our own calls inside a step: they wait for the database as long as the claim stands, and never fail the step.
 
-What still fails then leaves the step as `StorageUnavailable`, also wrapped into an error of the step's own, and gives
-the attempt back. A step that catches it goes on as it likes.
+If the database stays unavailable, `StorageUnavailable` leaves the step, also wrapped in an error of the step, and the
+attempt is interrupted. A step may catch it and continue.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Pause = Callable[[Cancellation, float], object]
 
 @dataclass(frozen=True, slots=True)
 class StepCalls:
-    """Makes calls for the step that a claim is held for. `pause` waits between two tries, until cancelled."""
+    """Makes calls for the step of a held claim. `pause` waits between two tries, until cancelled."""
 
     claim: Claim
     cancelled: Cancellation
@@ -32,10 +32,10 @@ class StepCalls:
     pause: Pause = Cancellation.wait
 
     def make(self, what: str, call: Callable[[], T]) -> T:
-        """Make a call that is safe to repeat, and repeat it while the database cannot do it; `what` is for the log.
+        """Call a function that is safe to repeat; repeat it while the database is unavailable. `what` is for the log.
 
-        The heartbeats know until when the claim stands, and cancel the step then. Where they go through and the call
-        does not, it is waited for as long as a lease. An event loop, which others share, is not kept waiting at all.
+        Heartbeats cancel the step when its claim is lost. If they succeed and the call does not, it is repeated for as
+        long as a lease. An event loop is shared with other steps, so on it nothing is repeated.
 
         Raises:
             StorageUnavailable, ViewsMissing: the database could not do it in time.
@@ -47,12 +47,12 @@ class StepCalls:
                 return -math.inf
             return began + self.lease.total_seconds() - time.monotonic()
 
-        told = f"step {self.claim.ref.runnable_key} {what} and"
-        return when_available(call, told, seconds_left=seconds_left, pause=lambda s: self.pause(self.cancelled, s))
+        subject = f"step {self.claim.ref.runnable_key} {what} and"
+        return when_available(call, subject, seconds_left=seconds_left, pause=lambda s: self.pause(self.cancelled, s))
 
 
 def infrastructure(error: BaseException | None) -> StorageUnavailable | ViewsMissing | None:
-    """Return the failure of the database that an error is, was raised from, or holds; None: it is something else."""
+    """Return the failure of the database that an error is, was raised from, or contains; None if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -60,8 +60,8 @@ def infrastructure(error: BaseException | None) -> StorageUnavailable | ViewsMis
             return error
         if isinstance(error, BaseExceptionGroup):
             for member in error.exceptions:
-                if (found := infrastructure(member)) is not None:
-                    return found
+                if (failure := infrastructure(member)) is not None:
+                    return failure
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 

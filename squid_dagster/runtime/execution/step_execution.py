@@ -1,4 +1,4 @@
-"""Executing one attempt: call the step, and say what came of it. Writes nothing."""
+"""The execution of one attempt: call the step, and return its outcome. Writes nothing."""
 
 import sys
 import traceback
@@ -41,7 +41,9 @@ from squid_dagster.workflow.planner.binding import call_arguments, compensation_
 
 MAX_RESULT_BYTES = 1024 * 1024
 _LONGEST_MESSAGE, _LONGEST_TRACEBACK = 4_000, 8_000
-_LONGEST_REDACTED = 100_000  # characters of a message that are looked at before it is cut: a cut may halve a secret
+_LONGEST_REDACTED = (
+    100_000  # characters of a message that are redacted before it is truncated: half a secret is not found
+)
 _PAUSES = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 30))  # by delivery
 
 _logger = redacting_logger("squid_dagster.step")
@@ -50,10 +52,10 @@ AsyncRunner = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class LazyState(Mapping[str, JsonValue]):
-    """The run's payload and outputs, read from the journal when a step first looks: most steps never do."""
+    """The run's payload and outputs, read from the journal at a step's first access: most steps have none."""
 
     def __init__(self, load: Callable[[], Mapping[str, JsonValue]]) -> None:
-        """Say how to read it."""
+        """Bind to the function that reads it."""
         self._load = load
 
     @cached_property
@@ -61,11 +63,11 @@ class LazyState(Mapping[str, JsonValue]):
         return self._load()
 
     def __getitem__(self, key: str) -> JsonValue:
-        """Give one value."""
+        """Return one value."""
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Give the names."""
+        """Iterate over the names."""
         return iter(self._values)
 
     def __len__(self) -> int:
@@ -75,7 +77,7 @@ class LazyState(Mapping[str, JsonValue]):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One attempt, ready to be called: the step, its function and its arguments. No function: a built-in."""
+    """One attempt with its step, function and arguments. A built-in step has no function."""
 
     definition: Definition
     step: StepDefinition
@@ -85,9 +87,9 @@ class Call:
 
 
 def make_context(
-    claim: Claim, definition: Definition, state: Mapping[str, JsonValue], cancelled: Cancellation, **more: Any
+    claim: Claim, definition: Definition, state: Mapping[str, JsonValue], cancelled: Cancellation, **extra: Any
 ) -> StepContext:
-    """Give what a step is told about its execution."""
+    """Return the context of a step's execution."""
     attempt = claim.attempt
     about = {"run_id": attempt.run_id, "step": attempt.step, "attempt": attempt.attempt_number}
     return StepContext(
@@ -101,7 +103,7 @@ def make_context(
         state=state,
         log=LoggerAdapter(_logger, about),
         cancelled=cancelled,
-        **more,
+        **extra,
     )
 
 
@@ -117,7 +119,7 @@ def make_call(definition: Definition, attempt: Attempt, context: StepContext, re
 
 
 def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], float]) -> Outcome:
-    """Call the step and turn whatever happens into an outcome; whatever the step raises is its own failure.
+    """Call the step and return its outcome; everything that the step raises is its own failure.
 
     Raises:
         BaseException: a signal has interrupted the thread (see `note_interrupts`).
@@ -138,20 +140,20 @@ def outcome_of(call: Call, run_async: AsyncRunner, random_unit: Callable[[], flo
 def call_function(
     function: Callable[..., Any], arguments: Mapping[str, Any], step: str, run_async: AsyncRunner, is_async: bool
 ) -> Any:
-    """Return what a step's function returns, in this process only: one that the step forks does not come back."""
+    """Return what a step's function returns, in this process only: a process that the step forks exits."""
     deepest = sys.getrecursionlimit()
     try:
         with OneProcess(step):
             returned = function(**arguments)
         return run_async(OneProcessCoroutine(returned, step)) if is_async else returned
     finally:
-        if sys.getrecursionlimit() < deepest:  # it holds for all threads, and ours need some room
+        if sys.getrecursionlimit() < deepest:  # the limit is that of all threads, ours included
             sys.setrecursionlimit(deepest)
         check_descriptors()
 
 
 def completed(returned: Any) -> Outcome:
-    """Give a step's result as JSON; one that is none, or too large, is a failure that says what to do."""
+    """Return the completion with a step's result as JSON; a result that is not JSON, or too large, is a failure."""
     try:
         text = to_json(returned)
         value = from_json(text, allow_inf_nan=False)
@@ -167,7 +169,7 @@ def completed(returned: Any) -> Outcome:
 def outcome_of_error(
     error: BaseException, step: StepDefinition, attempt: Attempt, random_unit: Callable[[], float]
 ) -> Outcome:
-    """Turn what a step raised into a deferral, a retry or a final failure; if it was the database, into neither."""
+    """Return the outcome for what a step raised: deferred, failed with or without retry, or interrupted."""
     if isinstance(error, Defer):
         return Deferred(redacted_error(error.reason), error.after)
     if not isinstance(error, Fail) and (lost := infrastructure(error)) is not None:
@@ -178,7 +180,7 @@ def outcome_of_error(
 def failure(
     error: JsonObject, final: bool, step: StepDefinition, attempt: Attempt, random_unit: Callable[[], float]
 ) -> Failed:
-    """Give the failure of an attempt, with the retry that its step's policy grants, unless it is final."""
+    """Return the failure of an attempt, with the retry that its step's policy grants, unless it is final."""
     pause = delay(step.retry, attempt.attempt_number, random_unit())
     if final or pause is None:
         return Failed(error)
@@ -188,28 +190,28 @@ def failure(
 def describe_error(error: BaseException) -> JsonObject:
     """Return an error as it is journalled: type, message, traceback, both bounded and without secrets.
 
-    It stays in the journal for ever, and nothing is computed with it: so it is redacted before it is written.
+    It is redacted before it is written: it stays in the journal for ever, and nothing is computed from it.
     """
-    found: JsonObject = {"type": type(error).__name__, "message": _bounded(_text(error), _LONGEST_MESSAGE)}
+    description: JsonObject = {"type": type(error).__name__, "message": _bounded(_text(error), _LONGEST_MESSAGE)}
     if isinstance(error, Fail):
-        return {**found, "details": _details(error)} if error.details else found
+        return {**description, "details": _details(error)} if error.details else description
     if not isinstance(error, SquidError):
         trace = redacted_text(_trace(error)[-_LONGEST_REDACTED:])[-_LONGEST_TRACEBACK:]
-        found["traceback"] = trace.encode("utf-8", "replace").decode().replace("\0", "\\0")
-    return found
+        description["traceback"] = trace.encode("utf-8", "replace").decode().replace("\0", "\\0")
+    return description
 
 
 def interrupted(error: BaseException, attempt: Attempt) -> Interrupted:
-    """Return the outcome of an attempt that we, not its step, have failed to execute; it counts as a delivery.
+    """Return the outcome of an attempt that failed in our code, not in its step; it counts as a delivery.
 
-    It is handed out again at once the first time, then after pauses that grow to half a minute.
+    It may be claimed again at once the first time, then after pauses that grow to half a minute.
     """
     reason = _bounded(f"it could not be executed: {type(error).__name__}: {_text(error)}", _LONGEST_MESSAGE)
     return Interrupted(reason, _PAUSES[min(max(attempt.deliveries, 1), len(_PAUSES)) - 1])
 
 
 def error_map(code: str, message: str) -> JsonObject:
-    """Give an error of ours, which has a code instead of a type."""
+    """Return an error of ours, which has a code instead of a type."""
     return {"code": code, "message": _bounded(message, _LONGEST_MESSAGE)}
 
 

@@ -1,4 +1,4 @@
-"""Transactional steps: what a step writes to the journal's database, and its completion, are one commit."""
+"""Transactional steps: a step's own writes to the journal's database, and its completion, are one commit."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,31 +29,31 @@ from squid_dagster.runtime.execution.step_execution import (
 )
 from squid_dagster.runtime.runtime import Runtime
 
-# Settings of the transaction that a step is given; gone when the step has ended that transaction. A step may do other
-# things than SQL for as long as it likes: its lease says whether it is alive, and no timeout for idle sessions does.
+# Settings of the transaction that a step gets; reset when the step has ended that transaction. A step may do other work
+# than SQL for any time: its lease shows whether it is alive, so there is no timeout for idle sessions.
 _MARK = """SELECT set_config('squid_dagster.claim', %s, true),
     set_config('idle_in_transaction_session_timeout', '0', true)"""
 _MARKED = "SELECT current_setting('squid_dagster.claim', true)"
 
-# Limits that end a session, and are the step's own doing: it is a failure, which its retry policy governs.
+# Timeouts by which the database ends a session: a failure of the step, to which its retry policy applies.
 _LIMITS = {
     "25P03": "idle_in_transaction_session_timeout",
     "25P04": "transaction_timeout",
     "57P05": "idle_session_timeout",
 }
 
-# A transaction was rolled back by chance, or the database cannot write now: nothing was done, and it is done again.
+# A transaction was rolled back by chance, or the database cannot write now: the step is delivered again.
 _NOT_THE_STEP = ("40", "53", "58", "25006", "57P0")
-# One SQLSTATE stands for a statement that a person has cancelled, and for `statement_timeout`, which is the step's
-# failure; only the message tells them apart. In a language other than English, both are the step's failure.
+# The same SQLSTATE is that of a statement cancelled by a person, and of `statement_timeout`, which is the step's
+# failure; only the message differs. In a language other than English, both are the step's failure.
 _CANCELLED, _BY_REQUEST = "57014", "user request"
 
 
 def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
-    """Call a step with the connection that it asks for, and complete it in the same transaction.
+    """Call a step with the connection that it requests, and complete it in the same transaction.
 
-    No lock of ours is taken until the step returns; then fence, clock and commit come together. Gives the answer of the
-    completion; or an outcome that is still to be settled, after everything that the step wrote was rolled back.
+    No lock of ours is taken until the step returns; then fence, clock and commit come together. Returns the answer to
+    the completion; or an outcome that is still to be settled, after everything that the step wrote was rolled back.
 
     Raises:
         StorageUnavailable: the connection was lost, or the database could not do it now. The step may be delivered
@@ -64,7 +64,7 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
         message = f"step {call.step.name!r} is transactional: that needs a journal in Postgres"
         return Failed(error_map("transactional_storage", message))
     connection, raw = calls.make("opens its transaction", lambda: _open_transaction(storage, claim))
-    with _rolled_back(connection, raw), _last_words(raw) as words:
+    with _rolled_back(connection, raw), _notices(raw) as sqlstates:
         try:
             outcome = _call(call, connection, raw, run_async)
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
@@ -72,10 +72,10 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
         except BaseException as error:
             if is_interrupt(error) or isinstance(error, LoopLost):
                 raise
-            said = [_LIMITS[state] for state in words if state in _LIMITS]
-            if (limit := _exceeded(error) or (said[-1] if said else None)) is not None:
-                told = error_map("transaction_timeout", _timed_out(call, limit))
-                return failure(told, False, call.step, call.attempt, runtime.random_unit)
+            limits = [_LIMITS[state] for state in sqlstates if state in _LIMITS]
+            if (limit := _exceeded(error) or (limits[-1] if limits else None)) is not None:
+                timeout = error_map("transaction_timeout", _timed_out(call, limit))
+                return failure(timeout, False, call.step, call.attempt, runtime.random_unit)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
             if raw.broken or not is_intact(raw):
                 raise StorageUnavailable(f"{claim.ref.runnable_key!r} lost its connection: {cause}") from error
@@ -106,12 +106,12 @@ def _call(call: Call, connection: Connection, raw: psycopg.Connection[Any], run_
 
 
 def _in_transaction(connection: Connection, raw: psycopg.Connection[Any], claim: Claim) -> bool:
-    """Tell whether the transaction that the step was given is still open. Raises when it was aborted."""
+    """Return whether the transaction that the step got is still open. Raises if it was aborted."""
     if connection.closed or (raw.closed and not raw.broken):
         return False
     try:
         row = raw.execute(_MARKED).fetchone()
-    except psycopg.errors.QueryCanceled as error:  # whatever cancelled it, it was no statement of the step's
+    except psycopg.errors.QueryCanceled as error:  # this is no statement of the step
         raise StorageUnavailable(f"{claim.ref.runnable_key!r} was rolled back: {error}") from error
     return row is not None and row[0] == claim.ref.claim_id
 
@@ -124,35 +124,35 @@ def _is_chance(error: psycopg.Error) -> bool:
 
 
 def _exceeded(error: BaseException) -> str | None:
-    """Return the setting of the database that ended the step's session, if that is what its error came from."""
+    """Return the setting by which the database ended the step's session, if its error comes from that."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        found = cause.orig if isinstance(cause, exc.DBAPIError) else cause
-        if isinstance(found, psycopg.Error) and found.sqlstate in _LIMITS:
-            return _LIMITS[found.sqlstate]
+        original = cause.orig if isinstance(cause, exc.DBAPIError) else cause
+        if isinstance(original, psycopg.Error) and original.sqlstate in _LIMITS:
+            return _LIMITS[original.sqlstate]
         cause = cause.__cause__ or cause.__context__
     return None
 
 
 @contextlib.contextmanager
-def _last_words(raw: psycopg.Connection[Any]) -> Iterator[list[str]]:
-    """Yield what becomes the list of SQLSTATEs that the database says beside its answers.
+def _notices(raw: psycopg.Connection[Any]) -> Iterator[list[str]]:
+    """Yield a list to which the SQLSTATEs of notices are appended.
 
-    The word with which it hangs up is one of them, when it comes in between two statements.
+    Among them is that with which the database ends a session between two statements.
     """
-    said: list[str] = []
+    sqlstates: list[str] = []
 
-    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
-        said.append(diagnostic.sqlstate or "")
+    def append(diagnostic: psycopg.errors.Diagnostic) -> None:
+        sqlstates.append(diagnostic.sqlstate or "")
 
-    raw.add_notice_handler(note)
+    raw.add_notice_handler(append)
     try:
-        yield said
+        yield sqlstates
     finally:
         with contextlib.suppress(ValueError):  # the step has removed it
-            raw.remove_notice_handler(note)
+            raw.remove_notice_handler(append)
 
 
 def _timed_out(call: Call, limit: str) -> str:
@@ -181,7 +181,7 @@ def _open_transaction(storage: PostgresStorage, claim: Claim) -> tuple[Connectio
         raw.execute(_MARK, (claim.ref.claim_id,))
     except BaseException as error:
         with _rolled_back(connection, raw):
-            """Given back."""
+            """Closed."""
         if isinstance(error, psycopg.Error):
             raise _not_called(storage, error) from None
         raise
@@ -190,7 +190,7 @@ def _open_transaction(storage: PostgresStorage, claim: Claim) -> tuple[Connectio
 
 @contextlib.contextmanager
 def _rolled_back(connection: Connection, raw: psycopg.Connection[Any]) -> Iterator[None]:
-    """Give a connection back after the block; unless its transaction was committed, it is rolled back."""
+    """Roll back the transaction after the block, unless it was committed, and close the connection."""
     try:
         yield
     finally:
@@ -207,18 +207,18 @@ def _rolled_back(connection: Connection, raw: psycopg.Connection[Any]) -> Iterat
 
 
 def _drop_if_read_only(raw: psycopg.Connection[Any], error: psycopg.Error) -> None:
-    """Close a session with a server that is not the primary any more: another one may find it."""
+    """Close a session with a server that is not the primary any more: a new one may reach the primary."""
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         raw.close()
 
 
 def _not_called(storage: PostgresStorage, error: Exception) -> StorageUnavailable:
-    """Return the error for a transaction that could not begin: whatever it was, the step has no part in it."""
+    """Return the error for a transaction that could not begin, of which the step is not the cause."""
     return StorageUnavailable(f"the step was not called: {translated(storage.engine, error)}")
 
 
 def _look_up(storage: PostgresStorage, calls: StepCalls, error: StorageUnavailable) -> Answer:
-    """Find out whether a commit whose answer was lost has happened."""
+    """Return the answer if a commit whose acknowledgement was lost has happened; raise otherwise."""
     claim = calls.claim
     entries = calls.make("looks up its commit", lambda: storage.read_run(claim.ref.run_id))
     attempt = RunUnit.fold(entries).dispatch.attempts.get(claim.ref.runnable_key)

@@ -1,4 +1,4 @@
-"""Claiming one piece of work by its key, for whoever was handed it by another queue than the journal's."""
+"""The claim of one attempt by its idempotency key, for work that another queue than the journal's has delivered."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from squid_dagster.protocol.folds.dispatch import RunDispatch
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.runtime import Runtime
 
-_LATER = timedelta(seconds=30)  # before work that this process has no definition for is offered to another one
+_LATER = timedelta(seconds=30)  # before work whose definition is not registered here is delivered again
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no claim: not before `again_at`; or, when that is None, nothing more is wanted.
+    """Why there is no claim: not before `again_at`; or, if that is None, not at all.
 
-    Work that was not `done` may be wanted again one day, once somebody puts it back.
+    Work that was not `done` may be claimed again once a person has retried it.
     """
 
     why: str
@@ -37,7 +37,7 @@ class Refused:
 
 
 def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: timedelta) -> Claim | Refused:
-    """Claim the open attempt at a piece of work, its idempotency key given; or say why that cannot be.
+    """Claim the open attempt with this idempotency key; or return why it cannot be claimed.
 
     Raises:
         InvalidArgument: a bad owner or lease.
@@ -46,10 +46,10 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
     check_lease(lease)
     try:
         check_text(item_id, "item_id", MAX_TEXT)
-    except InvalidArgument as error:  # a queue may hand out anything; no attempt has such a key
+    except InvalidArgument as error:  # a queue may deliver any value; no attempt has such a key
         return Refused(str(error))
     ((claim_id, token),) = new_claims(1)
-    found: list[Claim | Refused] = []
+    results: list[Claim | Refused] = []
     ended = False
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
@@ -57,7 +57,7 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
         run = runs[run_id]
         ended = run.state.terminal
         refused = _refusal(runtime, run, item_id, now)
-        found[:] = [refused] if refused is not None else []
+        results[:] = [refused] if refused is not None else []
         if refused is not None:
             return []
         attempt = _open_attempt(run.dispatch, item_id)
@@ -75,19 +75,19 @@ def claim_item(runtime: Runtime, run_id: str, item_id: str, owner: str, lease: t
             occurred_at=at,
         )
         ref = ClaimRef(attempt.queue, run_id, attempt.runnable_key, claim_id, token)
-        found[:] = [Claim(ref, _claimed(attempt, fact))]
+        results[:] = [Claim(ref, _claimed(attempt, fact))]
         return [fact]
 
     runtime.command([CommandTarget(run_id, visit=item_id)], decision)
-    answer = found[0]
-    if ended and isinstance(answer, Refused):  # the rows of its attempts may be gone: only its facts tell
+    answer = results[0]
+    if ended and isinstance(answer, Refused):  # the rows of its attempts may be deleted: its facts decide
         dispatch = RunUnit.fold(runtime.storage.read_run(run_id)).dispatch
         return replace(answer, done=_is_done(dispatch, item_id))
     return answer
 
 
 def _refusal(runtime: Runtime, run: CommandedRun, item_id: str, now: datetime) -> Refused | None:
-    """Return why the work may not be claimed now, or None when it may."""
+    """Return why the work may not be claimed now, or None if it may."""
     attempt = _open_attempt(run.dispatch, item_id)
     if run.state.stopped or attempt is None:
         return Refused(f"{item_id!r} has its outcome, or its run has ended", done=_is_done(run.dispatch, item_id))
@@ -104,21 +104,21 @@ def _refusal(runtime: Runtime, run: CommandedRun, item_id: str, now: datetime) -
 
 
 def _attempts(dispatch: RunDispatch, item_id: str) -> Iterator[Attempt]:
-    return (each for each in dispatch.attempts.values() if each.idempotency_key == item_id)
+    return (attempt for attempt in dispatch.attempts.values() if attempt.idempotency_key == item_id)
 
 
 def _open_attempt(dispatch: RunDispatch, item_id: str) -> Attempt | None:
-    """Return the open attempt; the first one that was scheduled, should there be more, however they were read."""
-    found = (each for each in _attempts(dispatch, item_id) if each.status in OPEN)
-    return min(found, key=lambda each: each.position, default=None)
+    """Return the open attempt; if there are several, the one that was scheduled first."""
+    open_attempts = (attempt for attempt in _attempts(dispatch, item_id) if attempt.status in OPEN)
+    return min(open_attempts, key=lambda attempt: attempt.position, default=None)
 
 
 def _is_done(dispatch: RunDispatch, item_id: str) -> bool:
-    return any(each.status is AttemptStatus.COMPLETED for each in _attempts(dispatch, item_id))
+    return any(attempt.status is AttemptStatus.COMPLETED for attempt in _attempts(dispatch, item_id))
 
 
 def _claimed(attempt: Attempt, fact: AttemptClaimed) -> Attempt:
-    """Give the attempt as its claim leaves it."""
+    """Return the attempt as it is after its claim."""
     return attempt._replace(
         status=AttemptStatus.CLAIMED,
         claim_id=fact.claim_id,

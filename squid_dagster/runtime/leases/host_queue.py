@@ -1,8 +1,8 @@
-"""A lease backend of any queue: a host brings its own, and runnable intents travel through it.
+"""A lease backend for a host's own queue: intents to run attempts travel through it.
 
-The host's queue delivers, the journal fences. A delivery is claimed in the journal by its key; one whose work is done
-is taken off the queue, one whose time has not come goes back to it, any other is buried there until the journal wants
-it again. Between the two, a crash leaves at worst an item that is delivered once more.
+The host's queue delivers, the journal fences. A delivery is claimed in the journal by its key. If its work is done, it
+is completed on the queue; if it is not due, it is put back; any other refused one is buried there until it is offered
+again. A crash in between leaves at worst an item that is delivered once more.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ OFFERED_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Work that may be done: all that has to travel through a queue. The rest is in the journal."""
+    """An attempt that may be claimed: all of it that travels through a queue. The rest is in the journal."""
 
     item_id: str  # the same for every attempt at it
     run_id: str
@@ -65,33 +65,33 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """An intent that a queue has handed to somebody. `ref` is what the queue knows it by."""
+    """An intent that a queue has delivered. `ref` is the queue's own reference to it."""
 
     intent: Intent
     ref: object = field(default=None, repr=False)
 
 
 class HostQueue(Protocol):
-    """What a host's queue must be able to do. Safe between those who share it.
+    """The interface of a host's queue. Safe between threads and processes that share it.
 
-    A delivery that is neither completed nor failed comes back by itself once its time is over. So whatever `heartbeat`,
-    `complete` and `fail` raise costs latency, never work: it is logged. Errors of `offer` and `claim` go to the worker.
+    A delivery that is neither completed nor failed is delivered again once its lease is over. So errors of `heartbeat`,
+    `complete` and `fail` cost latency, never work: they are logged. Errors of `offer` and `claim` go to the worker.
     """
 
     def offer(self, intent: Intent) -> None:
-        """Take an intent, unless one of that `item_id` is there already; also one that had been buried before."""
+        """Add an intent, unless one of that `item_id` is queued already; a buried one becomes available again."""
 
     def claim(self, queue: str, owner: str, limit: int, lease: timedelta) -> list[Delivery]:
-        """Hand out up to `limit` intents of a queue, each to nobody else for as long as `lease`."""
+        """Deliver up to `limit` intents of a queue, each to this owner alone for as long as `lease`."""
 
     def heartbeat(self, delivery: Delivery, lease: timedelta) -> None:
-        """Hand a delivery to nobody else until `lease` from now."""
+        """Extend a delivery: it is not delivered again until `lease` from now."""
 
     def complete(self, delivery: Delivery) -> None:
-        """Forget a delivery: its work is done, and is never offered again."""
+        """Remove a delivery: its work is done, and is never offered again."""
 
     def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:
-        """Hand a delivery out again, that much later; None: bury it, until it is offered again."""
+        """Deliver it again, that much later; None: bury it until it is offered again."""
 
 
 @checks_arguments
@@ -103,7 +103,7 @@ class QueueLeases:
         self._runtime, self._queue = runtime, queue
 
     def offer(self, queue: str, limit: int = OFFERED_AT_ONCE) -> int:
-        """Put attempts that could be claimed now on the host's queue; give how many it was shown. Safe to repeat."""
+        """Put claimable attempts on the host's queue; return how many were offered. Safe to repeat."""
         dispatch, known = self._runtime.dispatch, self._runtime.registry.keys
         expired = dispatch.expired(queue, limit, definitions=known)
         due = [*dispatch.visible(queue, limit, definitions=known), *(a for a in expired if not out_of_deliveries(a))]
@@ -111,7 +111,7 @@ class QueueLeases:
         for attempt in due:
             try:
                 self._queue.offer(_intent(attempt))
-            except Exception as error:  # noqa: BLE001  a host's own code; one item keeps no other back
+            except Exception as error:  # noqa: BLE001  the host's own code; the other items are offered all the same
                 errors.append(error)
                 logger.warning("the queue refuses %s: %s: %s", attempt.idempotency_key, type(error).__name__, error)
         if errors and len(errors) == len(due):
@@ -119,41 +119,41 @@ class QueueLeases:
         return len(due) - len(errors)
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
-        """Take deliveries and claim them in the journal, as the contract says."""
+        """Claim deliveries on the queue and then in the journal, as the contract says."""
         runtime = self._runtime
         check_claim(queue, owner, limit, lease, None)
-        if (problem := name_problem(owner)) is not None:  # a host's queue may refuse it when attempts were offered
+        if (problem := name_problem(owner)) is not None:  # before attempts are offered: a host's queue may refuse it
             raise InvalidArgument(f"owner {owner!r:.80} is no name: {problem}")
         runtime.dispatch.dead_letter_expired(queue)
         if not runtime.queries.backlog([queue], runtime.registry.keys, 1):
             return []  # nothing is due, or the queue is paused
-        found: list[Lease] = []
-        # The best ones first; many of them only when those are on their way to somebody else.
+        leases: list[Lease] = []
+        # The first ones in claim order; many only if those are delivered to other workers already.
         for offered in (limit, max(limit, OFFERED_AT_ONCE)):
-            if len(found) < limit:
+            if len(leases) < limit:
                 self.offer(queue, offered)
-                self._claim_into(found, queue, owner, limit, lease)
-        return found
+                self._claim_into(leases, queue, owner, limit, lease)
+        return leases
 
-    def _claim_into(self, found: list[Lease], queue: str, owner: str, limit: int, lease: timedelta) -> None:
-        while len(found) < limit:
-            deliveries = self._queue.claim(queue, owner, limit - len(found), lease)
+    def _claim_into(self, leases: list[Lease], queue: str, owner: str, limit: int, lease: timedelta) -> None:
+        while len(leases) < limit:
+            deliveries = self._queue.claim(queue, owner, limit - len(leases), lease)
             if not deliveries:
                 return
             for delivery in deliveries:
                 try:
-                    each = self._claim(delivery, owner, lease)
+                    claimed = self._claim(delivery, owner, lease)
                 except StorageUnavailable:
-                    if not found:  # what was claimed is ours, and must be done; the rest is delivered again
+                    if not leases:  # claimed work must be returned to the caller; the rest is delivered again
                         raise
                     return
-                found += [each] if each is not None else []
+                leases += [claimed] if claimed is not None else []
 
     def _claim(self, delivery: Delivery, owner: str, lease: timedelta) -> Lease | None:
         intent = delivery.intent
         try:
             claim = claim_item(self._runtime, intent.run_id, intent.item_id, owner, lease)
-        except (InvalidThread, InvalidFact, NotFound, StorageRefused) as error:  # of this item, and of no other
+        except (InvalidThread, InvalidFact, NotFound, StorageRefused) as error:  # about this item alone
             claim = Refused(f"{intent.item_id!r} cannot be claimed: {error}")
         if isinstance(claim, Claim):
             return Lease(intent.queue, owner, claim.lease_until, claim, delivery)
@@ -162,8 +162,8 @@ class QueueLeases:
         return None
 
     def _let_go(self, delivery: Delivery, refused: Refused) -> None:
-        why = redacted_text(refused.why)  # the queue is the host's, and keeps it where it likes
-        with _tolerant(delivery):
+        why = redacted_text(refused.why)  # the host's queue may store it anywhere
+        with _errors_logged(delivery):
             if refused.done:
                 self._queue.complete(delivery)
             elif refused.again_at is None:
@@ -173,10 +173,10 @@ class QueueLeases:
                 self._queue.fail(delivery, why, wait)
 
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
-        """Extend both, the journal's claim first, as the contract says."""
+        """Extend the journal's claim, then the delivery, as the contract says."""
         delivery = _delivery(lease)
         longer = extended(self._runtime, lease, extend)
-        with _tolerant(delivery):
+        with _errors_logged(delivery):
             self._queue.heartbeat(delivery, extend)
         return longer
 
@@ -186,25 +186,25 @@ class QueueLeases:
         self.settled(lease)
 
     def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
-        """Settle in the journal, then put it back or bury it, as the contract says."""
+        """Settle in the journal, then put it back on the queue or bury it, as the contract says."""
         delivery, outcome = _delivery(lease), failed(self._runtime, lease, error)
         self._settle(lease, delivery, outcome)
         after = comes_back(outcome)
-        with _tolerant(delivery):
-            self._queue.fail(delivery, _told(outcome), after)
+        with _errors_logged(delivery):
+            self._queue.fail(delivery, _reason(outcome), after)
         return LeaseOutcome.DEAD_LETTERED if after is None else LeaseOutcome.REQUEUED
 
     def settled(self, lease: Lease) -> None:
-        """Take it off the queue."""
+        """Complete the delivery on the queue."""
         delivery = _delivery(lease)
-        with _tolerant(delivery):
+        with _errors_logged(delivery):
             self._queue.complete(delivery)
 
     def _settle(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
         try:
             settle_lease(self._runtime, lease, outcome)
         except StorageUnavailable:
-            raise  # neither settled nor refused: it stays with its holder, who tries again
+            raise  # neither settled nor refused: its holder tries again
         except SquidError as error:
             over = Refused(str(error), None if is_over(error) else self._runtime.now())
             self._let_go(delivery, over)
@@ -212,11 +212,11 @@ class QueueLeases:
 
 
 @contextmanager
-def _tolerant(delivery: Delivery) -> Iterator[None]:
-    """Go on when the queue takes nothing back: the item is delivered once more then, and the journal judges it."""
+def _errors_logged(delivery: Delivery) -> Iterator[None]:
+    """Log errors of the queue: the item is then delivered once more, and the journal decides about it."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  a host's own code; the journal has what counts
+    except Exception as error:  # noqa: BLE001  the host's own code; the outcome is in the journal
         logger.warning("the queue failed on %s: %s: %s", delivery.intent.item_id, type(error).__name__, error)
 
 
@@ -236,6 +236,6 @@ def _delivery(lease: Lease) -> Delivery:
     return lease.ref
 
 
-def _told(outcome: Unfinished) -> str:
+def _reason(outcome: Unfinished) -> str:
     why = outcome.reason if isinstance(outcome, Deferred | Interrupted) else outcome.error.get("message")
     return str(why or type(outcome).__name__.lower())

@@ -1,8 +1,8 @@
-"""Lease backends: who may work on what, and how outcomes come back. The journal's own one is here.
+"""Lease backends: where a worker gets attempts, and where it reports outcomes. The journal's own one is here.
 
-A backend decides who may call us; only the journal's claim fences results. Whatever backend delivered the work, its
-life is told by dispatch facts: claimed, heartbeat, completed, failed, released. A result without a valid claim of the
-journal is dropped, with the error that says why.
+A backend decides which worker gets an attempt; only the journal's claim fences results. For every backend, dispatch
+facts record the attempt: claimed, heartbeat, completed, failed, released. A result without a valid claim of the journal
+is dropped, with the error that says why.
 """
 
 from dataclasses import dataclass, field, replace
@@ -52,7 +52,7 @@ class LeaseOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One attempt that somebody may work on until `lease_until`. `ref` is the backend's own business."""
+    """One attempt that its owner may execute until `lease_until`. `ref` is the backend's own reference."""
 
     queue: str
     owner: str
@@ -72,17 +72,17 @@ class Lease:
 
 
 class LeaseBackend(Protocol):
-    """Where work comes from. Safe between threads and processes."""
+    """The source of attempts. Safe between threads and processes."""
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
-        """Give up to `limit` pieces of work that nobody else has; none when nothing is due, or the queue is paused.
+        """Return up to `limit` attempts, leased to this owner alone; none if nothing is due, or the queue is paused.
 
         Raises:
             InvalidArgument, InvalidThread: a bad limit, lease, owner or queue.
         """
 
     def heartbeat(self, lease: Lease, *, extend: timedelta = DEFAULT_LEASE) -> Lease:
-        """Keep the work until `extend` from now; never shortens a lease.
+        """Extend the lease until `extend` from now; never shortens it.
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the work is not yours any more: stop.
@@ -93,17 +93,17 @@ class LeaseBackend(Protocol):
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: the result was dropped.
-            InvalidFact: the result cannot be written down; a failure that says so is on record in its place.
+            InvalidFact: the result cannot be written; a failure that says so is recorded in its place.
         """
 
     def fail(self, lease: Lease, error: Unfinished | dict[str, Any] | str) -> LeaseOutcome:
-        """Record a failure, and say what becomes of the work: another attempt, or none any more.
+        """Record a failure; return whether there will be another attempt.
 
-        The step's own retry policy decides, unless the error says more. Raises as `complete`.
+        The step's own retry policy decides, unless `error` is an outcome. Raises as `complete`.
         """
 
     def settled(self, lease: Lease) -> None:
-        """Let go of work whose outcome is on record already: a transactional step has written it by itself."""
+        """Release work whose outcome is recorded already, by a transactional step."""
 
 
 @checks_arguments
@@ -115,7 +115,7 @@ class JournalLeases:
         self._runtime = runtime
 
     def claim(self, queue: str, owner: str, *, limit: int = 1, lease: timedelta = DEFAULT_LEASE) -> list[Lease]:
-        """Claim attempts in claim order, as the contract says; one that was lost before comes alone."""
+        """Claim attempts in claim order, as the contract says; a suspect is claimed alone."""
         runtime = self._runtime
         claims = runtime.dispatch.claim(
             queue,
@@ -142,7 +142,7 @@ class JournalLeases:
         return LeaseOutcome.DEAD_LETTERED if comes_back(outcome) is None else LeaseOutcome.REQUEUED
 
     def settled(self, lease: Lease) -> None:
-        """Nothing is held any more."""
+        """Return at once: the claim is settled already."""
 
 
 def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
@@ -152,10 +152,10 @@ def extended(runtime: Runtime, lease: Lease, extend: timedelta) -> Lease:
 
 
 def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
-    """Write down what came of a lease, with all that follows; raise, and say so in the log, when it is dropped."""
+    """Record the outcome of a lease, with all that follows; log and raise if it is dropped."""
     answer = settle(runtime, [Settlement(lease.claim.ref, outcome)]).answers[0]
     if answer.unavailable:
-        answer.unwrap()  # nothing is dropped: it may be tried again
+        answer.unwrap()  # not dropped: it may be tried again
     error = answer.error or _replaced(answer.unwrap(), outcome)
     if error is not None:
         logger.warning("dropped the outcome of %s: %s", lease.attempt.runnable_key, error)
@@ -163,14 +163,14 @@ def settle_lease(runtime: Runtime, lease: Lease, outcome: Outcome) -> None:
 
 
 def _replaced(attempt: Attempt, outcome: Outcome) -> InvalidFact | None:
-    """Give the error of an outcome that could not be written down, so that a failure is on record in its place."""
-    given = outcome.error.get("code") if isinstance(outcome, Failed) else None  # a transactional step brings it itself
+    """Return the error of an outcome that could not be written, if a failure was recorded in its place."""
+    code = outcome.error.get("code") if isinstance(outcome, Failed) else None  # of a transactional step
     recorded = attempt.error or {}
-    return InvalidFact(recorded["message"]) if recorded.get("code") == _UNWRITABLE != given else None
+    return InvalidFact(recorded["message"]) if recorded.get("code") == _UNWRITABLE != code else None
 
 
 def failed(runtime: Runtime, lease: Lease, error: Unfinished | dict[str, Any] | str) -> Unfinished:
-    """Give the outcome of a failure: as it is given, else as the step's retry policy wants it.
+    """Return the outcome of a failure: the given one, else by the step's retry policy.
 
     Raises:
         IncompatibleDefinition: the definition of the attempt is not registered here.
@@ -181,18 +181,18 @@ def failed(runtime: Runtime, lease: Lease, error: Unfinished | dict[str, Any] | 
     definition = runtime.registry.find(attempt.workflow, attempt.definition_fingerprint, attempt.definition_version)
     if definition is None:
         raise IncompatibleDefinition(f"the definition of {attempt.runnable_key!r} is not registered here")
-    told = error_map("failed", error) if isinstance(error, str) else error
+    description = error_map("failed", error) if isinstance(error, str) else error
     step = definition.steps[attempt.step.removeprefix(COMPENSATE)]
-    return failure(told, False, step, attempt, runtime.random_unit)
+    return failure(description, False, step, attempt, runtime.random_unit)
 
 
 def comes_back(outcome: Unfinished) -> timedelta | None:
-    """Tell in how long the work is to be done again; None: it is not."""
+    """Return the delay until the next attempt; None if there is none."""
     if isinstance(outcome, Deferred | Interrupted):
         return outcome.after
     return None if outcome.retry is None else outcome.retry.after
 
 
 def is_over(error: SquidError) -> bool:
-    """Tell whether an error means that the journal wants nothing more of this work, unless somebody puts it back."""
+    """Return whether an error means that the journal takes no more outcomes of this attempt, unless it is retried."""
     return isinstance(error, ConflictingCompletion | InvalidFact | NotFound | TerminalRun)

@@ -1,4 +1,4 @@
-"""Working on leases: run the step that a backend has delivered, and bring its outcome back."""
+"""The execution of one lease: run the step that a backend has delivered, and report its outcome."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ _LONGEST_BACKOFF = 1.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """What came of one lease: it was completed, or failed and what becomes of it; or was dropped, and why."""
+    """The end of one lease: completed; or failed, with what follows; or dropped, with the error."""
 
     lease: Lease
     outcome: LeaseOutcome | None = None
@@ -47,34 +47,34 @@ class LeaseReport:
 def work_one_lease(
     runtime: Runtime, backend: LeaseBackend, queue: str, owner: str, *, lease: timedelta = DEFAULT_LEASE
 ) -> LeaseReport | None:
-    """Take one piece of work from a backend, run its step in this thread with heartbeats, bring back what came of it.
+    """Claim one attempt from a backend, run its step in this thread with heartbeats, and report its outcome.
 
-    Gives None when there is no work. An outcome that was dropped is in the report: no error, since the work was
-    somebody else's by then.
+    Returns None if there is no work. A dropped outcome is in the report and no error: another worker holds the attempt
+    by then.
 
     Raises:
         InvalidArgument, InvalidThread: a bad queue, owner or lease.
         StorageUnavailable: the journal cannot be reached. Once the step has run, its outcome is kept for as long as
             the lease lasts; then it is dropped.
     """
-    found = backend.claim(queue, owner, lease=lease)
-    if not found:
+    leases = backend.claim(queue, owner, lease=lease)
+    if not leases:
         return None
     cancelled = Cancellation()
-    with _heartbeats(backend, found[0], lease, cancelled):
-        outcome = Executor(runtime, asyncio.run).perform(found[0].claim, cancelled)
-    # The last heartbeat is a third of a lease ago at most.
-    return _brought_back(runtime, backend, found[0], outcome, queue, lease * 2 / 3)
+    with _heartbeats(backend, leases[0], lease, cancelled):
+        outcome = Executor(runtime, asyncio.run).perform(leases[0].claim, cancelled)
+    # The last heartbeat is at most a third of a lease ago.
+    return _report_repeatedly(runtime, backend, leases[0], outcome, queue, lease * 2 / 3)
 
 
-def _brought_back(
+def _report_repeatedly(
     runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str, patience: timedelta
 ) -> LeaseReport:
-    """Bring an outcome back; without a database it is tried again for as long as the lease lasts."""
+    """Report an outcome; while the database is unavailable, repeat it for as long as the lease lasts."""
     gives_up_at, backoff = time.monotonic() + patience.total_seconds(), 0.05
     while True:
         try:
-            return _bring_back(runtime, backend, held, outcome, queue)
+            return _report(runtime, backend, held, outcome, queue)
         except StorageUnavailable as error:
             if time.monotonic() + backoff > gives_up_at:
                 return LeaseReport(held, dropped=error)
@@ -84,9 +84,7 @@ def _brought_back(
             return LeaseReport(held, dropped=error)
 
 
-def _bring_back(
-    runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str
-) -> LeaseReport:
+def _report(runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str) -> LeaseReport:
     if isinstance(outcome, Answer):  # a transactional step: settled with its own writes, or refused with them
         outcome.unwrap()
         backend.settled(held)
@@ -100,7 +98,7 @@ def _bring_back(
 
 @contextmanager
 def _heartbeats(backend: LeaseBackend, held: Lease, lease: timedelta, cancelled: Cancellation) -> Iterator[None]:
-    """Keep a lease alive; when it is lost, tell the step so."""
+    """Extend a lease during the block; cancel the step when it is lost."""
     ended = threading.Event()
     thread = threading.Thread(
         target=_beat, args=(backend, held, lease, cancelled, ended), name="squid-lease", daemon=True
@@ -116,9 +114,9 @@ def _heartbeats(backend: LeaseBackend, held: Lease, lease: timedelta, cancelled:
 def _beat(
     backend: LeaseBackend, held: Lease, lease: timedelta, cancelled: Cancellation, ended: threading.Event
 ) -> None:
-    """Extend a lease until the work has ended, or until it is lost, which is said to the step.
+    """Extend a lease until the work has ended; cancel the step when the lease is lost.
 
-    It is lost when the backend says so, and when no heartbeat got through for as long as it lasts.
+    It is lost if the backend reports it, or if no heartbeat has succeeded for as long as it lasts.
     """
     length = lease.total_seconds()
     pause, valid_until = length / 3, time.monotonic() + length
@@ -131,7 +129,7 @@ def _beat(
             logger.warning("the lease on %s is lost: %s", held.attempt.runnable_key, error)
             cancelled.set()
             return
-        except Exception as error:  # noqa: BLE001  whatever it is, without this loop the lease would be lost
+        except Exception as error:  # noqa: BLE001  without this loop the lease would be lost
             name, pause = type(error).__name__, length / 30
             logger.warning("heartbeat failed on %s: %s: %s", held.attempt.runnable_key, name, error)
             if time.monotonic() > valid_until:

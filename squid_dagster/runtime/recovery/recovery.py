@@ -1,4 +1,4 @@
-"""Recovery: closes every crash window of every run. One bad run never stops it, and any number may run at once."""
+"""Recovery: writes what crashes have left unwritten in runs. One bad run never stops it; it may run concurrently."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -30,8 +30,8 @@ _PAGE = 500
 class RecoveryReport:
     """What a recovery did. `held` are runs whose definition is not registered here, `failed` those with an error.
 
-    `quarantined` are runs of which an entry cannot be read: they were stopped, and say why when asked. `listed` counts
-    the runs that the index and the catalog know now.
+    `quarantined` are runs with an unreadable entry, which were stopped: `explain_run` shows why. `listed` counts the
+    runs that were added to the index and the catalog.
     """
 
     queued: int = 0
@@ -50,32 +50,32 @@ class RecoveryReport:
 
     @property
     def repaired(self) -> int:
-        """How many things were missing and have been put right; that runs are listed later is no fault."""
+        """How many missing things were written, without `listed`: runs are listed later as a rule."""
         return (
             self.queued + self.scheduled + self.applied + self.progressed + self.dead_lettered + self.dead_letters
             + self.children + self.cascades + self.fenced
         )  # fmt: skip
 
     def add(self, done: Counter[str]) -> None:
-        """Take in what was done for one run."""
+        """Add the counts of one run."""
         for name, count in done.items():
             setattr(self, name, getattr(self, name) + count)
 
 
 def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
-    """Close all crash windows of all runs, or of one queue's: see `repair_run`; dead-letter what was delivered too
-    often; write index and catalog facts that are missing.
+    """Repair all runs, or those of one queue (see `repair_run`); dead-letter what was delivered too often; write
+    missing index and catalog facts.
 
-    Runs that cannot be repaired, such as one that another session holds locked, are named in the report and go on
-    waiting; everything else is done.
+    Runs that cannot be repaired, such as one that another session holds locked, are named in the report and wait for
+    the next recovery; everything else is done.
 
     Raises:
         StorageUnavailable: the database cannot be reached. What was done until then stays done.
     """
     report = RecoveryReport()
     for name in [queue] if queue is not None else [row.queue for row in runtime.queries.queues()]:
-        while found := runtime.dispatch.dead_letter_expired(name):  # so many at a time
-            report.dead_lettered += len(found)
+        while keys := runtime.dispatch.dead_letter_expired(name):  # a limited number at a time
+            report.dead_lettered += len(keys)
     after, waiting = "", _waiting(runtime.registry)
     while page := runtime.queries.runs_to_repair(after, _PAGE, queue, waiting):
         for run_id in page:
@@ -87,7 +87,7 @@ def recover(runtime: Runtime, queue: str | None = None) -> RecoveryReport:
 
 
 def _waiting(registry: Registry) -> list[WaitingStep]:
-    """Return the steps whose dead letters wait for a person: there is nothing to repair about these."""
+    """Return the steps whose dead letters wait for a person, so that they are no matter of recovery."""
     return [
         WaitingStep(key, step)
         for definition in registry
@@ -120,7 +120,7 @@ def _repair(runtime: Runtime, run_id: str, report: RecoveryReport) -> None:
 def list_started(runtime: Runtime, most: int | None = None, without: Collection[str] = ()) -> int:
     """Write index and catalog facts of started runs that have none, in batches; return how many runs got one.
 
-    Those that are named in `without`, or cannot be written now, are left for another time.
+    Those in `without`, and those that cannot be written now, are left for the next recovery.
     """
     listed = 0
     last: list[RunRow] = []
@@ -128,7 +128,7 @@ def list_started(runtime: Runtime, most: int | None = None, without: Collection[
     while most is None or listed < most:
         page = runtime.queries.runs_to_list(_PAGE)
         rows = [row for row in page if row.run_id not in unlisted]
-        if not rows or rows == last:  # what the fold refuses to list stays as it is
+        if not rows or rows == last:  # the fold refuses to list these
             break
         last = rows
         before = len(unlisted)
@@ -139,7 +139,7 @@ def list_started(runtime: Runtime, most: int | None = None, without: Collection[
 
 
 def _list(storage: Storage, thread: str, facts: Sequence[Fact]) -> set[str]:
-    """Write facts of many runs; return the runs for which that cannot be done now, such as a locked one."""
+    """Write facts of many runs; return the runs for which that is not possible now, such as a locked one."""
     if not facts:
         return set()
     try:
@@ -156,7 +156,7 @@ def _list(storage: Storage, thread: str, facts: Sequence[Fact]) -> set[str]:
 
 def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[Fact]]:
     """Return the missing facts by thread. Time and queue are those of the start: two recoveries write the same."""
-    found: dict[str, list[Fact]] = {}
+    by_thread: dict[str, list[Fact]] = {}
     for row in rows:
         if row.workflow is None or row.started_at is None:
             continue
@@ -172,10 +172,10 @@ def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[F
         if not row.cataloged:
             facts.append(RunCataloged.model_construct(**about))
         for fact in facts:
-            found.setdefault(fact.thread, []).append(fact)
-    return found
+            by_thread.setdefault(fact.thread, []).append(fact)
+    return by_thread
 
 
 def _start_queue(storage: Storage, run_id: str) -> str:
-    """Return the queue that a run was started for and has not been put on yet, as its start says."""
+    """Return the queue in a run's start, for a run that is not on a queue yet."""
     return queue_of(beginning_of(storage, run_id))

@@ -1,4 +1,4 @@
-"""Repairing one run: everything that should have followed from facts on record, and did not. Safe from anywhere."""
+"""The repair of one run: writes everything that should have followed from recorded facts. Safe to run concurrently."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from squid_dagster.workflow.planner.schedule import queue_of, schedule
 
 
 def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = None) -> Counter[str]:
-    """Write what is missing after a crash; count it by kind. Repeating finds nothing to do.
+    """Write what is missing after a crash; return counts by kind. Repeating finds nothing to do.
 
-    `entries` are the run's, where they were just read: a run that lacks nothing is not locked.
+    `entries` are the run's, if they were just read: a run that is complete is not locked.
 
     Raises:
         IncompatibleDefinition: something should follow from an outcome, but the run's definition is not registered.
@@ -43,8 +43,8 @@ def repair_run(runtime: Runtime, run_id: str, entries: Sequence[Entry] | None = 
             done["children"] += not start_linked_child(runtime, link).repeated
     ancestor = None if unit.run.terminal else _cancelled_above(runtime, unit)
     if ancestor is not None:
-        for each in family_of(runtime, run_id):
-            done["cascades"] += cancel_orphan(runtime, each, ancestor)
+        for below in family_of(runtime, run_id):
+            done["cascades"] += cancel_orphan(runtime, below, ancestor)
     return done
 
 
@@ -77,9 +77,9 @@ def _started(runtime: Runtime, link: ChildRunStarted) -> bool:
 
 
 def _cancelled_above(runtime: Runtime, unit: RunUnit) -> str | None:
-    """Give the run above that was cancelled together with all runs below it, however far up; None when there is none.
+    """Return the ancestor that was cancelled with all runs below it, at any distance; None if there is none.
 
-    Runs in between may have ended by themselves: what they have started goes all the same.
+    Runs in between may have ended by themselves: their children are cancelled all the same.
     """
     parent, seen = _parent_of(unit.run), set[str]()
     while parent is not None and parent not in seen:

@@ -178,7 +178,7 @@ class Committer:
         settled = self._persist([Settlement(each.job.claim.ref, outcome) for each, outcome in found])
         with self._counting:
             self._report.commits += not all(answer.unavailable for answer in settled.answers)
-        self._due(settled.dues)
+        self._due(settled.delays)
         left: list[StepResult] = []
         answered: list[tuple[StepResult, Outcome, Answer]] = []
         for (each, outcome), answer in zip(found, settled.answers, strict=True):

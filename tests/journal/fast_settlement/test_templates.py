@@ -95,17 +95,17 @@ def play(storage: PostgresStorage, workflow: Workflow, results: Sequence[Any], r
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
     """What templates were filled with."""
-    found: list[Texts] = []
+    written: list[Texts] = []
     fill = SettleTemplate.fill
 
     def noted(self: SettleTemplate, *values: Any) -> Any:
         texts = fill(self, *values)
         if texts is not None and not values[0].startswith("other-"):
-            found.append(texts[0])
+            written.append(texts[0])
         return texts
 
     monkeypatch.setattr(SettleTemplate, "fill", noted)
-    return found
+    return written
 
 
 @pytest.mark.parametrize("make", [chain, routed, forked])
@@ -128,7 +128,7 @@ def test_what_is_filled_in_is_what_would_have_been_planned(
             for applied in facts_of(all_entries(postgres_virtual))
             if applied.type == "runnable_applied"
         ]
-        chosen = {str(each.get("condition")) for each in decisions if each["from"] == "second"}
+        chosen = {str(decision.get("condition")) for decision in decisions if decision["from"] == "second"}
         assert len(chosen) == 5
     for n in range(len(VALUES)):
         first, second = (facts_without_names(postgres_virtual, f"{way}-{n}") for way in ("filled", "planned"))
@@ -181,4 +181,4 @@ def test_workers_hear_of_what_a_template_has_scheduled(postgres_virtual: Postgre
     settled = settle(runtime, [Settlement(claim.ref, Completed(1))])
     assert len(filled) == 1
     assert heard == [{"default"}]
-    assert set(settled.dues) == {timedelta(0)}
+    assert set(settled.delays) == {timedelta(0)}

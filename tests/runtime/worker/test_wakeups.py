@@ -26,13 +26,13 @@ from tests.runtime.workers import (
     NEVER,
     PATIENCE,
     all_done,
-    at_work,
-    errand,
     facts_of,
-    hear,
+    file_wait,
     queue_facts,
+    running_worker,
     status_of,
     until,
+    wait_for_lines,
     worker_process,
 )
 
@@ -75,14 +75,14 @@ def listeners(storage: PostgresStorage) -> set[int]:
 @pytest.fixture(params=["memory", "postgres"])
 def journal(request: pytest.FixtureRequest) -> Storage:
     """A journal by the real time, in both adapters."""
-    found = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
-    assert isinstance(found, MemoryStorage | PostgresStorage)
-    return found
+    storage = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
+    assert isinstance(storage, MemoryStorage | PostgresStorage)
+    return storage
 
 
 def test_a_start_wakes_a_worker_that_has_nothing_to_do(journal: Storage) -> None:
     squid = Squid(journal, chain())
-    with at_work(squid, poll=NEVER):
+    with running_worker(squid, poll=NEVER):
         for _ in range(3):
             until(all_done(journal, [squid.start("chain").run_id]), "a run that nobody polls for")
 
@@ -90,15 +90,15 @@ def test_a_start_wakes_a_worker_that_has_nothing_to_do(journal: Storage) -> None
 def test_a_start_in_another_process_wakes_a_worker(postgres: PostgresStorage) -> None:
     with children() as started:
         started.append(worker_process(postgres, poll=3600))
-        hear(started[0], "ready")
-        with Squid(postgres, errand) as squid:
+        wait_for_lines(started[0], "ready")
+        with Squid(postgres, file_wait) as squid:
             for _ in range(3):
-                until(all_done(postgres, [squid.start("errand").run_id]), "a run that nobody polls for")
+                until(all_done(postgres, [squid.start("file_wait").run_id]), "a run that nobody polls for")
 
 
 def test_hints_that_make_no_sense_do_no_harm(postgres: PostgresStorage) -> None:
     squid = Squid(postgres, chain())
-    with at_work(squid, poll=NEVER), raw(postgres) as connection:
+    with running_worker(squid, poll=NEVER), raw(postgres) as connection:
         until(lambda: listeners(postgres), "a listener")
         for payload in ("default:", "default:1", "DEFAULT", "", ":", "a:b:c"):
             connection.execute("SELECT pg_notify(%s, %s)", (postgres.channel, payload))
@@ -124,7 +124,7 @@ def test_a_retry_a_deferral_and_a_wait_are_taken_up_when_they_are_due_though_nob
 
     workflow.wait("rest", timedelta(milliseconds=100), after=step)
     squid = Squid(journal, workflow)
-    with at_work(squid, poll=NEVER):
+    with running_worker(squid, poll=NEVER):
         early, middle, late = (squid.start("later", {"n": n}).run_id for n in range(3))
         until(lambda: len(queue_facts(journal, "attempt_released")) == 2, "two deferrals")
         # when something else wakes it in between
@@ -136,7 +136,7 @@ def test_a_retry_a_deferral_and_a_wait_are_taken_up_when_they_are_due_though_nob
 
 def test_a_listener_that_is_cut_off_connects_again_and_misses_nothing(postgres: PostgresStorage) -> None:
     squid = Squid(postgres, chain())
-    with at_work(squid, poll=NEVER), raw(postgres) as connection:
+    with running_worker(squid, poll=NEVER), raw(postgres) as connection:
         for _ in range(3):
             cut: set[int] = until(lambda: listeners(postgres), "a listener")
             connection.execute(_CUT)
@@ -149,7 +149,7 @@ def test_without_any_hint_work_is_found_by_polling(postgres: PostgresStorage) ->
     # given a worker whose listener never reaches the server
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
     squid = Squid(postgres, chain(), listen_url=nowhere)
-    with at_work(squid, poll=OFTEN):
+    with running_worker(squid, poll=OFTEN):
         run_id = squid.start("chain").run_id
         until(all_done(postgres, [run_id]), "a run that was found by polling")
         assert not listeners(postgres)
@@ -169,9 +169,9 @@ def test_an_attempt_that_is_given_back_wakes_another_worker(postgres: PostgresSt
 
     first, second = Squid(postgres, workflow), Squid(postgres, workflow)
     run_id = first.start("slow").run_id
-    with at_work(first, poll=NEVER, grace=timedelta(0)) as leaving:
+    with running_worker(first, poll=NEVER, grace=timedelta(0)) as leaving:
         assert begun.wait(PATIENCE)
-        with at_work(second, poll=NEVER):
+        with running_worker(second, poll=NEVER):
             assert leaving.stop().released == 1
             until(all_done(postgres, [run_id]), "the run, done by the other worker")
     (released,) = facts_of(postgres, run_id, "attempt_released")
@@ -186,11 +186,11 @@ def test_every_due_time_of_a_group_is_told_not_only_the_first(journal: Storage) 
     squid.start_many("one", [{"n": n} for n in range(3)])
     claims = squid.runtime.dispatch.claim("default", "me", limit=3)
     after = [timedelta(seconds=n) for n in (9, 3, 6)]
-    found = settle(
+    settled = settle(
         squid.runtime,
-        [Settlement(claim.ref, Deferred(None, each)) for claim, each in zip(claims, after, strict=True)],
+        [Settlement(claim.ref, Deferred(None, due)) for claim, due in zip(claims, after, strict=True)],
     )
-    assert sorted(found.dues) == sorted(after)
+    assert sorted(settled.delays) == sorted(after)
 
 
 def test_a_worker_waits_for_the_next_due_time_and_looks_once_it_has_passed() -> None:
@@ -209,7 +209,7 @@ def test_a_worker_waits_for_the_next_due_time_and_looks_once_it_has_passed() -> 
 
 
 class Broker:
-    """A notifier of the host's: listeners of one object hear what is told to it, and nothing of the storage."""
+    """A notifier of the host's: its listeners get the wakeups of the same object, and none of the storage."""
 
     def __init__(self) -> None:
         self._local = LocalNotifier(MemoryStorage())
@@ -231,12 +231,12 @@ class Broker:
 def test_workers_hear_of_everything_by_the_notifier_that_was_handed_over(journal: Storage, keyed: bool) -> None:
     broker = Broker()
     squid = Squid(journal, chain(), notifier=broker)
-    with at_work(squid, poll=NEVER):
+    with running_worker(squid, poll=NEVER):
         for n in range(2):
             key = f"k{n}" if keyed else None
             until(all_done(journal, [squid.start("chain", idempotency_key=key).run_id]), "a run that nobody polls for")
         many = squid.start_many("chain", [None] * 3, actor="ada")
-        until(all_done(journal, [each.run_id for each in many]), "the runs of many starts")
+        until(all_done(journal, [receipt.run_id for receipt in many]), "the runs of many starts")
     assert set(broker.told) == {"default"}
     squid.close()
     assert not broker.closed, "it is the host's"
@@ -245,26 +245,26 @@ def test_workers_hear_of_everything_by_the_notifier_that_was_handed_over(journal
 
 
 def test_a_notifier_that_fails_fails_no_command(journal: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Broker):
+    class BrokenBroker(Broker):
         def notify(self, queues: Collection[str]) -> None:
             raise RuntimeError("the broker is away")
 
-    squid = Squid(journal, chain(), notifier=Broken())
+    squid = Squid(journal, chain(), notifier=BrokenBroker())
     run_id = squid.start("chain", actor="ada").run_id
     assert squid.execute_next() is not None
-    with at_work(squid, poll=OFTEN):
+    with running_worker(squid, poll=OFTEN):
         until(all_done(journal, [run_id]), "a run that is found by polling")
     assert "the broker is away" in caplog.text
 
 
-class Away(Broker):
+class FailingBroker(Broker):
     """A broker that is away: one call of it, or of its listeners, raises while it is."""
 
     def __init__(self, failing: str) -> None:
         super().__init__()
         self.failing: str | None = failing
         self.asked = 0
-        self.opened: list[AwayListener] = []
+        self.opened: list[FailingListener] = []
 
     def refuse(self, call: str) -> None:
         if self.failing == call:
@@ -273,14 +273,14 @@ class Away(Broker):
     def listen(self, queues: Collection[str]) -> Listener:
         self.asked += 1
         self.refuse("listen")
-        self.opened.append(AwayListener(self, super().listen(queues)))
+        self.opened.append(FailingListener(self, super().listen(queues)))
         return self.opened[-1]
 
 
-class AwayListener:
+class FailingListener:
     """What such a broker gives."""
 
-    def __init__(self, broker: Away, inner: Listener) -> None:
+    def __init__(self, broker: FailingBroker, inner: Listener) -> None:
         self.broker, self.inner = broker, inner
         self.closed = False
 
@@ -310,9 +310,9 @@ def test_a_broker_that_is_away_ends_no_worker_and_is_said_once(
     journal: Storage, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     # given a worker that listens to a broker of which one call fails
-    broker = Away(call)
+    broker = FailingBroker(call)
     squid = Squid(journal, chain(), notifier=broker)
-    with at_work(squid, poll=OFTEN) as working:
+    with running_worker(squid, poll=OFTEN) as working:
         for _ in range(3):  # then it goes on, by polling
             until(all_done(journal, [squid.start("chain").run_id]), "a run that is found by polling")
         # and ends as it should
@@ -327,9 +327,9 @@ def test_a_broker_that_is_away_ends_no_worker_and_is_said_once(
 @pytest.mark.parametrize("call", ["listen", "wait"])
 @pytest.mark.usefixtures("impatient")
 def test_a_broker_that_is_back_is_listened_to_again(journal: Storage, call: str) -> None:
-    broker = Away(call)
+    broker = FailingBroker(call)
     squid = Squid(journal, chain(), notifier=broker)
-    with at_work(squid, poll=NEVER):
+    with running_worker(squid, poll=NEVER):
         until(lambda: broker.asked >= 2, "another try to listen")
         broker.failing = None
         until(lambda: broker.opened and not broker.opened[-1].closed, "a listener")
@@ -340,7 +340,7 @@ def test_a_broker_that_is_back_is_listened_to_again(journal: Storage, call: str)
 def test_a_listener_is_woken_and_closed_whatever_the_broker_does() -> None:
     # given a broker that is away: a wait lasts its time, and does not turn in circles
     for call in ("listen", "wait", "wake", "close"):
-        broker = Away(call)
+        broker = FailingBroker(call)
         listener = GuardedNotifier(broker).listen(["default"])
         began = time.monotonic()
         assert not listener.wait(0.2)
@@ -362,19 +362,19 @@ def test_a_listener_is_woken_and_closed_whatever_the_broker_does() -> None:
         listener.wake()
         assert not listener.wait(PATIENCE)
     with pytest.raises(InvalidArgument, match="queues must be"):
-        GuardedNotifier(Away("listen")).listen([])
+        GuardedNotifier(FailingBroker("listen")).listen([])
 
 
 def test_a_listener_that_answers_before_its_time_does_not_keep_its_caller_turning() -> None:
-    class Hasty(AwayListener):
+    class EarlyListener(FailingListener):
         def wait(self, timeout: float) -> bool:
             return False
 
-    class HastyBroker(Away):
+    class EarlyBroker(FailingBroker):
         def listen(self, queues: Collection[str]) -> Listener:
-            return Hasty(self, super().listen(queues))
+            return EarlyListener(self, super().listen(queues))
 
-    listener = GuardedNotifier(HastyBroker("nothing")).listen(["default"])
+    listener = GuardedNotifier(EarlyBroker("nothing")).listen(["default"])
     began = time.monotonic()
     assert not listener.wait(0.2)
     assert time.monotonic() - began >= 0.19
