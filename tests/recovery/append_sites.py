@@ -1,4 +1,4 @@
-"""Which lines of the library lead to an append: noted while a scenario is played, and found in the source."""
+"""Lines of the library that lead to an append: recorded while a scenario is played, and listed from the source."""
 
 import ast
 import sys
@@ -14,7 +14,7 @@ from squid_dagster.testing import InjectedStorage
 
 PACKAGE = Path(squid_dagster.__file__).parent
 
-# Where commands and execution write from: everything above the storages, and the store that works on any of them.
+# The modules from which commands and execution write: all above the storages, and the dispatch store on any storage.
 ROOMS = (
     "runtime/**/*.py",
     "agents/*.py",
@@ -42,17 +42,17 @@ class Site(NamedTuple):
     call: str
 
     def led_to(self, line: Line) -> bool:
-        """Tell whether a line is this call."""
+        """Return whether a line is this call."""
         return line.file == self.file and self.first <= line.number <= self.last
 
     @property
     def name(self) -> str:
-        """Say where it is, in words that an unrelated edit does not change."""
+        """The place, in words that an unrelated edit does not change."""
         return f"{self.file} {self.function}: {self.call}"
 
 
-class NotingStorage(InjectedStorage):
-    """An injected storage that appends to one thread at a time, and notes who asked for each append."""
+class RecordingStorage(InjectedStorage):
+    """An injected storage that appends to one thread at a time and records the lines that led to each append."""
 
     def __init__(self, storage: InjectedStorage | object) -> None:
         """Wrap a storage."""
@@ -60,7 +60,7 @@ class NotingStorage(InjectedStorage):
         self.lines: list[tuple[Line, ...]] = []
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
-        """Write, and note the lines that led here, the innermost first."""
+        """Write, and record the lines that led here, the innermost first."""
         with self._lock:
             try:
                 return super().commit(appends, commit_id)
@@ -87,14 +87,14 @@ _JOURNALS = ("storage", "journal")
 
 
 def sites() -> list[Site]:
-    """Find every call in the source that may append."""
+    """Return every call in the source that may append."""
     paths = sorted(path for room in ROOMS for path in PACKAGE.glob(room))
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return [site for file, text in texts.items() for site in sites_in(file, text)]
 
 
 def sites_in(file: str, text: str) -> Iterator[Site]:
-    """Find the calls that may append in one module."""
+    """Yield the calls that may append in one module."""
 
     def walk(node: ast.AST, function: str) -> Iterator[Site]:
         for child in ast.iter_child_nodes(node):

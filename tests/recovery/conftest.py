@@ -11,12 +11,12 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.workflow import Workflow
 from tests.recovery import workflows as w
-from tests.recovery.scenario import Scene
+from tests.recovery.scenario import Client
 
 CASE = "case"
 ALL = (w.line(), w.diamond(), w.mended(), w.retried(), w.deadly(), w.deadly_mended(), w.decided_first(), *w.family())
 
-MakeScene = Callable[..., Scene]
+MakeClient = Callable[..., Client]
 
 
 @pytest.fixture(params=["memory", "memory, thread by thread", "postgres"])
@@ -27,23 +27,23 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
             return MemoryStorage(clock)
         case "memory, thread by thread":
             return MemoryStorage(clock, atomic_across_threads=False)
-    found = request.getfixturevalue("postgres_virtual")
-    assert isinstance(found, PostgresStorage)
-    return found
+    postgres = request.getfixturevalue("postgres_virtual")
+    assert isinstance(postgres, PostgresStorage)
+    return postgres
 
 
 @pytest.fixture
-def make_scene(clock: VirtualClock) -> MakeScene:
-    """Set a stage on a journal; each has a `Squid` of its own, as each process has."""
+def make_client(clock: VirtualClock) -> MakeClient:
+    """A function that creates a client of a journal; each client has a `Squid` of its own, as each process has."""
 
-    def make(storage: Storage, workflows: tuple[Workflow, ...] = ALL) -> Scene:
+    def make(storage: Storage, workflows: tuple[Workflow, ...] = ALL) -> Client:
         squid = Squid(storage, workflows, queue=CASE, resources={"clock": clock}, random_unit=lambda: 0.0)
-        return Scene(squid, clock, CASE)
+        return Client(squid, clock, CASE)
 
     return make
 
 
 @pytest.fixture
-def scene(storage: Storage, make_scene: MakeScene) -> Scene:
-    """A stage on the journal under test."""
-    return make_scene(storage)
+def client(storage: Storage, make_client: MakeClient) -> Client:
+    """A client of the journal under test."""
+    return make_client(storage)

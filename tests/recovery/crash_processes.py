@@ -25,16 +25,16 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.connection.pool import make_engine
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.testing import Boundary, InjectedStorage, Plan, exit_process
-from tests.recovery.append_sites import NotingStorage
-from tests.recovery.scenario import LATER, RECOVER, Scenario, Scene, clock_at, ends_of, play, work
+from tests.recovery.append_sites import RecordingStorage
+from tests.recovery.scenario import LATER, RECOVER, Client, Scenario, clock_at, ends_of, play, work
 from tests.recovery.scenarios import SCENARIOS
 
 _FAILED = 70
-_told_to = -1  # in a forked process, the pipe to whoever waits for it
+_result_pipe = -1  # in a forked process, the pipe to the process that waits for it
 
 
 class Way(StrEnum):
-    """How others go on after a crash. None of them knows where it happened."""
+    """How other processes continue after a crash. None of them knows where it happened."""
 
     SPLIT = "recovery first, on a storage that appends to one thread at a time"
     WHOLE = "recovery first, on Postgres"
@@ -42,7 +42,7 @@ class Way(StrEnum):
 
 
 def ways(scenario: Scenario) -> set[Way]:
-    """Give the ways to go on. What recovery is at work on, no worker sees: there it goes first."""
+    """Return the ways to continue. An interrupted recovery is continued by a recovery: workers do not see its work."""
     return set(Way) - {Way.WORKERS} if RECOVER in scenario.moves else set(Way)
 
 
@@ -54,37 +54,37 @@ class Case(NamedTuple):
 
 
 def fork(task: Callable[[], Any]) -> tuple[int, Any]:
-    """Do something in a process of its own; give its exit code, and what it gave unless it crashed."""
+    """Run a task in a forked process; return its exit code, and its result unless it crashed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        global _told_to
-        code, _told_to = _FAILED, writing
+        global _result_pipe
+        code, _result_pipe = _FAILED, writing
         try:
             os.close(reading)
-            told = json.dumps(task()).encode()
+            answer = json.dumps(task()).encode()
             code = 0
-        except BaseException:  # noqa: BLE001  told to whoever waits
-            told = json.dumps(traceback.format_exc()).encode()
+        except BaseException:  # noqa: BLE001  reported to the waiting process
+            answer = json.dumps(traceback.format_exc()).encode()
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(told)
+            pipe.write(answer)
         os._exit(code)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        answer = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code, json.loads(told) if told else None
+    return code, json.loads(answer) if answer else None
 
 
 def end_here(boundary: Boundary) -> NoReturn:
-    """End the process at a boundary, for real; its last word is where that is."""
-    os.write(_told_to, json.dumps(boundary.label).encode())
+    """End the process at a boundary by `os._exit`, after writing where that is."""
+    os.write(_result_pipe, json.dumps(boundary.label).encode())
     exit_process(boundary)
 
 
 @dataclass(slots=True)
-class Theatre:
-    """One scenario on one schema, played as often as it takes."""
+class ScenarioPlayer:
+    """One scenario on one schema, with a new case for each play."""
 
     url: str
     schema: str
@@ -92,7 +92,7 @@ class Theatre:
     plays: int = 0
 
     def next_case(self) -> Case:
-        """Give a play that was not played yet."""
+        """Return a case that was not played yet."""
         self.plays += 1
         return Case(f"c{self.plays:04}", self.plays)
 
@@ -101,8 +101,8 @@ class Theatre:
         clock = clock_at(after)
         return PostgresStorage(self.url, self.schema, clock=clock), clock
 
-    def scene(self, storage: Storage, clock: VirtualClock, case: Case) -> Scene:
-        """Give the stage for one play."""
+    def client(self, storage: Storage, clock: VirtualClock, case: Case) -> Client:
+        """Return the client of one play."""
         squid = Squid(
             storage,
             self.scenario.workflows,
@@ -110,75 +110,75 @@ class Theatre:
             resources={"clock": clock, **self.scenario.resources},
             random_unit=lambda: 0.0,
         )
-        return Scene(squid, clock, *case)
+        return Client(squid, clock, *case)
 
     def prepare(self) -> int:
-        """Make the schema."""
+        """Create the schema."""
         return self.open()[0].upgrade()
 
     def undisturbed(self, case: Case) -> Any:
-        """Play it to its end, thread by thread; give all appends of the part that will be interrupted, and the end."""
+        """Run it to its end, thread by thread; return all appends of the part that will be interrupted, and the end."""
         storage, clock = self.open()
-        noting = NotingStorage(storage)
-        play(self.scene(split(storage), clock, case), self.scenario.before)
-        play(self.scene(noting, clock, case), self.scenario.moves)
-        play(self.scene(split(storage), clock, case), self.scenario.after)
-        self.scene(split(storage), clock, case).squid.recover()
-        appends = [each.label for each in noting.boundaries]
-        return {"appends": appends, "lines": noting.lines, "end": ends_of(storage)[case.name]}
+        recording = RecordingStorage(storage)
+        play(self.client(split(storage), clock, case), self.scenario.before)
+        play(self.client(recording, clock, case), self.scenario.moves)
+        play(self.client(split(storage), clock, case), self.scenario.after)
+        self.client(split(storage), clock, case).squid.recover()
+        appends = [boundary.label for boundary in recording.boundaries]
+        return {"appends": appends, "lines": recording.lines, "end": ends_of(storage)[case.name]}
 
     def whole(self, case: Case, on: str) -> Any:
-        """Play it to its end where a commit is one, in memory or on Postgres; give the end."""
+        """Run it to its end where a commit spans threads, in memory or on Postgres; return the end."""
         storage: Storage
         storage, clock = self.open()
         if on == "memory":
             storage = MemoryStorage(clock)
-        scene = self.scene(storage, clock, case)
+        client = self.client(storage, clock, case)
         for moves in (self.scenario.before, self.scenario.moves, self.scenario.after):
-            play(scene, moves)
-        scene.squid.recover()
+            play(client, moves)
+        client.squid.recover()
         return {"end": ends_of(storage)[case.name]}
 
     def crash(self, case: Case, after: int) -> None:
-        """Play it until the append of that number, and end there."""
+        """Run it until the append of that number, and end the process there."""
         storage, clock = self.open()
-        play(self.scene(split(storage), clock, case), self.scenario.before)
+        play(self.client(split(storage), clock, case), self.scenario.before)
         ending = InjectedStorage(storage, Plan(crash_after=after, crash=end_here), atomic_across_threads=False)
-        play(self.scene(ending, clock, case), self.scenario.moves)
+        play(self.client(ending, clock, case), self.scenario.moves)
 
     def go_on(self, cases: list[Case], way: Way) -> Any:
-        """Go on after crashes as others would, with one recovery for all of them; give the end of each play.
+        """Run the clients that continue after crashes, with one recovery for all of them; return the end of each play.
 
-        `asked` is what somebody had to ask for again, since it was not on record; `left` the runs that a second
+        `asked` lists what had to be asked for again, since it was not on record; `left` counts the runs that a second
         recovery would still look at and change.
         """
         storage, clock = self.open(LATER)
-        stage: Storage = storage if way is Way.WHOLE else split(storage)
-        scenes = [self.scene(stage, clock, case) for case in cases]
-        shared = scenes[0].squid.runtime
-        for scene in scenes:  # who knows the journal need not fold it again
-            scene.squid.runtime = replace(scene.squid.runtime, dispatch=shared.dispatch, queries=shared.queries)
+        journal: Storage = storage if way is Way.WHOLE else split(storage)
+        clients = [self.client(journal, clock, case) for case in cases]
+        shared = clients[0].squid.runtime
+        for client in clients:  # the stores of the first client have folded the journal already
+            client.squid.runtime = replace(client.squid.runtime, dispatch=shared.dispatch, queries=shared.queries)
         if way is Way.WORKERS:
-            for scene in scenes:
-                work(scene)
-        report = scenes[0].squid.recover()
-        again = scenes[0].squid.recover()
+            for client in clients:
+                work(client)
+        report = clients[0].squid.recover()
+        again = clients[0].squid.recover()
         left = again.repaired + again.listed
-        for scene in scenes:
-            play(scene, self.scenario.moves)
-            play(scene, self.scenario.after)
-        scenes[0].squid.recover()
+        for client in clients:
+            play(client, self.scenario.moves)
+            play(client, self.scenario.after)
+        clients[0].squid.recover()
         ends = ends_of(storage)
         return {
             "left": left,
             "bad": [*report.held, *report.failed],
-            "plays": [{"end": ends.get(scene.case), "asked": scene.asked} for scene in scenes],
+            "plays": [{"end": ends.get(client.case), "asked": client.asked} for client in clients],
         }
 
     def crash_everywhere(self, windows: int, way: Way) -> Iterator[dict[str, Any]]:
-        """Crash at each boundary, and go on from all of them.
+        """Crash at each boundary, and continue from all of them.
 
-        A recovery that is interrupted has a journal to itself, or it would repair what another one has left.
+        A recovery that is interrupted has a journal of its own, or it would repair what another play has left.
         """
         numbers = range(1, windows + 1)
         if RECOVER not in self.scenario.moves:
@@ -190,52 +190,52 @@ class Theatre:
             yield alone.crash_at([number], way)
 
     def crash_at(self, numbers: Sequence[int], way: Way) -> dict[str, Any]:
-        """Crash after the appends of these numbers, each in a play of its own, and go on from all of them."""
+        """Crash after the appends of these numbers, each in a play of its own, and continue from all of them."""
         cases = [self.next_case() for _ in numbers]
         crashes = [fork(partial(self.crash, case, after)) for after, case in zip(numbers, cases, strict=True)]
-        code, told = fork(partial(self.go_on, cases, way))
-        return {"windows": list(numbers), "crashes": crashes, "code": code, "told": told}
+        code, result = fork(partial(self.go_on, cases, way))
+        return {"windows": list(numbers), "crashes": crashes, "code": code, "result": result}
 
 
 def split(storage: Storage) -> InjectedStorage:
-    """Give the storage, one thread at a time."""
+    """Wrap the storage so that it appends to one thread at a time."""
     return InjectedStorage(storage, atomic_across_threads=False)
 
 
-def enumerate_windows(theatre: Theatre, say: Callable[[Any], None]) -> None:
-    """Crash one scenario at each of its boundaries, and let others go on in each way."""
-    name = theatre.scenario.name
-    code, found = fork(theatre.prepare)
+def enumerate_windows(player: ScenarioPlayer, say: Callable[[Any], None]) -> None:
+    """Crash one scenario at each of its boundaries, and continue in each way."""
+    name = player.scenario.name
+    code, answer = fork(player.prepare)
     if code == 0:
-        code, found = fork(partial(theatre.undisturbed, theatre.next_case()))
-    say({"kind": "undisturbed", "scenario": name, "code": code, "told": found})
+        code, answer = fork(partial(player.undisturbed, player.next_case()))
+    say({"kind": "undisturbed", "scenario": name, "code": code, "result": answer})
     if code != 0:
         return
     for on in ("memory", "postgres"):
-        code, told = fork(partial(theatre.whole, theatre.next_case(), on))
-        say({"kind": "whole", "scenario": name, "on": on, "code": code, "told": told})
-    for way in sorted(ways(theatre.scenario)):
-        for told in theatre.crash_everywhere(len(found["appends"]), way):
-            say({"kind": "crashed", "scenario": name, "way": way, **told})
+        code, result = fork(partial(player.whole, player.next_case(), on))
+        say({"kind": "whole", "scenario": name, "on": on, "code": code, "result": result})
+    for way in sorted(ways(player.scenario)):
+        for result in player.crash_everywhere(len(answer["appends"]), way):
+            say({"kind": "crashed", "scenario": name, "way": way, **result})
 
 
 def main(url: str, schema: str, *numbers: str) -> None:
-    """Play the scenarios of these numbers, each on a schema of its own."""
+    """Run the scenarios of these numbers, each on a schema of its own."""
     _warm_up(url, schema)
     gc.freeze()
     for number in numbers:
-        enumerate_windows(Theatre(url, f"{schema}_{number}", SCENARIOS[int(number)]), _say)
+        enumerate_windows(ScenarioPlayer(url, f"{schema}_{number}", SCENARIOS[int(number)]), _say)
 
 
 def _warm_up(url: str, schema: str) -> None:
-    """Import and build what is imported and built on first use, so that no play has to; connects to nothing."""
+    """Import and build what is imported and built on first use, so that no play has to; connect to nothing."""
     make_engine(url).dispose()
-    theatre = Theatre(url, schema, SCENARIOS[0])
-    theatre.whole(theatre.next_case(), "memory")
+    player = ScenarioPlayer(url, schema, SCENARIOS[0])
+    player.whole(player.next_case(), "memory")
 
 
-def _say(found: Any) -> None:
-    sys.stdout.write(json.dumps(found) + "\n")
+def _say(message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 

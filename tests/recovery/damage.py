@@ -24,7 +24,7 @@ Plant = Callable[[Squid, VirtualClock, str], None]
 
 
 def start_half(squid: Squid, workflow: str, run_id: str, **options: Any) -> None:
-    """Start a run, as far as its own thread: its queue hears nothing of it."""
+    """Start a run, as far as its own thread: its queue has no entry."""
     start = prepare_start(squid.runtime, workflow, {}, run_id=run_id, **options)
     mine = [fact for fact in start.facts(squid.runtime.now()) if fact.thread == run_thread(run_id)]
     squid.journal.append(run_thread(run_id), mine)
@@ -36,7 +36,7 @@ def start(squid: Squid, workflow: str, run_id: str) -> None:
 
 
 def settle_half(squid: Squid, workflow: str, outcome: Outcome) -> None:
-    """Claim the next attempt of a workflow and record its outcome; the run hears nothing of it."""
+    """Claim the next attempt of a workflow and record its outcome; the run's thread has no entry."""
     key = squid.runtime.registry.select(workflow).key
     (claim,) = squid.runtime.dispatch.claim(squid.runtime.queue, "somebody", lease=LEASE, definitions=[key])
     squid.runtime.dispatch.settle([Settlement(claim.ref, outcome)])[0].unwrap()
@@ -48,7 +48,7 @@ def planned_but_unscheduled(squid: Squid, clock: VirtualClock, run_id: str) -> N
 
 
 def paused_and_unknown_to_its_queue(squid: Squid, clock: VirtualClock, run_id: str) -> None:
-    """Start a run that waits for a person, and of which its queue has heard nothing."""
+    """Start a run that waits for a person, and is unknown to its queue."""
     start_half(squid, "decided_first", run_id)
 
 
@@ -82,7 +82,7 @@ def expired_over_the_cap(squid: Squid, clock: VirtualClock, run_id: str) -> None
 
 
 def dead_letter_with_a_route(squid: Squid, clock: VirtualClock, run_id: str) -> None:
-    """Park an attempt whose failure has a route that nobody has followed."""
+    """Dead-letter an attempt whose failure has a route that was not followed."""
     expired_over_the_cap(squid, clock, run_id)
     squid.runtime.dispatch.dead_letter_expired(squid.runtime.queue)
 
@@ -131,7 +131,7 @@ _SPOIL: tuple[LiteralString, ...] = (
 
 
 def spoil(storage: Storage, run_id: str, fact_type: str = "runnables_planned") -> None:
-    """Change facts of a run behind everybody's back, so that they cannot be read any more."""
+    """Corrupt facts of a run in the table, so that they cannot be read any more."""
     if isinstance(storage, InjectedStorage):
         spoil(storage.inner, run_id, fact_type)
     elif isinstance(storage, PostgresStorage):

@@ -1,4 +1,4 @@
-"""What `crashing` has found, gathered from its processes: one answer for each window, in each way to go on."""
+"""What `crash_processes` prints, collected from its processes: one answer for each window, in each way to continue."""
 
 import json
 import os
@@ -24,12 +24,12 @@ class Window(NamedTuple):
     before: str | None
 
     def __str__(self) -> str:
-        """Say where it is."""
+        """Return the place."""
         return f"{self.scenario}, window {self.number}: {self.after} | {self.before or 'the answer'}"
 
 
 class Undisturbed(NamedTuple):
-    """A scenario that nobody interrupted: its appends, the lines of the library that led to them, and its end."""
+    """A scenario without a crash: its appends, the lines of the library that led to them, and its end."""
 
     appends: list[str]
     lines: list[list[Line]]
@@ -38,7 +38,7 @@ class Undisturbed(NamedTuple):
 
 @dataclass(slots=True)
 class Enumeration:
-    """Everything that was found. `wrong` says for each window what was not as it should be, by the way to go on."""
+    """The result of all plays. `wrong` lists for each window what was not as it should be, by the way to continue."""
 
     undisturbed: dict[str, Undisturbed] = field(default_factory=dict)
     ends_of_whole: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -51,34 +51,36 @@ class Enumeration:
     def covered(self) -> list[Window]:
         """The windows from which every way leads to the end of the scenario."""
         wanted = {scenario.name: ways(scenario) for scenario in SCENARIOS}
-        return [each for each, wrong in self.wrong.items() if not wrong and self.ways[each] == wanted[each.scenario]]
+        return [
+            window for window, wrong in self.wrong.items() if not wrong and self.ways[window] == wanted[window.scenario]
+        ]
 
-    def take(self, found: dict[str, Any]) -> None:
-        """Take in one line of what a process said."""
-        name, told = found["scenario"], found["told"]
-        assert found["code"] == 0, f"{name}, {found.get('way', found['kind'])}: {told}"
-        match found["kind"]:
+    def take(self, message: dict[str, Any]) -> None:
+        """Add one message of a process."""
+        name, result = message["scenario"], message["result"]
+        assert message["code"] == 0, f"{name}, {message.get('way', message['kind'])}: {result}"
+        match message["kind"]:
             case "undisturbed":
-                lines = [[Line(*line) for line in lines] for lines in told["lines"]]
-                self.undisturbed[name] = Undisturbed(told["appends"], lines, told["end"])
+                lines = [[Line(*line) for line in lines] for lines in result["lines"]]
+                self.undisturbed[name] = Undisturbed(result["appends"], lines, result["end"])
                 for window in self._windows(name):
                     self.wrong[window], self.ways[window], self.asked_again[window] = [], set(), set()
             case "whole":
-                self.ends_of_whole[name, found["on"]] = told["end"]
+                self.ends_of_whole[name, message["on"]] = result["end"]
             case "crashed":
-                self._take_crashes(found)
+                self._take_crashes(message)
 
     def _windows(self, name: str) -> Iterator[Window]:
         appends: list[str | None] = [*self.undisturbed[name].appends, None]
         for number, after in enumerate(appends[:-1], 1):
             yield Window(name, number, after or "", appends[number])
 
-    def _take_crashes(self, found: dict[str, Any]) -> None:
-        name, way, told = found["scenario"], Way(found["way"]), found["told"]
-        if told["left"] or told["bad"]:
-            self.left_by_recovery.append(f"{name}, {way}: {told['left']} repairs left, {told['bad']} refused")
+    def _take_crashes(self, message: dict[str, Any]) -> None:
+        name, way, result = message["scenario"], Way(message["way"]), message["result"]
+        if result["left"] or result["bad"]:
+            self.left_by_recovery.append(f"{name}, {way}: {result['left']} repairs left, {result['bad']} refused")
         expected, windows = self.undisturbed[name].end, list(self._windows(name))
-        for number, (code, ended), play in zip(found["windows"], found["crashes"], told["plays"], strict=True):
+        for number, (code, ended), play in zip(message["windows"], message["crashes"], result["plays"], strict=True):
             window = windows[number - 1]
             self.asked_again[window] |= set(play["asked"])
             self.ways[window].add(way)
@@ -89,22 +91,22 @@ class Enumeration:
                 self.wrong[window].append(f"{way}: {difference(expected, play['end'])}")
 
 
-def difference(expected: Any, found: Any, path: str = "") -> str:
-    """Say where two ends differ, each place once."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = sorted({*expected, *found})
-        told = [
-            difference(expected.get(key), found.get(key), f"{path}.{key}" if path else key)
+def difference(expected: Any, actual: Any, path: str = "") -> str:
+    """Describe where two ends differ, each place once."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        keys = sorted({*expected, *actual})
+        differences = [
+            difference(expected.get(key), actual.get(key), f"{path}.{key}" if path else key)
             for key in keys
-            if expected.get(key) != found.get(key)
+            if expected.get(key) != actual.get(key)
         ]
-        return "; ".join(told)
-    return f"{path} should be {json.dumps(expected):.300} and is {json.dumps(found):.300}"
+        return "; ".join(differences)
+    return f"{path} should be {json.dumps(expected):.300} and is {json.dumps(actual):.300}"
 
 
 def enumerate_all(url: str, schema: str) -> Enumeration:
-    """Play everything in some processes at once; give what they found."""
-    found = Enumeration()
+    """Run all scenarios in some processes at once; return what they print."""
+    enumeration = Enumeration()
     with children() as started:
         for place in range(PROCESSES):
             numbers = [str(number) for number in range(place, len(SCENARIOS), PROCESSES)]
@@ -113,6 +115,6 @@ def enumerate_all(url: str, schema: str) -> Enumeration:
             code = child.end(timeout=900)
             assert code == 0, child.errors()
             for line in child.lines:
-                found.take(json.loads(line))
-    assert len(found.undisturbed) == len(SCENARIOS), "a scenario was not played"
-    return found
+                enumeration.take(json.loads(line))
+    assert len(enumeration.undisturbed) == len(SCENARIOS), "a scenario was not played"
+    return enumeration

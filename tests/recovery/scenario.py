@@ -1,4 +1,4 @@
-"""How a scenario is played and looked at: moves in order, time that passes on its own clock, and the end as a value."""
+"""Scenarios: moves in order, time that passes on a clock of their own, and the end as a value that tests compare."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGHUP interrupt what runs in the main thread, the only one that signals reach."""
+    """Interrupt the main thread at SIGHUP; signals reach no other thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,8 +49,8 @@ def _interruptible() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Scene:
-    """One play of one scenario. All names begin with `case`, so that many plays fit into one journal."""
+class Client:
+    """A process that plays a scenario. All names begin with `case`, so that many plays fit into one journal."""
 
     squid: Squid
     clock: VirtualClock
@@ -59,7 +59,7 @@ class Scene:
     asked: list[str] = field(default_factory=list)
 
     def name(self, name: str) -> str:
-        """Give the name of a run, a key or a queue of this play."""
+        """Return the name of a run, a key or a queue in this play."""
         return f"{self.case}.{name}"
 
     def start(self, workflow: Workflow, name: str = "run", **options: Any) -> Receipt:
@@ -67,32 +67,32 @@ class Scene:
         return self.squid.start(workflow, run_id=self.name(name), **options)
 
     def facts(self, name: str = "run", type_name: str | None = None) -> list[Any]:
-        """Give the facts about a run."""
-        found = self.squid.journal.read_run(self.name(name))
-        return [entry.fact for entry in found if type_name in (None, entry.fact.type)]
+        """Return the facts about a run."""
+        entries = self.squid.journal.read_run(self.name(name))
+        return [entry.fact for entry in entries if type_name in (None, entry.fact.type)]
 
     def has(self, type_name: str, name: str = "run", count: int = 1, **fields: Any) -> bool:
-        """Tell whether that many facts of a type, with these fields, are on record about a run."""
-        found = self.facts(name, type_name)
-        return sum(all(getattr(each, key) == value for key, value in fields.items()) for each in found) >= count
+        """Return whether that many facts of a type, with these fields, are on record about a run."""
+        facts = self.facts(name, type_name)
+        return sum(all(getattr(fact, key) == value for key, value in fields.items()) for fact in facts) >= count
 
     def queue_has(self, type_name: str, key: str) -> bool:
-        """Tell whether a command to the queue is on record."""
-        found = self.squid.journal.read(dispatch_thread(self.case))
-        return any(getattr(e.fact, "idempotency_key", None) == key for e in found if e.fact.type == type_name)
+        """Return whether a command to the queue is on record."""
+        entries = self.squid.journal.read(dispatch_thread(self.case))
+        return any(getattr(e.fact, "idempotency_key", None) == key for e in entries if e.fact.type == type_name)
 
 
 class Move(NamedTuple):
-    """One thing that somebody does. Whoever plays on after a crash asks again for what is not `done` yet."""
+    """One action of a person or a program. After a crash, the next client asks again for what is not `done` yet."""
 
     name: str
-    do: Callable[[Scene], object]
-    done: Callable[[Scene], bool]
+    do: Callable[[Client], object]
+    done: Callable[[Client], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens, in order. Only `moves` are interrupted: another scenario is about what comes before and after."""
+    """Moves in order. Only `moves` are interrupted: what comes before and after is the subject of other scenarios."""
 
     name: str
     workflows: tuple[Workflow, ...]
@@ -102,34 +102,34 @@ class Scenario:
     resources: Mapping[str, object] = field(default_factory=dict)
 
 
-def play(scene: Scene, moves: Iterable[Move]) -> None:
-    """Make all moves that are not on record yet."""
+def play(client: Client, moves: Iterable[Move]) -> None:
+    """Execute all moves that are not on record yet."""
     for move in moves:
-        if not move.done(scene):
-            scene.asked.append(move.name)
-            move.do(scene)
+        if not move.done(client):
+            client.asked.append(move.name)
+            move.do(client)
 
 
-def work(scene: Scene) -> None:
-    """Do what workers do until nothing is due within the horizon, moving the clock over retries and lost leases."""
+def work(client: Client) -> None:
+    """Execute steps until nothing is due within the horizon, advancing the clock over retries and lost leases."""
     for _ in range(_MOST):
         try:
             with _interruptible():
-                if scene.squid.execute_next(scene.case) is not None:
+                if client.squid.execute_next(client.case) is not None:
                     continue
         except (ExpiredClaim, Interrupted):
             continue
-        due = _next_due(scene)
+        due = _next_due(client)
         if due is None:
             return
-        scene.clock.advance(due - scene.clock.now())
+        client.clock.advance(due - client.clock.now())
     raise AssertionError(f"still at work after {_MOST} units")
 
 
-def _next_due(scene: Scene) -> datetime | None:
-    now = scene.clock.now()
-    queue = DispatchProjection.fold(scene.squid.journal.read(dispatch_thread(scene.case)))
-    if scene.case in queue.paused:
+def _next_due(client: Client) -> datetime | None:
+    now = client.clock.now()
+    queue = DispatchProjection.fold(client.squid.journal.read(dispatch_thread(client.case)))
+    if client.case in queue.paused:
         return None
     dues = [attempt.due_at for run in queue.runs.values() for attempt in run.open_attempts()]
     return min((due for due in dues if due is not None and now < due <= now + HORIZON), default=None)
@@ -139,31 +139,31 @@ def _next_due(scene: Scene) -> datetime | None:
 
 
 WORK = Move("work", work, lambda _: False)
-STEP = Move("one step", lambda scene: scene.squid.execute_next(scene.case), lambda _: False)
-RECOVER = Move("recover", lambda scene: scene.squid.recover(), lambda _: False)
+STEP = Move("one step", lambda client: client.squid.execute_next(client.case), lambda _: False)
+RECOVER = Move("recover", lambda client: client.squid.recover(), lambda _: False)
 
 
 def starts(workflow: Workflow, name: str = "run", **options: Any) -> Move:
-    """Somebody starts a run."""
+    """Return the move that starts a run."""
     return Move(
         f"start {name}",
-        lambda scene: scene.start(workflow, name, **options),
-        lambda scene: scene.has("run_started", name),
+        lambda client: client.start(workflow, name, **options),
+        lambda client: client.has("run_started", name),
     )
 
 
 def commands(command: str, signal_type: str, name: str = "run", **options: Any) -> Move:
-    """Somebody asks something of a run: the method of `Squid`, and the signal that records it."""
+    """Return the move that gives a run a command: the method of `Squid`, and the signal that records it."""
 
-    def do(scene: Scene) -> None:
-        getattr(scene.squid, command)(scene.name(name), idempotency_key=scene.name(command), **options)
+    def do(client: Client) -> None:
+        getattr(client.squid, command)(client.name(name), idempotency_key=client.name(command), **options)
 
-    return Move(command, do, lambda scene: scene.has("run_signal_received", name, signal_type=signal_type))
+    return Move(command, do, lambda client: client.has("run_signal_received", name, signal_type=signal_type))
 
 
 def passes(by: timedelta) -> Move:
-    """Time passes."""
-    return Move("time passes", lambda scene: scene.clock.advance(by), lambda _: False)
+    """Return the move that advances the clock."""
+    return Move("time passes", lambda client: client.clock.advance(by), lambda _: False)
 
 
 # --- the end of a play ----------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ _IDENTITY = re.compile(r"sha256:[\w-]+")
 
 
 def ends_of(storage: Storage) -> dict[str, dict[str, Any]]:
-    """Give where the runs of each play have ended, without what differs from play to play: ids, times, deliveries."""
+    """Return where the runs of each play ended, without what differs from play to play: ids, times, deliveries."""
     by_run: dict[str, list[Entry]] = {}
     queues: dict[str, list[Entry]] = {}
     for entry in storage.read_between(0, storage.cut()):
@@ -190,14 +190,14 @@ def ends_of(storage: Storage) -> dict[str, dict[str, Any]]:
 
 def _end(case: str, units: Mapping[str, RunUnit], queue: Iterable[Entry]) -> dict[str, Any]:
     aliases = {run_id: _alias(run_id, unit, case) for run_id, unit in units.items()}
-    found = {aliases[run_id]: _told(unit, aliases) for run_id, unit in units.items()}
+    runs = {aliases[run_id]: _told(unit, aliases) for run_id, unit in units.items()}
     paused = case in DispatchProjection.fold(queue).paused
-    text = json.dumps({"runs": found, "paused": paused}, sort_keys=True, default=str)
+    text = json.dumps({"runs": runs, "paused": paused}, sort_keys=True, default=str)
     for run_id, alias in aliases.items():
         text = text.replace(run_id, alias)
     text = _IDENTITY.sub("<identity>", _TIME.sub("<time>", text.replace(f"{case}.", "").replace(case, "<case>")))
-    told: dict[str, Any] = json.loads(text)
-    return told
+    end: dict[str, Any] = json.loads(text)
+    return end
 
 
 def _alias(run_id: str, unit: RunUnit, case: str) -> str:
@@ -218,45 +218,48 @@ def _told(unit: RunUnit, aliases: Mapping[str, str]) -> dict[str, Any]:
         "start": run.start.model_dump(mode="json", exclude={"occurred_at"}) if run.start is not None else None,
         "status": run.status,
         "error": _error(run.terminal_error),
-        "signals": [[each.signal_type, each.idempotency_key, each.payload] for each in run.command_history],
+        "signals": [[command.signal_type, command.idempotency_key, command.payload] for command in run.command_history],
         "planned": sorted(run.planned),
         "applied": {
-            key: [each.fact.result, _error(each.fact.transition)]
-            for key, each in run.applied.items()
-            if each.fact is not None
+            key: [entry.fact.result, _error(entry.fact.transition)]
+            for key, entry in run.applied.items()
+            if entry.fact is not None
         },
-        "decided": [[each.step, each.action, each.result, _error(each.transition)] for each in run.resolutions],
+        "decided": [
+            [resolution.step, resolution.action, resolution.result, _error(resolution.transition)]
+            for resolution in run.resolutions
+        ],
         "manual": [run.manual_state.step, run.manual_state.kind] if run.manual_state else None,
         "children": sorted(aliases.get(child, "missing") for child in run.children),
         "queue": dispatch.queue,
         "fence": [dispatch.fenced, dispatch.unfenced, dispatch.quarantined],
         "attempts": {
-            key: [each.status, each.step, each.input, each.result, _error(each.error)]
-            for key, each in dispatch.attempts.items()
+            key: [attempt.status, attempt.step, attempt.input, attempt.result, _error(attempt.error)]
+            for key, attempt in dispatch.attempts.items()
         },
         "listed": [unit.indexed is not None, unit.cataloged is not None],
-        "anomalies": [[each.reason, each.entry_type, each.subject] for each in unit.anomalies],
+        "anomalies": [[anomaly.reason, anomaly.entry_type, anomaly.subject] for anomaly in unit.anomalies],
     }
 
 
-def _error(told: Any) -> Any:
-    """Leave out tracebacks, which name the lines of whoever called the step."""
-    if isinstance(told, dict):
-        return {key: _error(value) for key, value in told.items() if key != "traceback"}
-    return [_error(each) for each in told] if isinstance(told, list) else told
+def _error(content: Any) -> Any:
+    """Remove tracebacks, which name the lines of the step's caller."""
+    if isinstance(content, dict):
+        return {key: _error(value) for key, value in content.items() if key != "traceback"}
+    return [_error(item) for item in content] if isinstance(content, list) else content
 
 
 def clock_at(after: timedelta = timedelta(0)) -> VirtualClock:
-    """Give a clock of its own, so long after the beginning."""
+    """Return a new clock, so long after the beginning."""
     return VirtualClock(T0 + after)
 
 
 def counts(report: RecoveryReport) -> dict[str, int]:
-    """Give what a report counts, without listings."""
-    told = {name: count for name, count in asdict(report).items() if isinstance(count, int) and name != "listed"}
-    return {name: count for name, count in told.items() if count}
+    """Return what a report counts, without listings."""
+    numbers = {name: count for name, count in asdict(report).items() if isinstance(count, int) and name != "listed"}
+    return {name: count for name, count in numbers.items() if count}
 
 
 def everything(storage: Storage) -> list[Entry]:
-    """Give the whole journal, by position."""
+    """Return the whole journal, by position."""
     return storage.read_between(0, storage.cut())

@@ -12,108 +12,108 @@ from squid_dagster.workflow import Workflow
 from tests.facts import T0
 from tests.recovery import damage
 from tests.recovery import workflows as w
-from tests.recovery.scenario import RECOVER, STEP, WORK, Move, Scenario, Scene, commands, passes, starts
+from tests.recovery.scenario import RECOVER, STEP, WORK, Client, Move, Scenario, commands, passes, starts
 
 LINE = w.line()
 OWNER = "somebody"
 
 
-def _scenario(name: str, *moves: Move, known: tuple[Workflow, ...] = (), **more: Any) -> Scenario:
-    return Scenario(name, (LINE, *known), moves, **more)
+def _scenario(name: str, *moves: Move, known: tuple[Workflow, ...] = (), **options: Any) -> Scenario:
+    return Scenario(name, (LINE, *known), moves, **options)
 
 
 # --- commands that are more than one call ---------------------------------------------------------------------------
 
 
-def _start_by_key(scene: Scene) -> None:
-    scene.squid.start(LINE, {}, idempotency_key=scene.name("keyed"), actor="ada")
+def _start_by_key(client: Client) -> None:
+    client.squid.start(LINE, {}, idempotency_key=client.name("keyed"), actor="ada")
 
 
-def _started_by_key(scene: Scene) -> bool:
-    run_id = derived_run_id("line", "manual", scene.name("keyed"))
-    return any(entry.fact.type == "run_started" for entry in scene.squid.journal.read_run(run_id))
+def _started_by_key(client: Client) -> bool:
+    run_id = derived_run_id("line", "manual", client.name("keyed"))
+    return any(entry.fact.type == "run_started" for entry in client.squid.journal.read_run(run_id))
 
 
-def _many(scene: Scene) -> list[str]:
-    return [scene.name(f"many-{number}") for number in range(3)]
+def _many(client: Client) -> list[str]:
+    return [client.name(f"many-{number}") for number in range(3)]
 
 
-def _start_many(scene: Scene) -> None:
-    scene.squid.start_many(LINE, [{}, {}, {}], idempotency_keys=_many(scene))
+def _start_many(client: Client) -> None:
+    client.squid.start_many(LINE, [{}, {}, {}], idempotency_keys=_many(client))
 
 
-def _started_many(scene: Scene) -> bool:
-    runs = [derived_run_id("line", "manual", key) for key in _many(scene)]
-    return all(scene.squid.journal.read_run(run_id) for run_id in runs)
+def _started_many(client: Client) -> bool:
+    runs = [derived_run_id("line", "manual", key) for key in _many(client)]
+    return all(client.squid.journal.read_run(run_id) for run_id in runs)
 
 
-def _window(scene: Scene) -> dict[str, str]:
-    begins = T0 + timedelta(hours=scene.number)
+def _window(client: Client) -> dict[str, str]:
+    begins = T0 + timedelta(hours=client.number)
     return {"start_at": begins.isoformat(), "end_at": (begins + timedelta(hours=1)).isoformat()}
 
 
-def _started_by_the_clock(scene: Scene) -> bool:
-    found = scene.squid.journal.read_between(0, scene.squid.journal.cut())
-    return any(e.fact.type == "run_started" and getattr(e.fact, "queue", "") == scene.case for e in found)
+def _started_by_the_clock(client: Client) -> bool:
+    entries = client.squid.journal.read_between(0, client.squid.journal.cut())
+    return any(e.fact.type == "run_started" and getattr(e.fact, "queue", "") == client.case for e in entries)
 
 
-def _start_cron(scene: Scene) -> None:
-    scene.squid.start_cron("hourly", "hourly", intended_window=_window(scene))
+def _start_cron(client: Client) -> None:
+    client.squid.start_cron("hourly", "hourly", intended_window=_window(client))
 
 
-def _start_due_crons(scene: Scene) -> None:
-    scene.squid.start_due_crons(T0 + timedelta(hours=scene.number, minutes=1))
+def _start_due_crons(client: Client) -> None:
+    client.squid.start_due_crons(T0 + timedelta(hours=client.number, minutes=1))
 
 
-def _start_by_signal(scene: Scene) -> None:
-    scene.squid.apply_signal(
+def _start_by_signal(client: Client) -> None:
+    client.squid.apply_signal(
         {
             "type": "start_run",
-            "payload": {"workflow": "line", "input": {}, "queue": scene.case},
-            "idempotency_key": scene.name("keyed"),
+            "payload": {"workflow": "line", "input": {}, "queue": client.case},
+            "idempotency_key": client.name("keyed"),
         }
     )
 
 
-def _replay(scene: Scene) -> None:
-    scene.squid.replay(scene.name("run"), idempotency_key=scene.name("again"))
+def _replay(client: Client) -> None:
+    client.squid.replay(client.name("run"), idempotency_key=client.name("again"))
 
 
-def _replayed(scene: Scene) -> bool:
-    return bool(scene.squid.journal.read_run(derived_run_id("replay_run", scene.name("run"), scene.name("again"))))
+def _replayed(client: Client) -> bool:
+    return bool(client.squid.journal.read_run(derived_run_id("replay_run", client.name("run"), client.name("again"))))
 
 
-def _pause(scene: Scene) -> None:
-    scene.squid.pause_queue(scene.case, idempotency_key=scene.name("pause"), actor="ada")
+def _pause(client: Client) -> None:
+    client.squid.pause_queue(client.case, idempotency_key=client.name("pause"), actor="ada")
 
 
-def _resume(scene: Scene) -> None:
-    scene.squid.resume_queue(scene.case, idempotency_key=scene.name("resume"))
+def _resume(client: Client) -> None:
+    client.squid.resume_queue(client.case, idempotency_key=client.name("resume"))
 
 
-def _start_child_from_outside(scene: Scene) -> None:
-    """Do what a program does that holds a claim, and is no worker: start the child that the step would start."""
-    agent = scene.squid.dispatch_agent(scene.case)
+def _start_child_from_outside(client: Client) -> None:
+    """Start the child that the step would start, from a program that holds the claim and is no worker."""
+    agent = client.squid.dispatch_agent(client.case)
     claim = agent.claim_next(OWNER)
     if claim is None:  # held since a crash
-        scene.clock.advance(scene.squid.runtime.lease)
+        client.clock.advance(client.squid.runtime.lease)
         claim = agent.claim_next(OWNER)
     assert claim is not None
-    scene.squid.start_child_run(claim, "line", {}, child_key="only", metadata={"why": "test"})
+    client.squid.start_child_run(claim, "line", {}, child_key="only", metadata={"why": "test"})
     agent.release(claim)
 
 
 def _signals(kind: str, attempt: int, **payload: Any) -> Move:
-    """Another system says something about the external step of a run."""
+    """Return the move by which another system signals about the external step of a run."""
     name = f"{kind} {attempt}"
 
-    def do(scene: Scene) -> None:
-        key = f"{scene.name('run')}:there:1:{attempt}"
-        content = {"run_id": scene.name("run"), "runnable_key": key, **payload}
-        scene.squid.apply_signal({"type": kind, "payload": content, "idempotency_key": scene.name(name)})
+    def do(client: Client) -> None:
+        key = f"{client.name('run')}:there:1:{attempt}"
+        content = {"run_id": client.name("run"), "runnable_key": key, **payload}
+        client.squid.apply_signal({"type": kind, "payload": content, "idempotency_key": client.name(name)})
 
-    def done(scene: Scene) -> bool:
-        return scene.has("run_signal_received", signal_type=kind, idempotency_key=scene.name(name))
+    def done(client: Client) -> bool:
+        return client.has("run_signal_received", signal_type=kind, idempotency_key=client.name(name))
 
     return Move(name, do, done)
 
@@ -121,8 +121,8 @@ def _signals(kind: str, attempt: int, **payload: Any) -> Move:
 # --- what agents and workers do -------------------------------------------------------------------------------------
 
 
-def _handle_by_agent(scene: Scene) -> None:
-    agent = scene.squid.dispatch_agent(scene.case)
+def _handle_by_agent(client: Client) -> None:
+    agent = client.squid.dispatch_agent(client.case)
     claim = agent.claim_next(OWNER)
     assert claim is not None
     agent.heartbeat(claim)
@@ -132,8 +132,8 @@ def _handle_by_agent(scene: Scene) -> None:
     agent.complete(again, {"attempt": 2})
 
 
-def _fail_by_agent(scene: Scene) -> None:
-    agent = scene.squid.dispatch_agent(scene.case)
+def _fail_by_agent(client: Client) -> None:
+    agent = client.squid.dispatch_agent(client.case)
     claim = agent.claim_next(OWNER)
     assert claim is not None
     # As the step itself would fail, so that it does not matter who gets hold of it after a crash.
@@ -141,38 +141,38 @@ def _fail_by_agent(scene: Scene) -> None:
     agent.fail(claim, error, retry_after=timedelta(seconds=10))
 
 
-def _complete_without_plan(scene: Scene) -> None:
-    runtime = scene.squid.runtime
-    agent = DispatchAgent(runtime.storage, runtime.dispatch, scene.case)
+def _complete_without_plan(client: Client) -> None:
+    runtime = client.squid.runtime
+    agent = DispatchAgent(runtime.storage, runtime.dispatch, client.case)
     claim = agent.claim_next(OWNER)
     assert claim is not None
     agent.complete(claim, {"did": "first"})
 
 
-def _apply_by_agent(scene: Scene) -> None:
-    scene.squid.workflow_agent(scene.name("run")).apply_pending_results()
+def _apply_by_agent(client: Client) -> None:
+    client.squid.workflow_agent(client.name("run")).apply_pending_results()
 
 
-def _schedule_by_run(scene: Scene) -> None:
-    scene.squid.workflow_agent(scene.name("run")).schedule_pending_dispatches()
+def _schedule_by_run(client: Client) -> None:
+    client.squid.workflow_agent(client.name("run")).schedule_pending_dispatches()
 
 
-def _schedule_by_queue(scene: Scene) -> None:
-    pending = scene.squid.workflow_agent(scene.name("run")).pending_dispatches()
-    scene.squid.dispatch_agent(scene.case).schedule_attempts(scene.name("run"), pending)
+def _schedule_by_queue(client: Client) -> None:
+    pending = client.squid.workflow_agent(client.name("run")).pending_dispatches()
+    client.squid.dispatch_agent(client.case).schedule_attempts(client.name("run"), pending)
 
 
-def _deliver_twice(scene: Scene) -> None:
-    """Let two workers hang over the first attempt until their leases have run out."""
-    while not scene.has("attempt_claimed", count=2):
+def _deliver_twice(client: Client) -> None:
+    """Claim the first attempt twice, with steps that outlast their leases."""
+    while not client.has("attempt_claimed", count=2):
         with suppress(ExpiredClaim):
-            scene.squid.execute_next(scene.case)
+            client.squid.execute_next(client.case)
 
 
-def _beat(scene: Scene) -> None:
-    runtime = scene.squid.runtime
+def _beat(client: Client) -> None:
+    runtime = client.squid.runtime
     heartbeats = Heartbeats(runtime.dispatch, runtime.lease)
-    heartbeats.add(runtime.dispatch.claim(scene.case, OWNER))
+    heartbeats.add(runtime.dispatch.claim(client.case, OWNER))
     assert heartbeats.beat()
     heartbeats.close()
 
@@ -180,8 +180,8 @@ def _beat(scene: Scene) -> None:
 STOPPER = w.Stopper()
 
 
-def _work_and_stop(scene: Scene) -> None:
-    worker = scene.squid.new_worker(scene.case, concurrency=1)
+def _work_and_stop(client: Client) -> None:
+    worker = client.squid.new_worker(client.case, concurrency=1)
 
     def stop() -> None:
         worker.stop()
@@ -194,21 +194,21 @@ def _work_and_stop(scene: Scene) -> None:
         STOPPER.stop = None
 
 
-def _work_until_idle(scene: Scene) -> None:
-    scene.squid.worker(scene.case, concurrency=1, until_idle=True)
+def _work_until_idle(client: Client) -> None:
+    client.squid.worker(client.case, concurrency=1, until_idle=True)
 
 
-def _was_worked_on(scene: Scene) -> bool:
-    return scene.has("attempt_released") or scene.has("attempt_completed")
+def _was_worked_on(client: Client) -> bool:
+    return client.has("attempt_released") or client.has("attempt_completed")
 
 
 def _spoiled() -> Move:
-    return Move("spoil", lambda scene: damage.spoil(scene.squid.journal, scene.name("run")), lambda _: False)
+    return Move("spoil", lambda client: damage.spoil(client.squid.journal, client.name("run")), lambda _: False)
 
 
 def _half(workflow: str) -> Move:
     return Move(
-        "start half", lambda scene: damage.start_half(scene.squid, workflow, scene.name("run")), lambda _: False
+        "start half", lambda client: damage.start_half(client.squid, workflow, client.name("run")), lambda _: False
     )
 
 
@@ -216,7 +216,7 @@ def _plant(kinds: list[Any]) -> tuple[Move, ...]:
     return tuple(
         Move(
             f"plant {kind.__name__}",
-            lambda scene, kind=kind: kind(scene.squid, scene.clock, scene.name(kind.__name__)),  # type: ignore[misc]
+            lambda client, kind=kind: kind(client.squid, client.clock, client.name(kind.__name__)),  # type: ignore[misc]
             lambda _: False,
         )
         for kind in kinds
@@ -234,7 +234,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     _scenario("start by signal", Move("apply signal", _start_by_signal, _started_by_key), after=(WORK,)),
     _scenario(
         "start child",
-        Move("start child", _start_child_from_outside, lambda scene: scene.has("child_run_started")),
+        Move("start child", _start_child_from_outside, lambda client: client.has("child_run_started")),
         known=(w.parent(),),
         before=(starts(w.parent()),),
         after=(WORK,),
@@ -285,9 +285,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     _scenario(
         "pause and resume a queue",
-        Move("pause", _pause, lambda scene: scene.queue_has("queue_paused", scene.name("pause"))),
+        Move("pause", _pause, lambda client: client.queue_has("queue_paused", client.name("pause"))),
         WORK,
-        Move("resume", _resume, lambda scene: scene.queue_has("queue_resumed", scene.name("resume"))),
+        Move("resume", _resume, lambda client: client.queue_has("queue_resumed", client.name("resume"))),
         before=(starts(LINE),),
         after=(WORK,),
     ),
@@ -331,7 +331,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     _scenario(
         "dead letter, met by recovery and routed",
-        Move("deliver twice", _deliver_twice, lambda scene: scene.has("attempt_claimed", count=2)),
+        Move("deliver twice", _deliver_twice, lambda client: client.has("attempt_claimed", count=2)),
         passes(timedelta(minutes=10)),
         RECOVER,
         known=(w.deadly_mended(),),
@@ -341,25 +341,25 @@ SCENARIOS: tuple[Scenario, ...] = (
     # agents and workers
     _scenario(
         "agent of a queue",
-        Move("schedule", _schedule_by_queue, lambda scene: scene.has("attempt_scheduled")),
-        Move("fail", _fail_by_agent, lambda scene: scene.has("attempt_failed")),
+        Move("schedule", _schedule_by_queue, lambda client: client.has("attempt_scheduled")),
+        Move("fail", _fail_by_agent, lambda client: client.has("attempt_failed")),
         passes(timedelta(minutes=1)),
-        Move("handle", _handle_by_agent, lambda scene: scene.has("attempt_completed")),
+        Move("handle", _handle_by_agent, lambda client: client.has("attempt_completed")),
         known=(w.retried(),),
         before=(_half("retried"),),
         after=(WORK,),
     ),
     _scenario(
         "agent of a run",
-        Move("schedule", _schedule_by_run, lambda scene: scene.has("attempt_scheduled")),
-        Move("complete", _complete_without_plan, lambda scene: scene.has("attempt_completed")),
-        Move("apply", _apply_by_agent, lambda scene: scene.has("runnable_applied")),
+        Move("schedule", _schedule_by_run, lambda client: client.has("attempt_scheduled")),
+        Move("complete", _complete_without_plan, lambda client: client.has("attempt_completed")),
+        Move("apply", _apply_by_agent, lambda client: client.has("runnable_applied")),
         before=(_half("line"),),
         after=(WORK,),
     ),
     _scenario(
         "worker",
-        Move("beat", _beat, lambda scene: scene.has("attempt_heartbeat") or _was_worked_on(scene)),
+        Move("beat", _beat, lambda client: client.has("attempt_heartbeat") or _was_worked_on(client)),
         passes(timedelta(minutes=10)),
         Move("stopped worker", _work_and_stop, _was_worked_on),
         Move("worker", _work_until_idle, lambda _: False),

@@ -24,7 +24,7 @@ from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow import Workflow
 from tests.journal.access import raw
 from tests.recovery import workflows as w
-from tests.recovery.conftest import ALL, MakeScene
+from tests.recovery.conftest import ALL, MakeClient
 from tests.recovery.damage import (
     child_link_without_a_child,
     completed_but_unapplied,
@@ -32,26 +32,26 @@ from tests.recovery.damage import (
     planned_but_unscheduled,
     settle_half,
 )
-from tests.recovery.scenario import Scene, counts, everything, work
+from tests.recovery.scenario import Client, counts, everything, work
 
 SECRET = "postgresql://bob:hunter2@db/x"
 BAD = "m-bad"  # between its neighbours, by the order in which runs are repaired
 
 
-def plant_neighbours(scene: Scene) -> None:
-    """Leave damage behind that comes before and after the bad run."""
+def plant_neighbours(client: Client) -> None:
+    """Write damage that comes before and after the bad run."""
     for name in ("a-first", "z-last"):
-        planned_but_unscheduled(scene.squid, scene.clock, scene.name(name))
+        planned_but_unscheduled(client.squid, client.clock, client.name(name))
 
 
-def neighbours_are_done(scene: Scene) -> bool:
-    """Tell whether the neighbours of the bad run came to their end."""
-    work(scene)
-    return all(scene.squid.inspect_run(scene.name(name)).status == "completed" for name in ("a-first", "z-last"))
+def neighbours_are_done(client: Client) -> bool:
+    """Return whether the neighbours of the bad run have ended."""
+    work(client)
+    return all(client.squid.inspect_run(client.name(name)).status == "completed" for name in ("a-first", "z-last"))
 
 
 def line(version: str, first: str = "first") -> Workflow:
-    """The workflow of the bad run, in one of two versions."""
+    """Build the workflow of the bad run, in one of two versions."""
     workflow = Workflow("versioned", version=version)
     workflow.step(name=first)(w.done)
     workflow.step(name="second")(w.done)
@@ -60,43 +60,43 @@ def line(version: str, first: str = "first") -> Workflow:
     return workflow
 
 
-def test_a_run_with_an_unreadable_entry_is_quarantined_and_named(scene: Scene) -> None:
-    plant_neighbours(scene)
-    completed_but_unreadable(scene.squid, scene.clock, scene.name(BAD))
+def test_a_run_with_an_unreadable_entry_is_quarantined_and_named(client: Client) -> None:
+    plant_neighbours(client)
+    completed_but_unreadable(client.squid, client.clock, client.name(BAD))
 
-    report = scene.squid.recover()
+    report = client.squid.recover()
 
-    assert report.quarantined == [scene.name(BAD)]
+    assert report.quarantined == [client.name(BAD)]
     assert (counts(report), report.failed, report.held) == ({"scheduled": 2}, {}, [])
-    assert scene.squid.inspect_run(scene.name(BAD)).status == "quarantined"
-    assert neighbours_are_done(scene)
-    assert scene.squid.recover() == RecoveryReport()
+    assert client.squid.inspect_run(client.name(BAD)).status == "quarantined"
+    assert neighbours_are_done(client)
+    assert client.squid.recover() == RecoveryReport()
 
 
-def test_a_run_that_is_quarantined_already_is_left_alone(scene: Scene) -> None:
-    plant_neighbours(scene)
-    completed_but_unapplied(scene.squid, scene.clock, scene.name(BAD))
+def test_a_run_that_is_quarantined_already_is_left_alone(client: Client) -> None:
+    plant_neighbours(client)
+    completed_but_unapplied(client.squid, client.clock, client.name(BAD))
     fact = EntryQuarantined(
-        run_id=scene.name(BAD),
-        entry_thread=run_thread(scene.name(BAD)),
+        run_id=client.name(BAD),
+        entry_thread=run_thread(client.name(BAD)),
         entry_seq=2,
         reason="unreadable",
-        occurred_at=scene.squid.runtime.now(),
+        occurred_at=client.squid.runtime.now(),
     )
-    scene.squid.journal.append(run_thread(scene.name(BAD)), [fact])
-    before = scene.facts(BAD)
+    client.squid.journal.append(run_thread(client.name(BAD)), [fact])
+    before = client.facts(BAD)
 
-    report = scene.squid.recover()
+    report = client.squid.recover()
 
     assert counts(report) == {"scheduled": 2}
-    assert [each for each in scene.facts(BAD) if each.type not in ("run_indexed", "run_cataloged")] == before
-    assert neighbours_are_done(scene)
+    assert [fact for fact in client.facts(BAD) if fact.type not in ("run_indexed", "run_cataloged")] == before
+    assert neighbours_are_done(client)
 
 
-def test_a_child_that_cannot_be_started_is_named_with_the_reason(storage: Storage, make_scene: MakeScene) -> None:
-    child_link_without_a_child(make_scene(storage).squid, make_scene(storage).clock, f"case.{BAD}")
-    without_line = make_scene(storage, (w.waiting(), w.mended()))
-    settle = make_scene(storage)
+def test_a_child_that_cannot_be_started_is_named_with_the_reason(storage: Storage, make_client: MakeClient) -> None:
+    child_link_without_a_child(make_client(storage).squid, make_client(storage).clock, f"case.{BAD}")
+    without_line = make_client(storage, (w.waiting(), w.mended()))
+    settle = make_client(storage)
     plant_neighbours(settle)
 
     report = without_line.squid.recover()
@@ -109,25 +109,25 @@ def test_a_child_that_cannot_be_started_is_named_with_the_reason(storage: Storag
 
 
 def test_a_held_run_is_named_and_goes_on_once_its_definition_is_registered(
-    storage: Storage, make_scene: MakeScene
+    storage: Storage, make_client: MakeClient
 ) -> None:
     old, new = line("1"), line("2", first="other")
-    first = make_scene(storage, (*ALL, old))
+    first = make_client(storage, (*ALL, old))
     plant_neighbours(first)
     first.start(old, BAD)
     settle_half(first.squid, "versioned", Completed({"did": "first"}))
     before = first.facts(BAD)
 
-    changed = make_scene(storage, (*ALL, new))
+    changed = make_client(storage, (*ALL, new))
     report = changed.squid.recover()
 
     assert (report.held, report.failed) == ([changed.name(BAD)], {})
     assert counts(report) == {"scheduled": 2}
-    assert [each for each in changed.facts(BAD) if each.type not in ("run_indexed", "run_cataloged")] == before
+    assert [fact for fact in changed.facts(BAD) if fact.type not in ("run_indexed", "run_cataloged")] == before
     assert neighbours_are_done(changed)
     assert changed.squid.recover().held == [changed.name(BAD)]
 
-    both = make_scene(storage, (*ALL, old, new))
+    both = make_client(storage, (*ALL, old, new))
     again = both.squid.recover()
 
     assert (again.held, counts(again)) == ([], {"applied": 1})
@@ -152,24 +152,24 @@ class Unspeakable(Exception):
     ids=["foreign", "ours", "unspeakable"],
 )
 def test_a_run_that_fails_by_any_error_is_named_without_its_secrets(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
-    plant_neighbours(scene)
-    planned_but_unscheduled(scene.squid, scene.clock, scene.name(BAD))
+    plant_neighbours(client)
+    planned_but_unscheduled(client.squid, client.clock, client.name(BAD))
 
     def repair_others(runtime: Runtime, run_id: str, entries: Any) -> Any:
-        if run_id == scene.name(BAD):
+        if run_id == client.name(BAD):
             raise error
         return repair_run(runtime, run_id, entries)
 
     monkeypatch.setattr(recovery, "repair_run", repair_others)
-    report = scene.squid.recover()
+    report = client.squid.recover()
 
-    assert list(report.failed) == [scene.name(BAD)]
-    assert report.failed[scene.name(BAD)].startswith(said)
+    assert list(report.failed) == [client.name(BAD)]
+    assert report.failed[client.name(BAD)].startswith(said)
     assert "hunter2" not in f"{report} {caplog.text}"
     assert counts(report) == {"scheduled": 2}
-    assert neighbours_are_done(scene)
+    assert neighbours_are_done(client)
 
 
 @pytest.fixture
@@ -183,33 +183,33 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hurried")
 def test_a_locked_run_is_named_and_all_others_are_repaired(
-    postgres_virtual: PostgresStorage, make_scene: MakeScene
+    postgres_virtual: PostgresStorage, make_client: MakeClient
 ) -> None:
-    scene = make_scene(postgres_virtual)
-    plant_neighbours(scene)
-    planned_but_unscheduled(scene.squid, scene.clock, scene.name(BAD))
+    client = make_client(postgres_virtual)
+    plant_neighbours(client)
+    planned_but_unscheduled(client.squid, client.clock, client.name(BAD))
     with raw(postgres_virtual, autocommit=False) as connection:
-        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (scene.name(BAD),))
-        report = scene.squid.recover()
-    assert list(report.failed) == [scene.name(BAD)]
-    assert "55P03" in report.failed[scene.name(BAD)]
+        connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (client.name(BAD),))
+        report = client.squid.recover()
+    assert list(report.failed) == [client.name(BAD)]
+    assert "55P03" in report.failed[client.name(BAD)]
     assert counts(report) == {"scheduled": 2}
-    assert neighbours_are_done(scene)
-    assert counts(scene.squid.recover()) == {"scheduled": 1}
+    assert neighbours_are_done(client)
+    assert counts(client.squid.recover()) == {"scheduled": 1}
 
 
 @pytest.mark.usefixtures("hurried")
 def test_a_locked_run_is_listed_later_and_all_others_now(
-    postgres_virtual: PostgresStorage, make_scene: MakeScene
+    postgres_virtual: PostgresStorage, make_client: MakeClient
 ) -> None:
-    scene = make_scene(postgres_virtual)
-    runs = [each.run_id for each in scene.squid.start_many("line", [{}] * 5)]
+    client = make_client(postgres_virtual)
+    runs = [receipt.run_id for receipt in client.squid.start_many("line", [{}] * 5)]
     with raw(postgres_virtual, autocommit=False) as connection:
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (runs[2],))
-        report = scene.squid.recover()
+        report = client.squid.recover()
     assert (report.listed, report.failed) == (4, {})
-    assert scene.squid.recover().listed == 1
-    assert scene.squid.recover() == RecoveryReport()
+    assert client.squid.recover().listed == 1
+    assert client.squid.recover() == RecoveryReport()
 
 
 class CountingStorage(PostgresStorage):
@@ -232,21 +232,21 @@ class CountingStorage(PostgresStorage):
 
 
 def test_recovery_of_two_thousand_healthy_runs_touches_none_of_them(
-    postgres_url: str, schema: str, clock: VirtualClock, make_scene: MakeScene
+    postgres_url: str, schema: str, clock: VirtualClock, make_client: MakeClient
 ) -> None:
     storage = CountingStorage(postgres_url, schema, clock=clock)
     storage.upgrade()
-    scene = make_scene(storage, (w.line(), w.waiting(), w.decided_first(), w.retried(), w.parent()))
+    client = make_client(storage, (w.line(), w.waiting(), w.decided_first(), w.retried(), w.parent()))
     for workflow, count in (("line", 900), ("waiting", 400), ("decided_first", 400), ("retried", 300)):
-        scene.squid.start_many(workflow, [{}] * count)
-    scene.squid.runtime.dispatch.claim(scene.case, "somebody", limit=100, lease=timedelta(days=1))
+        client.squid.start_many(workflow, [{}] * count)
+    client.squid.runtime.dispatch.claim(client.case, "somebody", limit=100, lease=timedelta(days=1))
     for _ in range(20):
-        assert scene.squid.execute_next(scene.case) is not None
-    scene.squid.recover()  # lists them
+        assert client.squid.execute_next(client.case) is not None
+    client.squid.recover()  # lists them
     written = len(everything(storage))
     storage.reads = storage.transactions = 0
 
-    report = scene.squid.recover()
+    report = client.squid.recover()
 
     assert report == RecoveryReport()
     assert len(everything(storage)) == written
@@ -257,21 +257,21 @@ def test_recovery_of_two_thousand_healthy_runs_touches_none_of_them(
 
 @pytest.mark.timeout(300)
 def test_more_dead_letters_than_are_parked_at_once_are_all_parked(
-    postgres_virtual: PostgresStorage, make_scene: MakeScene
+    postgres_virtual: PostgresStorage, make_client: MakeClient
 ) -> None:
-    scene = make_scene(postgres_virtual)
+    client = make_client(postgres_virtual)
     lease = timedelta(minutes=1)
-    scene.squid.start_many("deadly", [{}] * (MAX_CLAIMS + 1))
-    dispatch = scene.squid.runtime.dispatch
+    client.squid.start_many("deadly", [{}] * (MAX_CLAIMS + 1))
+    dispatch = client.squid.runtime.dispatch
     for _ in range(2):
         taken = [
-            *dispatch.claim(scene.case, "x", limit=MAX_CLAIMS, lease=lease),
-            *dispatch.claim(scene.case, "x", lease=lease),
+            *dispatch.claim(client.case, "x", limit=MAX_CLAIMS, lease=lease),
+            *dispatch.claim(client.case, "x", lease=lease),
         ]
         assert len(taken) == MAX_CLAIMS + 1
-        scene.clock.advance(2 * lease)
+        client.clock.advance(2 * lease)
 
-    report = scene.squid.recover()
+    report = client.squid.recover()
 
     assert counts(report) == {"dead_lettered": MAX_CLAIMS + 1}
     run = RunUnit.fold(postgres_virtual.read_run(taken[-1].ref.run_id))

@@ -60,7 +60,7 @@ STORAGE_UPKEEP = {"put_checkpoint", "delete_checkpoint", "delete_thread", "annou
 
 @pytest.fixture(scope="module")
 def enumeration(postgres_url: str, schema_names: Iterator[str]) -> Enumeration:
-    """The result of all plays. What a process commits must outlive the process, not the machine: commits are asynchronous."""
+    """The result of all plays. Commits must outlive the process, not the machine: they do not wait for the disk."""
     joint = "&" if "?" in postgres_url else "?"
     return enumerate_all(f"{postgres_url}{joint}options=-csynchronous_commit%3Doff", next(schema_names))
 

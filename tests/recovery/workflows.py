@@ -30,7 +30,7 @@ def fail_to_undo(ctx: StepContext) -> None:
 
 
 def line() -> Workflow:
-    """Two steps, one after the other."""
+    """Build two steps, one after the other."""
     workflow = Workflow("line")
     workflow.step(name="first")(done)
     workflow.step(name="second")(done)
@@ -40,7 +40,7 @@ def line() -> Workflow:
 
 
 def turning() -> Workflow:
-    """Two steps, of which the first may be visited again: what follows from it depends on the run."""
+    """Build two steps, of which the first may be visited again: what follows from it depends on the run."""
     workflow = Workflow("turning", entry="first")
     workflow.step(name="first", max_visits=2)(done)
     workflow.step(name="second")(done)
@@ -51,7 +51,7 @@ def turning() -> Workflow:
 
 
 def diamond() -> Workflow:
-    """One step, two that follow from it, and one that waits for both."""
+    """Build one step, two that follow from it, and one that waits for both."""
     workflow = Workflow("diamond")
     workflow.step(name="top")(done)
     workflow.step(name="left", after="top")(done)
@@ -61,7 +61,7 @@ def diamond() -> Workflow:
 
 
 def retried() -> Workflow:
-    """A step that succeeds the second time, and one that follows from it."""
+    """Build a step that succeeds the second time, and one that follows from it."""
     workflow = Workflow("retried")
 
     def flaky(ctx: StepContext) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def retried() -> Workflow:
 
 
 def failing() -> Workflow:
-    """A step that fails while another one waits: the run ends with open work."""
+    """Build a step that fails while another one waits: the run ends with open work."""
     workflow = Workflow("failing")
     workflow.step(name="broken")(refuse)
     workflow.wait("long", NEVER)
@@ -86,7 +86,7 @@ def failing() -> Workflow:
 
 
 def mended() -> Workflow:
-    """A failure with a route of its own."""
+    """Build a failure with a route of its own."""
     workflow = Workflow("mended")
     workflow.step(name="broken")(refuse)
     workflow.step(name="mend")(done)
@@ -97,7 +97,7 @@ def mended() -> Workflow:
 
 
 def saga() -> Workflow:
-    """Three steps of which the last fails: the others are undone, newest first, one of them in vain."""
+    """Build three steps of which the last fails: the others are undone, newest first, one of them in vain."""
     workflow = Workflow("saga")
     workflow.step(name="reserve", compensate=undo)(done)
     workflow.step(name="charge", compensate=fail_to_undo)(done)
@@ -110,7 +110,7 @@ def saga() -> Workflow:
 
 
 def deferring() -> Workflow:
-    """A step that has nothing to do when it is first delivered."""
+    """Build a step that has nothing to do when it is first delivered."""
     workflow = Workflow("deferring")
 
     def patient(ctx: StepContext) -> dict[str, Any]:
@@ -126,14 +126,14 @@ def deferring() -> Workflow:
 
 
 def _deadly(ctx: StepContext, clock: Annotated[VirtualClock, Resource("clock")]) -> dict[str, Any]:
-    """Hang the first time, longer than the lease lasts: whoever runs it is as good as dead."""
+    """Sleep longer than the lease the first time: its worker counts as dead."""
     if ctx.attempt == 1:
         clock.advance(timedelta(minutes=10))
     return {"attempt": ctx.attempt}
 
 
 def deadly() -> Workflow:
-    """A step that is lost at every delivery of its first attempt."""
+    """Build a step that is lost at every delivery of its first attempt."""
     workflow = Workflow("deadly")
     workflow.step(name="deadly", max_deliveries=2)(_deadly)
     workflow.step(name="after")(done)
@@ -143,7 +143,7 @@ def deadly() -> Workflow:
 
 
 def deadly_mended() -> Workflow:
-    """The same, with a route for it."""
+    """Build `deadly` with a route for its failure."""
     workflow = Workflow("deadly_mended")
     workflow.step(name="deadly", max_deliveries=2)(_deadly)
     workflow.step(name="mend")(done)
@@ -154,7 +154,7 @@ def deadly_mended() -> Workflow:
 
 
 def reviewed() -> Workflow:
-    """A step, a person who approves or rejects, and a step for each."""
+    """Build a step, an approval, and a step for each decision."""
     workflow = Workflow("reviewed")
     workflow.step(name="prepare", compensate=undo)(done)
     workflow.approval("review")
@@ -167,7 +167,7 @@ def reviewed() -> Workflow:
 
 
 def paused_first() -> Workflow:
-    """A run that waits for a person before anything was scheduled, and again when that is done."""
+    """Build a pause before anything is scheduled, and another one after the steps."""
     workflow = Workflow("paused_first")
     workflow.pause("hold")
     workflow.step(name="after")(done)
@@ -177,7 +177,7 @@ def paused_first() -> Workflow:
 
 
 def decided_first() -> Workflow:
-    """A run of which a person decides alone: its queue never sees any work."""
+    """Build an approval without steps: the queue never has any work of the run."""
     workflow = Workflow("decided_first")
     workflow.approval("decide")
     workflow.route("decide", to="complete")
@@ -186,7 +186,7 @@ def decided_first() -> Workflow:
 
 
 def waiting() -> Workflow:
-    """A run that rests longer than any scenario."""
+    """Build a wait that is longer than any scenario."""
     workflow = Workflow("waiting")
     workflow.wait("long", NEVER)
     workflow.step(name="after")(done)
@@ -196,14 +196,14 @@ def waiting() -> Workflow:
 
 
 def hourly() -> Workflow:
-    """A run for every hour."""
+    """Build a workflow that starts every hour."""
     workflow = Workflow("hourly", triggers=[Cron("0 * * * *", name="hourly")])
     workflow.step(name="first")(done)
     return workflow
 
 
 def parent() -> Workflow:
-    """A step that starts a child, and one that follows from it."""
+    """Build a step that starts a child, and one that follows from it."""
     workflow = Workflow("parent")
 
     def spawn(ctx: StepContext) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def parent() -> Workflow:
 
 
 def family() -> tuple[Workflow, ...]:
-    """A run that rests, with two children: one rests too, one has ended; each has a child of its own that rests."""
+    """Build a run that waits, with two children: one waits too, one has ended; each has a child that waits."""
     top, resting, ended = Workflow("top"), Workflow("resting"), Workflow("ended")
 
     def spawn_both(ctx: StepContext) -> None:
@@ -241,7 +241,7 @@ def family() -> tuple[Workflow, ...]:
 
 
 def elsewhere() -> Workflow:
-    """A step that another system does, twice if need be, and one that follows from it."""
+    """Build a step that another system does, twice if need be, and one that follows from it."""
     workflow = Workflow("elsewhere")
     retry = Retry(max_attempts=2, initial=timedelta(seconds=10))
     workflow.external("there", "dagster_job", job="there", retry=retry)
@@ -252,7 +252,7 @@ def elsewhere() -> Workflow:
 
 
 def unwritable() -> Workflow:
-    """A step whose result cannot be written down: a failure that says so."""
+    """Build a step whose result cannot be written: a failure that says so."""
     workflow = Workflow("unwritable")
 
     def strange(ctx: StepContext) -> dict[str, str]:
@@ -267,7 +267,7 @@ def unwritable() -> Workflow:
 
 
 def interrupted() -> Workflow:
-    """A step that somebody interrupts when it is first delivered."""
+    """Build a workflow whose step is interrupted when it is first delivered."""
     workflow = Workflow("interrupted")
 
     def touchy(ctx: StepContext) -> dict[str, Any]:
@@ -280,15 +280,15 @@ def interrupted() -> Workflow:
 
 
 class Stopper:
-    """Lets a step stop the worker that runs it; nobody else is stopped."""
+    """Lets a step stop the worker that runs it, and no other worker."""
 
     def __init__(self) -> None:
-        """Nobody is to be stopped yet."""
+        """Start without a worker to stop."""
         self.stop: Any = None
 
 
 def stopped() -> Workflow:
-    """A step that is given back when its worker is stopped, and done when it comes again."""
+    """Build a step that is given back when its worker is stopped, and done at its next delivery."""
     workflow = Workflow("stopped")
 
     def slow(ctx: StepContext, stopper: Annotated[Stopper, Resource("stopper")]) -> dict[str, Any]:

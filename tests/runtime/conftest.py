@@ -21,21 +21,21 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
             return MemoryStorage(clock)
         case "memory, thread by thread":
             return MemoryStorage(clock, atomic_across_threads=False)
-    found = request.getfixturevalue("postgres_virtual")
-    assert isinstance(found, PostgresStorage)
-    return found
+    postgres = request.getfixturevalue("postgres_virtual")
+    assert isinstance(postgres, PostgresStorage)
+    return postgres
 
 
 @pytest.fixture
 def spoilt() -> None:
-    """Say that a test spoils its journal by hand: it is not held to the rules of a sound one afterwards."""
+    """A mark for tests that corrupt their journal: its invariants are not checked afterwards."""
 
 
 @pytest.fixture
 def make_squid(storage: Storage, request: pytest.FixtureRequest) -> Iterator[MakeSquid]:
-    """Make a `Squid` of workflows on the journal under test; a second one sees the same journal.
+    """A function that creates a `Squid` of workflows on the journal under test; a second one sees the same journal.
 
-    Whatever a test does, the journal is sound in the end, and on Postgres its views say what its facts say.
+    After each test the journal is sound, and on Postgres its views are what the fold makes of its facts.
     """
     made: list[Squid] = []
 

@@ -1,4 +1,4 @@
-"""Three steps, one after another."""
+"""Build three steps, one after another."""
 
 from pydantic import BaseModel
 
@@ -13,7 +13,7 @@ class Order(BaseModel):
 
 
 def line(name: str = "line") -> Workflow:
-    """Three steps, one after another."""
+    """Build three steps, one after another."""
     workflow = Workflow(name, payload=Order)
     workflow.step(name="first")(lambda: 1)
     workflow.step(name="second", after="first")(lambda: 2)

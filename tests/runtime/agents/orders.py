@@ -1,4 +1,4 @@
-"""A workflow for the agents' tests, with a claim of its first step, and with a step that nobody scheduled."""
+"""A workflow for the agents' tests, with a claim of its first step, and with a step that was not scheduled."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def claimed(squid: Squid, **payload: Any) -> tuple[DispatchAgent, ClaimResult]:
 
 
 def unscheduled(squid: Squid, step: str = "extra") -> tuple[str, Any]:
-    """A run with a plan that no queue knows of, as a crash between two appends leaves it."""
+    """Start a run with a plan that no queue has, as a crash between two appends leaves it."""
     run_id = squid.start("orders").run_id
     planned = runnable(run_id, step)
     fact = RunnablesPlanned(run_id=run_id, runnables=[planned], occurred_at=squid.journal.now())

@@ -34,16 +34,17 @@ MINUTE = timedelta(minutes=1)
 def test_defect_05_claims_give_nothing_although_others_are_claimable(
     make_squid: MakeSquid, storage: Storage, clock: VirtualClock
 ) -> None:
-    """When the run of the first candidate has just ended, a claim gives nothing; and conflicts go to the worker."""
+    # The original: when the run of the first candidate has just ended, a claim gives nothing; and conflicts go to the
+    # worker.
     squid = make_squid(line())
     ended, other = squid.start("line").run_id, squid.start("line").run_id
     # given a run that has ended, of which the queue has not heard yet
     storage.append(run_thread(ended), [RunTerminal(run_id=ended, status="cancelled", occurred_at=clock.now())])
-    found = squid.execute_next()
-    assert found is not None
-    assert found.run_id == other
+    snapshot = squid.execute_next()
+    assert snapshot is not None
+    assert snapshot.run_id == other
     # and many who claim at once
-    runs = {each.run_id for each in squid.start_many("line", [{}] * 30)} | {other}
+    runs = {receipt.run_id for receipt in squid.start_many("line", [{}] * 30)} | {other}
     with ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(squid.runtime.dispatch.claim, "default", f"w-{n}", limit=10) for n in range(6)]
         claims = [claim.ref.run_id for future in taken for claim in future.result(60)]
@@ -51,7 +52,8 @@ def test_defect_05_claims_give_nothing_although_others_are_claimable(
 
 
 def test_defect_08_a_repeated_failure_is_stale(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """A failure that is reported twice, after a lost answer, is `stale_claim`. Here the repeat changes nothing."""
+    # The original: a failure that is reported twice, after a lost answer, is `stale_claim`. Here the repeat changes
+    # nothing.
     squid = make_squid(line())
     run_id = squid.start("line").run_id
     agent = squid.dispatch_agent()
@@ -68,10 +70,8 @@ def test_defect_08_a_repeated_failure_is_stale(make_squid: MakeSquid, clock: Vir
 
 
 def test_defect_11_redelivery_without_end(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """An attempt whose worker dies is delivered for ever, and always before newer work.
-
-    Here it takes its place by the end of its lease, and is parked after `max_deliveries`.
-    """
+    # The original: an attempt whose worker dies is delivered for ever, and always before newer work. Here it takes its
+    # place by the end of its lease, and is parked after `max_deliveries`.
     workflow = Workflow("deadly")
     workflow.step(name="step", max_deliveries=3)(lambda: None)
     squid = make_squid(workflow)
@@ -95,7 +95,8 @@ def test_defect_11_redelivery_without_end(make_squid: MakeSquid, clock: VirtualC
 
 
 def test_defect_12_races_between_the_end_of_a_run_and_its_results(make_squid: MakeSquid, storage: Storage) -> None:
-    """A cancel between check and append leaves facts of dead runs on the queue. Here one of the two wins, wholly."""
+    # The original: a cancel between check and append leaves facts of dead runs on the queue. Here one of the two wins,
+    # wholly.
     squid = make_squid(line())
     agent = squid.dispatch_agent()
     outcomes = []
@@ -127,7 +128,7 @@ def test_defect_12_races_between_the_end_of_a_run_and_its_results(make_squid: Ma
 
 
 def test_a_claim_of_a_run_that_has_ended_is_told_so(make_squid: MakeSquid) -> None:
-    """Whoever lost a race of defect 12 hears why."""
+    # The loser of a race of defect 12 gets the reason.
     squid = make_squid(line())
     run_id = squid.start("line").run_id
     agent = squid.dispatch_agent()

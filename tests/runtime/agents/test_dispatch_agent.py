@@ -45,9 +45,9 @@ def test_a_claim_carries_the_agent_the_attempt_the_lease_and_the_only_copy_of_it
 def test_many_are_claimed_at_once_in_claim_order(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())
     runs = [squid.start("orders", {}, priority=priority).run_id for priority in (0, 5, 0, 9)]
-    found = squid.dispatch_agent().claim_many("w", 3)
-    assert [claim.attempt.run_id for claim in found] == [runs[3], runs[1], runs[0]]
-    assert len({claim.claim_token for claim in found}) == 3
+    claims = squid.dispatch_agent().claim_many("w", 3)
+    assert [claim.attempt.run_id for claim in claims] == [runs[3], runs[1], runs[0]]
+    assert len({claim.claim_token for claim in claims}) == 3
 
 
 def test_a_heartbeat_extends_a_lease_and_never_shortens_it(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -137,11 +137,11 @@ def test_what_is_visible_and_what_has_expired_can_be_seen(make_squid: MakeSquid,
     squid = make_squid(orders())
     agent, claim = claimed(squid)
     waiting = squid.start("orders").run_id
-    assert [each.run_id for each in agent.visible_attempts()] == [waiting]
+    assert [attempt.run_id for attempt in agent.visible_attempts()] == [waiting]
     assert agent.expired_claims() == []
     clock.advance(LEASE)
-    assert [each.runnable_key for each in agent.expired_claims()] == [claim.attempt.runnable_key]
-    assert [each.run_id for each in agent.visible_attempts()] == [waiting]
+    assert [expired.runnable_key for expired in agent.expired_claims()] == [claim.attempt.runnable_key]
+    assert [attempt.run_id for attempt in agent.visible_attempts()] == [waiting]
     assert set(agent.projection.runs) == {waiting, claim.attempt.run_id}
     assert repr(agent) == "DispatchAgent('default')"
 
@@ -217,19 +217,19 @@ def test_that_workers_were_told_is_noted(make_squid: MakeSquid) -> None:
 
 
 def test_that_workers_were_told_is_noted_only_where_that_is_wanted_and_true(make_squid: MakeSquid) -> None:
-    class Broken(LocalNotifier):
+    class BrokenNotifier(LocalNotifier):
         def notify(self, queues: Collection[str]) -> None:
             raise RuntimeError("away")
 
-    for options in ({"record_wakeups": False}, {"notifier": Broken(MemoryStorage())}):
+    for options in ({"record_wakeups": False}, {"notifier": BrokenNotifier(MemoryStorage())}):
         squid = make_squid(orders(), **options)
         run_id, planned = unscheduled(squid)
         assert squid.dispatch_agent().schedule_attempts(run_id, [planned]) == [planned]
         assert facts(squid, run_id, "live_wakeup_emitted") == []
 
 
-class Hasty(LocalNotifier):
-    """Tells a worker that is so fast that the run is over before anybody can note that it was told."""
+class FastWorkerNotifier(LocalNotifier):
+    """A notifier whose worker ends the run before the wakeup can be noted."""
 
     def __init__(self, squid: Squid) -> None:
         super().__init__(squid.journal)
@@ -245,7 +245,9 @@ def test_a_note_that_comes_too_late_is_dropped(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())
     run_id, planned = unscheduled(squid, "ship")
     runtime = squid.runtime
-    agent = DispatchAgent(runtime.storage, runtime.dispatch, "default", plan=runtime.plan, notifier=Hasty(squid))
+    agent = DispatchAgent(
+        runtime.storage, runtime.dispatch, "default", plan=runtime.plan, notifier=FastWorkerNotifier(squid)
+    )
     assert agent.schedule_attempts(run_id, [planned]) == [planned]
     assert facts(squid, run_id, "live_wakeup_emitted") == []
     assert not unit(squid, run_id).anomalies

@@ -24,7 +24,7 @@ from tests.runtime.runs import MakeSquid, drain, run_facts, seconds, state_of
 
 
 def unapplied(squid: Squid, result: Any = 7) -> tuple[WorkflowAgent, str]:
-    """A run with a completion that nothing followed from, as a crash between two appends leaves it."""
+    """Complete a step from which nothing follows, as a crash between two appends leaves it."""
     run_id = squid.start("orders").run_id
     (claim,) = squid.runtime.dispatch.claim("default", "w")
     squid.runtime.dispatch.settle([Settlement(claim.ref, Completed(result))])

@@ -15,12 +15,12 @@ from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.journal.access import plain_url
 
-GUN = 20_260_101
+START_LOCK = 20_260_101
 WINDOW = {"start_at": "2026-01-01T00:00:00Z", "end_at": "2026-01-02T00:00:00Z"}
 
 
 def review() -> Workflow:
-    """Give the workflow that all processes know."""
+    """Build the workflow that all processes know."""
     wf = Workflow("review", triggers=[Cron("0 0 * * *", name="nightly")])
     wf.approval("ask")
     wf.step(name="act")(lambda: None)
@@ -31,7 +31,7 @@ def review() -> Workflow:
 
 
 def commands(squid: Squid, runs: dict[str, str]) -> dict[str, Callable[[], Receipt]]:
-    """Give what every process asks for, with the same keys."""
+    """Return the commands that every process gives, with the same keys."""
     return {
         "start": lambda: squid.start("review", idempotency_key="k"),
         "approve": lambda: squid.approve(runs["approve"], actor="ada", idempotency_key="k"),
@@ -44,12 +44,12 @@ def commands(squid: Squid, runs: dict[str, str]) -> dict[str, Callable[[], Recei
 
 
 def main() -> None:
-    """Wait for the gun, then ask for everything."""
+    """Wait for the lock, then give all commands."""
     url, schema, runs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    with Squid(PostgresStorage(url, schema), review()) as squid, psycopg.connect(plain_url(url)) as gate:
+    with Squid(PostgresStorage(url, schema), review()) as squid, psycopg.connect(plain_url(url)) as connection:
         squid.journal.revision("squid:run:warm-up")
         print("ready", flush=True)
-        gate.execute("SELECT pg_advisory_lock_shared(%s)", (GUN,))
+        connection.execute("SELECT pg_advisory_lock_shared(%s)", (START_LOCK,))
         for name, command in commands(squid, runs).items():
             receipt = command()
             said = [name, receipt.run_id, receipt.received_at.isoformat(), receipt.repeated]

@@ -27,12 +27,12 @@ def orders() -> Workflow:
     return wf
 
 
-def asked(kind: SignalType, payload: dict[str, Any], **more: Any) -> Signal:
-    return Signal(type=kind, payload=payload, **more)
+def asked(kind: SignalType, payload: dict[str, Any], **fields: Any) -> Signal:
+    return Signal(type=kind, payload=payload, **fields)
 
 
 def in_form(signal: Signal, form: str) -> Any:
-    """Give a signal as an object, as JSON, or as a CloudEvent that went over a wire."""
+    """Return a signal as an object, as JSON, or as a CloudEvent that was serialized."""
     event = json.loads(json.dumps(to_cloudevent(signal, "event-1", T0)))
     return {"object": signal, "json": event["data"], "cloudevent": event}[form]
 

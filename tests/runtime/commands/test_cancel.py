@@ -38,7 +38,7 @@ def orders() -> Workflow:
 
 
 def ends(squid: Squid, run_id: str) -> list[str]:
-    """Give the facts that end a run, however a storage orders its threads."""
+    """Return the facts that end a run, however a storage orders its threads."""
     return sorted(f.type for f in facts(squid, run_id) if f.type in ("run_terminal", "run_fenced"))
 
 
@@ -168,7 +168,7 @@ def test_there_must_be_a_run_to_cancel(make_squid: MakeSquid, cascade: bool) -> 
 
 
 def tree() -> Workflow:
-    """A run that starts two children, each of which starts two, down to a depth; and then waits for a person."""
+    """Build a workflow that starts two children of its own kind, down to a depth; then it waits for a person."""
     wf = Workflow("tree", payload=Depth)
 
     @wf.step
@@ -183,11 +183,11 @@ def tree() -> Workflow:
 
 
 def family(squid: Squid, run_id: str) -> list[str]:
-    """Give a run and everybody below it."""
-    found = [run_id]
-    for each in found:
-        found += [child.child_run_id for child in squid.inspect_run(each).child_runs]
-    return found
+    """Return a run and all runs below it."""
+    run_ids = [run_id]
+    for member in run_ids:
+        run_ids += [child.child_run_id for child in squid.inspect_run(member).child_runs]
+    return run_ids
 
 
 def grown(make_squid: MakeSquid, depth: int = 2) -> tuple[Squid, list[str]]:
@@ -201,9 +201,9 @@ def test_children_go_on_unless_the_cancel_says_otherwise(make_squid: MakeSquid) 
     squid, (root, *below) = grown(make_squid)
     assert len(below) == 6
     squid.cancel(root)
-    assert {squid.inspect_run(each).status for each in below} == {"paused"}
+    assert {squid.inspect_run(member).status for member in below} == {"paused"}
     assert squid.recover().cascades == 0
-    assert {squid.inspect_run(each).status for each in below} == {"paused"}, "recovery does not cancel them either"
+    assert {squid.inspect_run(member).status for member in below} == {"paused"}, "recovery does not cancel them either"
 
 
 def test_a_cascade_reaches_grandchildren_and_says_with_whom_they_were_cancelled(make_squid: MakeSquid) -> None:
@@ -211,12 +211,12 @@ def test_a_cascade_reaches_grandchildren_and_says_with_whom_they_were_cancelled(
     bystander = squid.start("tree").run_id
     receipt = squid.cancel(root, cascade=True, actor="ada", idempotency_key="k")
     assert receipt.run_id == root
-    assert {squid.inspect_run(each).status for each in (root, *below)} == {"cancelled"}
-    for each in below:
-        command = squid.inspect_run(each).command_history[-1]
+    assert {squid.inspect_run(member).status for member in (root, *below)} == {"cancelled"}
+    for member in below:
+        command = squid.inspect_run(member).command_history[-1]
         assert command.signal_type == "cancel_run"
-        assert command.payload == {"run_id": each, "cascade": True, "cancelled_with": root}
-        assert not unit(squid, each).anomalies
+        assert command.payload == {"run_id": member, "cascade": True, "cancelled_with": root}
+        assert not unit(squid, member).anomalies
     assert not squid.inspect_run(bystander).terminal
     assert squid.cancel(root, cascade=True, idempotency_key="k").repeated
 
@@ -227,7 +227,7 @@ def test_a_cascade_passes_through_children_that_have_ended_and_leaves_them_as_th
     squid.resume(ended)
     assert squid.inspect_run(ended).status == "completed"
     squid.cancel(root, cascade=True)
-    statuses = {each: squid.inspect_run(each).status for each in below}
+    statuses = {member: squid.inspect_run(member).status for member in below}
     assert statuses.pop(ended) == "completed"
     assert set(statuses.values()) == {"cancelled"}, "grandchildren too"
 
@@ -237,8 +237,8 @@ def test_a_cascade_from_the_middle_leaves_the_parent_alone(make_squid: MakeSquid
     middle, other = (child.child_run_id for child in squid.inspect_run(root).child_runs)
     squid.cancel(middle, cascade=True)
     assert squid.inspect_run(root).status == "paused"
-    assert {squid.inspect_run(each).status for each in family(squid, middle)} == {"cancelled"}
-    assert {squid.inspect_run(each).status for each in family(squid, other)} == {"paused"}
+    assert {squid.inspect_run(member).status for member in family(squid, middle)} == {"cancelled"}
+    assert {squid.inspect_run(member).status for member in family(squid, other)} == {"paused"}
 
 
 def test_a_cancelled_parent_starts_no_more_children(make_squid: MakeSquid) -> None:
@@ -251,7 +251,7 @@ def test_a_cancelled_parent_starts_no_more_children(make_squid: MakeSquid) -> No
         squid.start_child_run(claim, "tree", child_key="late")
 
 
-class Disturbed(MemoryStorage):
+class InterleavedStorage(MemoryStorage):
     """Another writer gets in just before a commit to one run's thread, once."""
 
     victim: str | None = None
@@ -267,7 +267,7 @@ class Disturbed(MemoryStorage):
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_cascade_that_meets_another_writer_ends_well(clock: VirtualClock, atomic: bool) -> None:
     for place in range(7):
-        storage = Disturbed(clock, atomic_across_threads=atomic)
+        storage = InterleavedStorage(clock, atomic_across_threads=atomic)
         squid = Squid(storage, tree())
         run_id = squid.start("tree", {"depth": 2}).run_id
         drain(squid)
@@ -275,8 +275,8 @@ def test_a_cascade_that_meets_another_writer_ends_well(clock: VirtualClock, atom
         storage.victim = everyone[place]
         receipt = squid.cancel(run_id, cascade=True)
         assert (receipt.run_id, receipt.repeated) == (run_id, False)
-        assert {squid.inspect_run(each).status for each in everyone} == {"cancelled"}
-        assert all(not unit(squid, each).anomalies for each in everyone)
+        assert {squid.inspect_run(member).status for member in everyone} == {"cancelled"}
+        assert all(not unit(squid, member).anomalies for member in everyone)
 
 
 def test_a_cascade_that_was_cut_off_is_finished_by_one_recovery(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -284,7 +284,7 @@ def test_a_cascade_that_was_cut_off_is_finished_by_one_recovery(make_squid: Make
     # What a process leaves behind that dies right after its first append, where a commit cannot span threads.
     command = signal(root, signal_type="cancel_run", payload={"run_id": root, "cascade": True})
     squid.journal.append(run_thread(root), [command, terminal(root, status="cancelled")])
-    assert {squid.inspect_run(each).status for each in below} == {"paused"}
+    assert {squid.inspect_run(member).status for member in below} == {"paused"}
     assert squid.recover().cascades == len(below)
-    assert {squid.inspect_run(each).status for each in below} == {"cancelled"}
+    assert {squid.inspect_run(member).status for member in below} == {"cancelled"}
     assert squid.recover().cascades == 0

@@ -72,7 +72,7 @@ objects = st.dictionaries(st.text(max_size=10), json_values, max_size=4)
 
 signals = st.builds(
     Signal,
-    type=st.sampled_from([each for each in SignalType if each is not SignalType.START_CHILD_RUN]),
+    type=st.sampled_from([kind for kind in SignalType if kind is not SignalType.START_CHILD_RUN]),
     payload=objects,
     metadata=objects,
     idempotency_key=st.none() | st.text(min_size=1),
@@ -150,11 +150,11 @@ def test_a_cloudevent_that_does_not_fit_names_the_field(changed: dict[str, Any],
     ids=str,
 )
 def test_what_the_standard_leaves_open_is_left_open(changed: dict[str, Any]) -> None:
-    found = from_cloudevent(changed)
+    signal = from_cloudevent(changed)
     key = "/squid/runtime/commands e-1"
     expected = asked(SignalType.CANCEL_RUN, {"run_id": "r-1"}, actor="ada", idempotency_key=key)
-    assert replace(found, caller_time=None) == expected
-    assert found.caller_time == T0
+    assert replace(signal, caller_time=None) == expected
+    assert signal.caller_time == T0
 
 
 def order_event(event_id: str, source: str = "/shop", amount: int = 1, **fields: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_source_and_id_of_an_event_are_its_identity(make_squid: MakeSquid, clock
     with pytest.raises(ConflictingCommand, match="/shop e-1"):
         squid.apply_signal(order_event("e-1", amount=2))
     others = [squid.apply_signal(order_event("e-2")), squid.apply_signal(order_event("e-1", "/desk"))]
-    assert len({first.run_id, *(each.run_id for each in others)}) == 3
+    assert len({first.run_id, *(receipt.run_id for receipt in others)}) == 3
     # commands on a run as well
     stop = to_cloudevent(asked(SignalType.CANCEL_RUN, {"run_id": first.run_id}), "e-1", T0) | {"source": "/desk"}
     assert [squid.apply_signal(stop).repeated for _ in range(3)] == [False, True, True]
@@ -211,9 +211,11 @@ def test_a_window_is_the_identity_of_the_events_that_start_it(make_squid: MakeSq
     first = squid.start_cron("orders", "nightly", intended_window=window)
     payload = {"workflow": "orders", "trigger": "nightly", "intended_window": window}
     signal = asked(SignalType.START_CRON, payload)
-    assert {squid.apply_signal(to_cloudevent(signal, each, T0)).run_id for each in ("e-1", "e-2")} == {first.run_id}
+    assert {squid.apply_signal(to_cloudevent(signal, event_id, T0)).run_id for event_id in ("e-1", "e-2")} == {
+        first.run_id
+    }
     ticks = asked(SignalType.START_CRON, {"workflow": "orders", "trigger": "nightly"})
-    runs = [squid.apply_signal(to_cloudevent(ticks, each, T0)).run_id for each in ("e-1", "e-1", "e-2")]
+    runs = [squid.apply_signal(to_cloudevent(ticks, event_id, T0)).run_id for event_id in ("e-1", "e-1", "e-2")]
     assert (runs[0], len(set(runs))) == (runs[1], 2)
 
 

@@ -1,4 +1,4 @@
-"""One key, eight processes at once, on Postgres: whoever asks, one thing happens, and all hear the same of it."""
+"""One key, eight processes at once, on Postgres: one of them has an effect, and all get the same receipt."""
 
 import json
 
@@ -8,7 +8,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.journal.access import plain_url
 from tests.processes import Child, children
-from tests.runtime.commands.command_processes import GUN, commands, review
+from tests.runtime.commands.command_processes import START_LOCK, commands, review
 from tests.runtime.runs import facts, unit
 
 PROCESSES = 8
@@ -18,12 +18,12 @@ def test_a_key_used_by_eight_processes_at_once_is_one_command(postgres: Postgres
     squid = Squid(postgres, review())
     runs = {name: squid.start("review").run_id for name in ("approve", "reject", "cancel", "replay")}
     arguments = (postgres_url, postgres.schema, json.dumps(runs))
-    with psycopg.connect(plain_url(postgres_url), autocommit=True) as gun, children() as started:
-        gun.execute("SELECT pg_advisory_lock(%s)", (GUN,))
+    with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection, children() as started:
+        connection.execute("SELECT pg_advisory_lock(%s)", (START_LOCK,))
         started += [Child("tests.runtime.commands.command_processes", *arguments) for _ in range(PROCESSES)]
         for child in started:
             child.wait_for_lines(1)
-        gun.execute("SELECT pg_advisory_unlock(%s)", (GUN,))
+        connection.execute("SELECT pg_advisory_unlock(%s)", (START_LOCK,))
         for child in started:
             assert child.end() == 0, child.errors()
         said = [json.loads(line) for child in started for line in child.lines[1:]]

@@ -27,7 +27,7 @@ from tests.runtime.runs import everything
 _SECRET = {"claim_id", "claim_token_hash"}
 
 
-class _Whole(FoldDispatchStore):
+class _WholeRunStore(FoldDispatchStore):
     """A store whose commands read their runs whole."""
 
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
@@ -40,7 +40,7 @@ class _Whole(FoldDispatchStore):
 
 
 def rounds() -> Workflow:
-    """A step that kills its worker now and then, an approval and an external step, again and again."""
+    """Build a step that kills its worker now and then, an approval and an external step, in a loop."""
     workflow = Workflow("rounds", entry="turn")
     workflow.step(name="turn", max_visits=100, max_deliveries=1)(lambda: None)
     workflow.approval("review", max_visits=100)
@@ -83,7 +83,7 @@ class _Actor:
         self.squid, self.run_id = squid, squid.start("rounds").run_id
 
     def act(self, move: tuple[Any, ...]) -> object:
-        """Make a move; return what is answered."""
+        """Execute a move; return the answer."""
         self.clock.advance(timedelta(seconds=1))
         try:
             said = self._act(*move)
@@ -156,7 +156,7 @@ def _plain(fact: Any) -> dict[str, Any]:
 def test_commands_decided_by_key_and_by_the_whole_run_are_the_same(
     atomic: bool, moves: Collection[tuple[Any, ...]]
 ) -> None:
-    by_key, whole = _Actor(atomic, FoldDispatchStore), _Actor(atomic, _Whole)
+    by_key, whole = _Actor(atomic, FoldDispatchStore), _Actor(atomic, _WholeRunStore)
     for move in moves:
         assert by_key.act(move) == whole.act(move), move
     assert by_key.journal() == whole.journal()

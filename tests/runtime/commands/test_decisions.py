@@ -86,7 +86,7 @@ def test_a_decision_and_what_follows_from_it_are_one_append(decided: Decided, cl
     assert planned.runnables[0].step == transitions(squid, run_id)[-1][2]
     snapshot = squid.inspect_run(run_id)
     assert snapshot.manual_state is None
-    assert [each.signal_type for each in snapshot.command_history] == ["start_run", signal_type]
+    assert [command.signal_type for command in snapshot.command_history] == ["start_run", signal_type]
     assert (snapshot.command_history[1].actor, snapshot.command_history[1].comment) == ("ada", "fine")
     assert finish(squid, clock, run_id).status == "completed"
     assert not unit(squid, run_id).anomalies
@@ -286,8 +286,8 @@ def test_commands_are_told_in_the_order_in_which_they_came(make_squid: MakeSquid
     squid.approve(run_id, actor="ada")
     clock.advance(timedelta(minutes=1))
     squid.cancel(run_id, actor="bob")
-    told = [(each.signal_type, each.actor) for each in squid.inspect_run(run_id).command_history]
-    assert told == [("start_run", "web"), ("approve_run", "ada"), ("cancel_run", "bob")]
+    commands = [(command.signal_type, command.actor) for command in squid.inspect_run(run_id).command_history]
+    assert commands == [("start_run", "web"), ("approve_run", "ada"), ("cancel_run", "bob")]
     assert run_facts(squid, run_id)[-1] == "run_terminal"
 
 

@@ -1,4 +1,4 @@
-"""Pausing and resuming a queue: facts that stop every claim, whoever asks, and nothing else."""
+"""Pausing and resuming a queue: facts that stop the claims of every process, and nothing else."""
 
 from datetime import timedelta
 from typing import Any
@@ -26,9 +26,9 @@ def test_nobody_claims_from_a_paused_queue_until_it_is_resumed(make_squid: MakeS
     run_id = squid.start("work").run_id
     assert squid.pause_queue("default", actor="ada", comment="maintenance")
     other = make_squid(work())
-    for each in (squid, other):
-        assert each.execute_next() is None
-        assert each.dispatch_agent().claim_many("w", 10) == []
+    for process in (squid, other):
+        assert process.execute_next() is None
+        assert process.dispatch_agent().claim_many("w", 10) == []
     explanation = squid.explain_run(run_id)
     assert explanation.reason == "queue_paused"
     assert squid.dispatch_agent().visible_attempts(), "what waits can be seen"

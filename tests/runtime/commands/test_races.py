@@ -1,4 +1,4 @@
-"""Commands that meet each other: many threads at once, on every storage; one of them wins, and all hear of it."""
+"""Commands that meet each other: many threads at once, on every storage; one of them wins, and all get its receipt."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ THREADS = 6
 
 
 def at_once(acts: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Do these things, each in a thread of its own, as good as at the same time; give results and errors in order."""
+    """Run these calls at the same time, each in a thread of its own; return results and errors in order."""
     together = Barrier(len(acts))
 
     def do(act: Callable[[], Any]) -> Any:
@@ -31,11 +31,11 @@ def at_once(acts: Sequence[Callable[[], Any]]) -> list[Any]:
             return error
 
     with ThreadPoolExecutor(len(acts)) as pool:
-        return [each.result(60) for each in [pool.submit(do, act) for act in acts]]
+        return [future.result(60) for future in [pool.submit(do, act) for act in acts]]
 
 
 def assert_sound(squid: Squid, run_id: str) -> None:
-    """Where a commit cannot span threads, work may be scheduled for a run that ends meanwhile; the fold drops it."""
+    """Check the rules of every journal. Without atomic commits, work may be scheduled for a run that ends meanwhile."""
     allowed = set() if squid.journal.atomic_across_threads else {"terminal_run"}
     assert {anomaly.reason.value for anomaly in unit(squid, run_id).anomalies} <= allowed
 
@@ -70,8 +70,8 @@ def test_of_many_decisions_at_once_one_counts_and_the_others_are_refused(
         run_id = squid.start("review").run_id
         commands = [squid.approve if n % 2 else squid.reject for n in range(THREADS)]
         said = at_once([partial(command, run_id, actor="ada") for command in commands])
-        assert sum(not isinstance(each, Exception) for each in said) == 1
-        assert all(isinstance(each, InvalidTransition) for each in said if isinstance(each, Exception))
+        assert sum(not isinstance(answer, Exception) for answer in said) == 1
+        assert all(isinstance(answer, InvalidTransition) for answer in said if isinstance(answer, Exception))
         assert len(facts(squid, run_id, "manual_step_resolved")) == 1
         assert len(facts(squid, run_id, "run_signal_received")) == 2
         assert_sound(squid, run_id)
@@ -113,10 +113,10 @@ def test_overlapping_batches_start_every_key_once(make_squid: MakeSquid) -> None
 
     def batch(first: int) -> list[Any]:
         chosen = payloads[first : first + 8]
-        return squid.start_many("review", chosen, idempotency_keys=[str(each["n"]) for each in chosen])
+        return squid.start_many("review", chosen, idempotency_keys=[str(payload["n"]) for payload in chosen])
 
     said = at_once([partial(batch, first) for first in (0, 4, 0, 4)])
-    receipts = [receipt for each in said for receipt in each]
+    receipts = [receipt for batch_receipts in said for receipt in batch_receipts]
     assert len({receipt.run_id for receipt in receipts}) == 12
     fresh = Counter(receipt.idempotency_key for receipt in receipts if not receipt.repeated)
     assert fresh == {str(n): 1 for n in range(12)}
@@ -155,7 +155,7 @@ def test_a_dead_letter_is_put_back_by_one_of_many(make_squid: MakeSquid, clock: 
     clock.advance(seconds(1))
     assert squid.execute_next() is None
     said = at_once([partial(squid.retry_attempt, run_id)] * THREADS)
-    assert sum(not isinstance(each, Exception) for each in said) == 1
+    assert sum(not isinstance(answer, Exception) for answer in said) == 1
     assert drain(squid) == 1
     assert finish(squid, clock, run_id).status == "completed"
 

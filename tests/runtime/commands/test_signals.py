@@ -24,11 +24,12 @@ WINDOW = {"start_at": "2026-01-01T00:00:00Z", "end_at": "2026-01-02T00:00:00Z"}
 def test_every_command_can_be_asked_for_as_data(make_squid: MakeSquid, clock: VirtualClock, form: str) -> None:
     squid = make_squid(orders())
 
-    def apply(kind: SignalType, payload: dict[str, Any], **more: Any) -> str:
-        more = {"idempotency_key": f"{kind}-1", "actor": "ada", "comment": "by data", "metadata": {"n": 1}, **more}
-        receipt = squid.apply_signal(in_form(asked(kind, payload, **more), form))
+    def apply(kind: SignalType, payload: dict[str, Any], **fields: Any) -> str:
+        fields = {"idempotency_key": f"{kind}-1", "actor": "ada", "comment": "by data", "metadata": {"n": 1}, **fields}
+        receipt = squid.apply_signal(in_form(asked(kind, payload, **fields), form))
         assert receipt.signal_type == kind
-        command = [each for each in squid.inspect_run(receipt.run_id).command_history if each.signal_type == kind][-1]
+        history = squid.inspect_run(receipt.run_id).command_history
+        command = [recorded for recorded in history if recorded.signal_type == kind][-1]
         assert (command.actor, command.comment, command.metadata) == ("ada", "by data", {"n": 1})
         return receipt.run_id
 
@@ -78,7 +79,7 @@ def test_a_signal_that_comes_twice_is_one_command_and_the_method_knows_its_key(
 
 
 def test_a_command_that_was_recorded_can_be_applied_again_as_it_was(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """What `command_history` holds is what `apply_signal` takes: an export can be imported."""
+    # What `command_history` holds is what `apply_signal` takes: an export can be imported.
     squid = make_squid(orders())
     run_id = squid.start("orders", {"amount": 2}, idempotency_key="s", actor="ada").run_id
     squid.approve(run_id, actor="ada", comment="ok", idempotency_key="a")
@@ -87,13 +88,13 @@ def test_a_command_that_was_recorded_can_be_applied_again_as_it_was(make_squid: 
     replayed = squid.replay(run_id, idempotency_key="p").run_id
     squid.cancel(replayed, idempotency_key="c")
     cron = squid.start_cron("orders", "nightly", intended_window=WINDOW).run_id
-    for each in (run_id, replayed, cron):
-        for fact in facts(squid, each, "run_signal_received"):
+    for started in (run_id, replayed, cron):
+        for fact in facts(squid, started, "run_signal_received"):
             recorded = {name: value for name, value in fact.model_dump(mode="json").items() if name in _RECORDED}
             receipt = squid.apply_signal(
                 {"type": fact.signal_type, **{k: v for k, v in recorded.items() if v is not None}}
             )
-            assert (receipt.run_id, receipt.repeated) == (each, True)
+            assert (receipt.run_id, receipt.repeated) == (started, True)
 
 
 _RECORDED = ("payload", "metadata", "idempotency_key", "actor", "comment")

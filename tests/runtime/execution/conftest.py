@@ -10,6 +10,6 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 @pytest.fixture(params=["memory", "postgres"])
 def journal(request: pytest.FixtureRequest) -> Storage:
     """A journal by the real time, in both adapters."""
-    found = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
-    assert isinstance(found, MemoryStorage | PostgresStorage)
-    return found
+    storage = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
+    assert isinstance(storage, MemoryStorage | PostgresStorage)
+    return storage

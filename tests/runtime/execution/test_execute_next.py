@@ -81,9 +81,9 @@ def test_execute_next_gives_none_when_nothing_is_due_and_the_run_otherwise(journ
     squid = Squid(journal, workflow)
     assert squid.execute_next() is None
     run_id = squid.start("one").run_id
-    found = squid.execute_next(owner_id="me")
-    assert found is not None
-    assert (found.run_id, found.status, found.outputs) == (run_id, "completed", {"step": "done"})
+    snapshot = squid.execute_next(owner_id="me")
+    assert snapshot is not None
+    assert (snapshot.run_id, snapshot.status, snapshot.outputs) == (run_id, "completed", {"step": "done"})
     assert facts_of(journal, run_id, "attempt_claimed")[0].owner_id == "me"
     assert squid.execute_next() is None
 
@@ -97,9 +97,9 @@ def test_execute_next_extends_its_lease_as_often_as_it_is_told(journal: Storage)
 
     squid = Squid(journal, workflow)
     squid.start("slow")
-    found = squid.execute_next(lease=timedelta(hours=1), heartbeat=timedelta(milliseconds=20))
-    assert found is not None
-    assert found.status == "completed"
+    snapshot = squid.execute_next(lease=timedelta(hours=1), heartbeat=timedelta(milliseconds=20))
+    assert snapshot is not None
+    assert snapshot.status == "completed"
 
 
 @pytest.mark.parametrize("options", [{"heartbeat": timedelta(0)}, {"heartbeat": MINUTE, "lease": MINUTE}], ids=str)
@@ -161,4 +161,4 @@ def test_an_async_step_inside_a_running_loop_has_the_callers_context_and_leaves_
     said, thread = squid.inspect_run(run_id).outputs["step"]
     assert said == "mine"
     assert thread != threading.get_ident()
-    until(lambda: all(each.ident != thread for each in threading.enumerate()), "the end of its thread")
+    until(lambda: all(alive.ident != thread for alive in threading.enumerate()), "the end of its thread")

@@ -68,7 +68,7 @@ def test_sys_exit_fails_the_attempt_and_not_the_worker(journal: Storage) -> None
         return n
 
     squid = Squid(journal, workflow)
-    runs = [each.run_id for each in squid.start_many("exits", [{"n": n} for n in range(3)])]
+    runs = [receipt.run_id for receipt in squid.start_many("exits", [{"n": n} for n in range(3)])]
     report = squid.worker(until_idle=True, concurrency=1)
     assert (report.completed, report.failed) == (2, 1)
     assert [status_of(journal, run) for run in runs] == ["completed", "failed", "completed"]
@@ -89,7 +89,7 @@ def test_sys_exit_of_an_async_step_does_not_end_the_loop_that_it_shares_with_oth
         return n
 
     squid = Squid(journal, workflow)
-    runs = [each.run_id for each in squid.start_many("exits", [{"n": n} for n in range(4)])]
+    runs = [receipt.run_id for receipt in squid.start_many("exits", [{"n": n} for n in range(4)])]
     report = squid.worker(until_idle=True, concurrency=4)
     assert (report.completed, report.failed) == (3, 1)
     assert [status_of(journal, run) for run in runs] == ["completed", "failed", "completed", "completed"]
@@ -124,7 +124,7 @@ def test_a_deferral_is_neither_a_failure_nor_a_delivery(journal: Storage) -> Non
 
 
 def test_defect_14_errors_are_reduced_to_a_code(make_squid: MakeSquid) -> None:
-    """What failed is replaced by a fixed message. Here an operator sees type, message, place and details."""
+    # The original: what failed is replaced by a fixed message. Here an operator sees type, message, place and details.
     workflow = Workflow("failing", payload=Order)
 
     @workflow.step

@@ -18,7 +18,16 @@ from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.workflow import Defer, Fail, Resource, Retry, StepContext, Workflow, path
 from tests.processes import children
-from tests.runtime.workers import PATIENCE, at_work, facts_of, hear, lonely, status_of, until, worker_process
+from tests.runtime.workers import (
+    PATIENCE,
+    facts_of,
+    lonely,
+    running_worker,
+    status_of,
+    until,
+    wait_for_lines,
+    worker_process,
+)
 
 AGAIN = Retry(max_attempts=2, initial=timedelta(0))
 
@@ -56,7 +65,7 @@ class Stubborn:
 
 
 def act(ctx: StepContext, what: str, directory: str, box: Annotated[list[str], Resource("box")]) -> Any:
-    """Do what the test asks for."""
+    """Execute what the test asks for."""
     if what in _RAISED:
         raise _RAISED[what]()
     if what in _ENDS:
@@ -93,7 +102,7 @@ _RESULTS: dict[str, Callable[[], object]] = {
 
 
 async def act_later(what: str) -> str:
-    """Do it on a loop."""
+    """Execute it on an event loop."""
     if what == "raise":
         raise ValueError("no such order")
     return what
@@ -117,13 +126,13 @@ def do(what: str, function: Any = act, **options: Any) -> Any:
 
 def test_an_isolated_step_runs_in_a_process_of_its_own_and_knows_what_others_know() -> None:
     completed = do("tell")
-    told = completed.result
-    assert told["parent"] == os.getpid()
-    assert told["pid"] != os.getpid()
-    assert told["box"] == ["a thing"]
-    assert told["state"] == {"what": "tell", "directory": ""}
-    assert (told["run_id"], told["token"]) == (completed.run_id, 1)
-    assert told["key"] == f"{completed.run_id}:step:1"
+    result = completed.result
+    assert result["parent"] == os.getpid()
+    assert result["pid"] != os.getpid()
+    assert result["box"] == ["a thing"]
+    assert result["state"] == {"what": "tell", "directory": ""}
+    assert (result["run_id"], result["token"]) == (completed.run_id, 1)
+    assert result["key"] == f"{completed.run_id}:step:1"
 
 
 def test_an_isolated_async_step_runs_on_a_loop_of_its_own() -> None:
@@ -223,14 +232,14 @@ def _gone(pid: int) -> bool:
 
 
 def _pid(directory: Path) -> int:
-    found: str = until(lambda: (directory / "pid").exists() and (directory / "pid").read_text(), "the process")
-    return int(found)
+    text: str = until(lambda: (directory / "pid").exists() and (directory / "pid").read_text(), "the process")
+    return int(text)
 
 
 def test_a_cancellation_kills_the_process(postgres: PostgresStorage, tmp_path: Path) -> None:
     squid = Squid(postgres, isolated(), resources={"box": []})
     run_id = squid.start("alone", {"what": "hang", "directory": str(tmp_path)}).run_id
-    with at_work(squid, lease=timedelta(seconds=1)) as working:
+    with running_worker(squid, lease=timedelta(seconds=1)) as working:
         pid = _pid(tmp_path)
         squid.cancel(run_id)
         until(lambda: _gone(pid), "the end of the process")
@@ -243,7 +252,7 @@ def test_a_worker_that_stops_kills_the_process_and_gives_the_attempt_back(
 ) -> None:
     squid = Squid(postgres, isolated(), resources={"box": []})
     run_id = squid.start("alone", {"what": "hang", "directory": str(tmp_path)}).run_id
-    with at_work(squid, grace=timedelta(0)) as working:
+    with running_worker(squid, grace=timedelta(0)) as working:
         pid = _pid(tmp_path)
         assert working.stop().released == 1
     until(lambda: _gone(pid), "the end of the process")
@@ -254,7 +263,7 @@ def test_the_process_of_a_worker_that_was_killed_ends_too(postgres: PostgresStor
     with children() as started:
         Squid(postgres, lonely).start("lonely")
         started.append(worker_process(postgres))
-        ((pid,),) = hear(started[0], "alone")
+        ((pid,),) = wait_for_lines(started[0], "alone")
         started[0].process.kill()
         until(lambda: _gone(int(pid)), "the end of the process")
         started[0].end(PATIENCE)
@@ -264,7 +273,7 @@ def test_a_worker_process_that_ends_leaves_no_process_behind(postgres: PostgresS
     with children() as started:
         run_id = Squid(postgres, lonely).start("lonely").run_id
         started.append(worker_process(postgres, grace=0))
-        ((pid,),) = hear(started[0], "alone")
+        ((pid,),) = wait_for_lines(started[0], "alone")
         started[0].process.terminate()
         assert started[0].end(PATIENCE) == 0
         until(lambda: _gone(int(pid)), "the end of the process")

@@ -17,7 +17,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage, PostgresStorage, Storage
 from squid_dagster.runtime.execution.interrupts import note_interrupts
 from squid_dagster.workflow import Defer, Retry, StepContext, Workflow
-from tests.runtime.workers import at_work, facts_of, status_of, until
+from tests.runtime.workers import facts_of, running_worker, status_of, until
 
 TWICE = Retry(max_attempts=2, initial=timedelta(0))
 
@@ -43,9 +43,9 @@ RAISED: list[Callable[[], BaseException]] = [
 def journal(request: pytest.FixtureRequest) -> Storage:
     """An empty journal in real time, in every adapter."""
     if request.param == "postgres":
-        found = request.getfixturevalue("postgres")
-        assert isinstance(found, PostgresStorage)
-        return found
+        postgres = request.getfixturevalue("postgres")
+        assert isinstance(postgres, PostgresStorage)
+        return postgres
     return MemoryStorage(atomic_across_threads=request.param == "memory")
 
 
@@ -95,7 +95,7 @@ def test_a_worker_goes_on_after_a_step_that_raised_what_ends_a_thread() -> None:
         raise GeneratorExit
 
     squid = Squid(MemoryStorage(), workflow)
-    runs = [each.run_id for each in squid.start_many("one", [None] * 5)]
+    runs = [receipt.run_id for receipt in squid.start_many("one", [None] * 5)]
     assert squid.worker(until_idle=True, concurrency=1).failed == 5
     assert {squid.inspect_run(run).status for run in runs} == {"failed"}
 
@@ -178,7 +178,7 @@ def test_a_step_that_loses_its_connection_every_time_is_a_dead_letter_in_the_end
     explained = squid.explain_run(run_id)
     assert explained.reason == "dead_letter"
     assert "lost its connection" in str(explained.details["error"])
-    assert [each.runnable_key for each in squid.dead_letters()] == [f"{run_id}:step:1:1"]
+    assert [attempt.runnable_key for attempt in squid.dead_letters()] == [f"{run_id}:step:1:1"]
     assert not squid.inspect_run(run_id).anomalies
 
 
@@ -220,12 +220,12 @@ def test_a_step_that_no_grace_is_long_enough_for_is_not_repeated_for_ever(journa
     squid = Squid(journal, workflow)
     run_id = squid.start("long").run_id
     for _ in range(2):
-        with at_work(squid, grace=timedelta(0)) as working:
+        with running_worker(squid, grace=timedelta(0)) as working:
             assert begun.acquire(timeout=60)
             working.stop()
-    told = _given_back(journal, run_id)
-    assert [fact.type for fact in told] == ["attempt_released", "attempt_dead_lettered"]
-    assert told[-1].error["message"] == "the worker stopped"
+    endings = _given_back(journal, run_id)
+    assert [fact.type for fact in endings] == ["attempt_released", "attempt_dead_lettered"]
+    assert endings[-1].error["message"] == "the worker stopped"
     assert squid.worker(until_idle=True).claimed == 0
 
 

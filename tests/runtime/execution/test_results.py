@@ -117,8 +117,8 @@ def test_a_result_of_almost_a_mebibyte_is_journalled_whole(journal: Storage) -> 
 
 
 def test_a_result_that_just_fits_is_kept_whole(journal: Storage) -> None:
-    kept = do(journal, lambda: "x" * (MIB - 2))
-    assert (kept.type, len(kept.result)) == ("attempt_completed", MIB - 2)
+    completed = do(journal, lambda: "x" * (MIB - 2))
+    assert (completed.type, len(completed.result)) == ("attempt_completed", MIB - 2)
 
 
 def test_results_that_are_large_together_still_reach_the_step_that_takes_them(journal: Storage) -> None:

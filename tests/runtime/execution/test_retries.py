@@ -33,7 +33,7 @@ Step = Callable[[StepContext], Any]
 
 
 def flaky(step: Step, retry: Retry | None = None) -> Workflow:
-    """Give a workflow of one step that does what a test wants."""
+    """Build a workflow of one step that does what a test wants."""
     wf = Workflow("flaky")
 
     @wf.step(retry=retry)
@@ -54,7 +54,7 @@ def fails_until(last: int, error: Exception | None = None) -> Step:
 
 
 def pauses(squid: Squid, run_id: str) -> list[float]:
-    """Give the time between each failure and its retry, in seconds."""
+    """Return the time between each failure and its retry, in seconds."""
     failures = facts(squid, run_id, "attempt_failed")
     return [(f.retry_visible_at - f.occurred_at).total_seconds() for f in failures if f.retry_visible_at is not None]
 
@@ -290,10 +290,8 @@ def test_an_input_that_the_function_cannot_take_fails_without_a_retry(
 
 
 def test_defect_04_completion_time_is_taken_before_the_step_runs(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """Durations are lost, retry and wait delays are too short, and a lease that was overrun goes unnoticed.
-
-    Here times are taken after the step, by the storage's clock.
-    """
+    # The original: durations are lost, retry and wait delays are too short, and a lease that was overrun goes
+    # unnoticed. Here times are taken after the step, by the storage's clock.
     workflow = Workflow("slow", payload=Order)
 
     @workflow.step(retry=Retry(max_attempts=2, initial=timedelta(minutes=1)))
@@ -318,7 +316,7 @@ def test_defect_04_completion_time_is_taken_before_the_step_runs(make_squid: Mak
 
 
 def test_defect_07_two_answers_to_which_idempotency_key_a_retry_has(make_squid: MakeSquid) -> None:
-    """A retry's planned runnable and its attempt carry different keys. Here plan, queue and step agree."""
+    # The original: a retry's planned runnable and its attempt carry different keys. Here plan, queue and step agree.
     keys: list[str] = []
     workflow = Workflow("flaky")
 
@@ -332,6 +330,8 @@ def test_defect_07_two_answers_to_which_idempotency_key_a_retry_has(make_squid: 
     run_id = squid.start("flaky").run_id
     drain(squid)
     unit = RunUnit.fold(squid.journal.read_run(run_id))
-    planned = [each.runnable.idempotency_key for each in unit.run.planned.values() if each.runnable is not None]
-    queued = [each.idempotency_key for each in unit.dispatch.attempts.values()]
+    planned = [
+        attempt.runnable.idempotency_key for attempt in unit.run.planned.values() if attempt.runnable is not None
+    ]
+    queued = [attempt.idempotency_key for attempt in unit.dispatch.attempts.values()]
     assert keys == planned == queued == [f"{run_id}:step:1"] * 3

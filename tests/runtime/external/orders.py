@@ -24,7 +24,7 @@ def train_config(ctx: StepContext, amount: int) -> dict[str, Any]:
 
 
 def orders(**options: Any) -> Workflow:
-    """One external step between two of workers."""
+    """Build one external step between two steps of workers."""
     workflow = Workflow("orders", payload=Order)
 
     @workflow.step
@@ -63,10 +63,10 @@ def done(run_id: str, key: str, *, idempotency_key: str | None = "dagster:1", **
     return Signal(type="external_completed", payload=content, idempotency_key=idempotency_key)
 
 
-def failed(run_id: str, key: str, idempotency_key: str = "dagster:1", **more: Any) -> Signal:
-    content = {"succeeded": False, "result": None, "error": {"code": "boom", "message": "it broke"}, **more}
+def failed(run_id: str, key: str, idempotency_key: str = "dagster:1", **fields: Any) -> Signal:
+    content = {"succeeded": False, "result": None, "error": {"code": "boom", "message": "it broke"}, **fields}
     return done(run_id, key, idempotency_key=idempotency_key, **content)
 
 
 def waiting(squid: Squid, **options: Any) -> list[str]:
-    return [each.attempt.runnable_key for each, _ in waiting_externals(squid.runtime, ["default"], **options)]
+    return [external.attempt.runnable_key for external, _ in waiting_externals(squid.runtime, ["default"], **options)]

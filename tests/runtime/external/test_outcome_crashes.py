@@ -37,7 +37,7 @@ def test_a_crash_at_any_append_of_an_outcome_loses_and_doubles_nothing(
         if repeated:
             squid.apply_signal(done(run_id, key))
         squid.recover()
-        if waiting(squid):  # nothing was written before the crash: whoever has the outcome still has it
+        if waiting(squid):  # nothing was written before the crash: the other system still has the outcome
             squid.apply_signal(done(run_id, key))
         drain(squid)
         assert squid.inspect_run(run_id).status == "completed"

@@ -145,10 +145,10 @@ def test_a_paused_queue_is_told_and_keeps_no_outcome_out(make_squid: MakeSquid) 
     squid = make_squid(orders())
     run_id, key = started(squid)
     squid.pause_queue("default")
-    (found,) = waiting_in_lanes(squid.journal, ["default"], orders().freeze().external_keys)
-    assert found.paused
-    told = squid.explain_run(run_id)
-    assert (told.reason, told.next_actions[0].action) == ("waiting_external", "resume_queue")
+    (external,) = waiting_in_lanes(squid.journal, ["default"], orders().freeze().external_keys)
+    assert external.paused
+    explanation = squid.explain_run(run_id)
+    assert (explanation.reason, explanation.next_actions[0].action) == ("waiting_external", "resume_queue")
     squid.apply_signal(done(run_id, key))
     assert unit(squid, run_id).run.applied.keys() >= {key}
 

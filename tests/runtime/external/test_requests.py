@@ -20,9 +20,9 @@ from tests.runtime.runs import MakeSquid, drain, unit
 def test_the_request_is_made_of_the_journalled_input(make_squid: MakeSquid) -> None:
     squid = make_squid(orders())
     run_id, _ = started(squid)
-    ((found, step),) = waiting_externals(squid.runtime, ["default"])
-    request = request_of(step, found.attempt)
-    assert found.attempt.input == {"amount": 3, "day": "2026-11-16"}
+    ((external, step),) = waiting_externals(squid.runtime, ["default"])
+    request = request_of(step, external.attempt)
+    assert external.attempt.input == {"amount": 3, "day": "2026-11-16"}
     assert request.partition_key == "2026-11-16"
     assert request.run_config == {"ops": {"train": {"config": {"amount": 3, "key": f"{run_id}:train:1"}}}}
 
@@ -33,9 +33,9 @@ def test_a_run_config_that_is_none_says_so(make_squid: MakeSquid, given: Any) ->
     workflow.external("train", "dagster_job", job="j", run_config=lambda: given)
     squid = make_squid(workflow)
     squid.start("bad")
-    ((found, step),) = waiting_externals(squid.runtime, ["default"])
+    ((external, step),) = waiting_externals(squid.runtime, ["default"])
     with pytest.raises(InvalidInput, match="run config of step 'train'"):
-        request_of(step, found.attempt)
+        request_of(step, external.attempt)
 
 
 def test_explain_tells_what_is_waited_for_and_since_when_it_has_an_id(
@@ -43,12 +43,12 @@ def test_explain_tells_what_is_waited_for_and_since_when_it_has_an_id(
 ) -> None:
     squid = make_squid(orders(deadline=timedelta(hours=2)))
     run_id, key = started(squid)
-    told = squid.explain_run(run_id)
-    assert (told.reason, told.step) == ("waiting_external", "train")
-    assert "Dagster job 'train_model'" in told.summary
-    assert [each.action for each in told.next_actions] == ["start_sensor", "cancel"]
-    assert [each.type for each in told.evidence] == ["attempt_scheduled"]
-    assert told.details["deadline"]["state"] == "on_time"
+    explanation = squid.explain_run(run_id)
+    assert (explanation.reason, explanation.step) == ("waiting_external", "train")
+    assert "Dagster job 'train_model'" in explanation.summary
+    assert [proposal.action for proposal in explanation.next_actions] == ["start_sensor", "cancel"]
+    assert [fact.type for fact in explanation.evidence] == ["attempt_scheduled"]
+    assert explanation.details["deadline"]["state"] == "on_time"
 
     asked: dict[str, Any] = {"run_id": run_id, "runnable_key": key, "launcher": "storage-1"}
     squid.apply_signal(Signal(type="external_requested", payload=asked, idempotency_key="one"))
@@ -57,16 +57,16 @@ def test_explain_tells_what_is_waited_for_and_since_when_it_has_an_id(
     begun = {**asked, "external_run_id": "d-77"}
     squid.apply_signal(Signal(type="external_started", payload=begun))
     clock.advance(timedelta(hours=3))
-    told = squid.explain_run(run_id)
-    assert "'d-77'" in told.summary
-    assert told.details["external_run_id"] == "d-77"
-    assert told.details["deadline"]["state"] == "overdue"
-    assert [each.type for each in told.evidence].count("run_signal_received") == 2
+    explanation = squid.explain_run(run_id)
+    assert "'d-77'" in explanation.summary
+    assert explanation.details["external_run_id"] == "d-77"
+    assert explanation.details["deadline"]["state"] == "overdue"
+    assert [fact.type for fact in explanation.evidence].count("run_signal_received") == 2
     nodes = {node.id: node for node in squid.inspect_run_graph(run_id).nodes}
     assert (nodes["train"].kind, nodes["train"].status, nodes["train"].current) == ("external", "running", True)
     assert any("begun elsewhere" in event.summary for event in squid.inspect_run_timeline(run_id))
-    ((found, _),) = waiting_externals(squid.runtime, ["default"])
-    launch = launch_of(squid.runtime, found.attempt)
+    ((external, _),) = waiting_externals(squid.runtime, ["default"])
+    launch = launch_of(squid.runtime, external.attempt)
     assert launch is not None
     assert (launch.launcher, launch.count, launch.external_run_id) == ("storage-1", 1, "d-77")
 

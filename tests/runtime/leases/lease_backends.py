@@ -26,7 +26,7 @@ BACKENDS: dict[str, Make] = {
 }
 
 
-class Given(BaseModel):
+class FlowPayload(BaseModel):
     """What a run is started with."""
 
     n: int = 0
@@ -34,10 +34,10 @@ class Given(BaseModel):
 
 
 def flow() -> Workflow:
-    """One step with two attempts, and one that follows."""
-    found = Workflow("flow", payload=Given)
+    """Build one step with two attempts, and one that follows."""
+    workflow = Workflow("flow", payload=FlowPayload)
 
-    @found.step(retry=Retry(max_attempts=2, initial=timedelta(seconds=10)))
+    @workflow.step(retry=Retry(max_attempts=2, initial=timedelta(seconds=10)))
     def first(n: int, fails: str) -> int:
         if fails == "defer":
             raise Defer("not yet", after=timedelta(seconds=30))
@@ -47,31 +47,31 @@ def flow() -> Workflow:
             raise ValueError("no")
         return n + 1
 
-    @found.step
+    @workflow.step
     def second(first: int) -> int:
         return first + 1
 
-    return found
+    return workflow
 
 
 def single(name: str, result: object, **options: Any) -> Workflow:
-    """One step that returns this."""
-    found = Workflow(name)
+    """Build one step that returns this."""
+    workflow = Workflow(name)
 
-    @found.step(**options)
+    @workflow.step(**options)
     def go() -> Any:
         return result
 
-    return found
+    return workflow
 
 
-def only(found: list[Lease]) -> Lease:
-    """The one lease that there is."""
-    assert len(found) == 1
-    return found[0]
+def only(leases: list[Lease]) -> Lease:
+    """Return the only lease."""
+    assert len(leases) == 1
+    return leases[0]
 
 
-def told(squid: Squid, run_id: str) -> list[str]:
-    """What the dispatch thread tells of a run, without what planning added."""
+def attempt_facts(squid: Squid, run_id: str) -> list[str]:
+    """Return the types of a run's facts on the dispatch thread, in order."""
     names = [fact.type for fact in facts(squid, run_id) if fact.type.startswith("attempt_")]
     return [name.removeprefix("attempt_") for name in names]

@@ -10,36 +10,36 @@ from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
 
 
 class ListQueue:
-    """A host's queue in a list: what waits, from when on, and until when somebody has it."""
+    """A host's queue in a dictionary: intents, with the time from which each may be claimed."""
 
     def __init__(self, now: Callable[[], Any]) -> None:
-        """Begin empty, by that clock."""
+        """Create an empty queue with that clock."""
         self._now, self._lock = now, threading.Lock()
         self.items: dict[str, tuple[Intent, Any]] = {}
         self.buried: dict[str, str] = {}
 
     def offer(self, intent: Intent) -> None:
-        """Take an intent, once."""
+        """Add an intent, once."""
         with self._lock:
             self.buried.pop(intent.item_id, None)
             self.items.setdefault(intent.item_id, (intent, self._now()))
 
     def claim(self, queue: str, owner: str, limit: int, lease: timedelta) -> list[Delivery]:
-        """Hand out what is due."""
+        """Return what is due."""
         del owner
         with self._lock:
             due = [one for one, at in self.items.values() if at <= self._now() and one.queue == queue]
-            found = sorted(due, key=lambda one: (-one.priority, one.visible_at))[:limit]
-            for one in found:
+            chosen = sorted(due, key=lambda one: (-one.priority, one.visible_at))[:limit]
+            for one in chosen:
                 self.items[one.item_id] = (one, self._now() + lease)
-        return [Delivery(one) for one in found]
+        return [Delivery(one) for one in chosen]
 
     def heartbeat(self, delivery: Delivery, lease: timedelta) -> None:
-        """Keep it from the others."""
+        """Extend its lease."""
         self.items[delivery.intent.item_id] = (delivery.intent, self._now() + lease)
 
     def complete(self, delivery: Delivery) -> None:
-        """Forget it."""
+        """Remove it."""
         self.items.pop(delivery.intent.item_id, None)
 
     def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:

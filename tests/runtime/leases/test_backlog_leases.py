@@ -45,7 +45,7 @@ def test_a_card_whose_work_a_plain_worker_has_is_put_back(make_squid: MakeSquid,
     clock.advance(seconds(1))  # the older card comes first
     (claim,) = squid.dispatch_agent().claim_many("worker", 1, lease=LEASE)
     squid.start("flow")
-    # when somebody claims, then he gets other work, and the card waits until the worker's lease is over
+    # when another worker claims, then it gets other work, and the card waits until the first worker's lease is over
     other = only(backend.claim("default", "w", lease=2 * LEASE))
     assert other.attempt.run_id != claim.attempt.run_id
     card = squid.backlog.get(card_id(claim.attempt.idempotency_key))
@@ -78,7 +78,7 @@ def test_a_card_whose_work_will_not_be_done_is_buried_once(make_squid: MakeSquid
     for _ in range(3):
         squid.start("flow")
         assert only(backend.claim("default", "w", limit=3, lease=LEASE)).attempt.run_id != run_id
-    # then it was delivered once, and nobody offers it any more
+    # then it was delivered once, and is not offered any more
     card = squid.backlog.get(card_id(f"{run_id}:first:1"))
     assert (card.status, card.attempts) == ("dead_lettered", 1)
 

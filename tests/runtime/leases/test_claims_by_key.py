@@ -57,13 +57,13 @@ _numbers = count(1)
 
 
 def runtime_on(storage: Storage) -> Runtime:
-    """Give a runtime that has a definition for the attempts of the facts in these tests."""
+    """Return a runtime that has a definition for the attempts of the facts in these tests."""
     known: Any = SimpleNamespace(keys={definition_key(WORKFLOW, None)})
     return replace(Squid(storage).runtime, registry=known)
 
 
-def told(answer: Claim | Refused) -> tuple[object, ...]:
-    """What was answered, in short: the attempt and its token; or when again, in seconds, and whether it is done."""
+def answer_fields(answer: Claim | Refused) -> tuple[object, ...]:
+    """Return an answer in short: attempt and token; or the seconds until the next try, and whether it is done."""
     if isinstance(answer, Claim):
         return (answer.ref.runnable_key, answer.attempt.fencing_token, answer.attempt.deliveries)
     again = None if answer.again_at is None else (answer.again_at - T0).total_seconds()
@@ -137,11 +137,11 @@ def test_what_a_claim_by_key_answers_follows_from_the_facts(storage: Storage, cl
     for fact in history:
         put(storage, fact)
     clock.advance(t(NOW) - T0)
-    assert told(claim_item(runtime_on(storage), RUN, ITEM, "w", LEASE)) == expected
+    assert answer_fields(claim_item(runtime_on(storage), RUN, ITEM, "w", LEASE)) == expected
     # and what was claimed is on record
     attempts = RunUnit.fold(storage.read_run(RUN)).dispatch.attempts
-    held = [each for each in attempts.values() if each.owner_id == "w"]
-    assert [each.runnable_key for each in held] == [expected[0]] * (expected[0] != "refused")
+    held = [attempt for attempt in attempts.values() if attempt.owner_id == "w"]
+    assert [attempt.runnable_key for attempt in held] == [expected[0]] * (expected[0] != "refused")
 
 
 @pytest.mark.parametrize(
@@ -149,27 +149,27 @@ def test_what_a_claim_by_key_answers_follows_from_the_facts(storage: Storage, cl
 )
 def test_an_item_of_any_name_is_refused_if_the_run_has_none_of_it(storage: Storage, item: str) -> None:
     put(storage, *BEGUN)
-    assert told(claim_item(runtime_on(storage), RUN, item, "w", LEASE)) == ("refused", None, False)
+    assert answer_fields(claim_item(runtime_on(storage), RUN, item, "w", LEASE)) == ("refused", None, False)
 
 
 def test_nobody_else_claims_what_a_claim_by_key_has_looked_at(
     postgres_virtual: PostgresStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given somebody who claims whatever comes, while a claim by key has its locks
+    # given a worker that claims what is due, while a claim by key has its locks
     for fact in (*BEGUN, scheduled(step="ship")):
         put(postgres_virtual, fact)
     others, read_new_entries = PostgresDispatchStore(postgres_virtual), Transaction.read_new_entries
-    found: list[str] = []
+    claimed_keys: list[str] = []
 
     def claiming(self: Transaction, revisions: dict[str, int]) -> dict[str, list[Entry]]:
-        found.extend(each.ref.runnable_key for each in others.claim(QUEUE, "other", limit=10))
+        claimed_keys.extend(claim.ref.runnable_key for claim in others.claim(QUEUE, "other", limit=10))
         return read_new_entries(self, revisions)
 
     monkeypatch.setattr(Transaction, "read_new_entries", claiming)
     # when one is made
     answer = claim_item(runtime_on(postgres_virtual), RUN, ITEM, "w", LEASE)
     # then each has what the other one has not
-    assert (found, told(answer)) == ([key(step="ship")], (key(), 1, 1))
+    assert (claimed_keys, answer_fields(answer)) == ([key(step="ship")], (key(), 1, 1))
     assert RunUnit.fold(postgres_virtual.read_run(RUN)).anomalies == []
 
 
@@ -199,22 +199,22 @@ def test_after_any_history_a_claim_by_key_is_the_same_as_by_all_facts_of_the_run
     visits = [(f"{prefix}-{n}", f"{prefix}-{n}:{step}:1") for n in (1, 2, 3) for step in ("charge", "ship")]
     # when each visit is claimed, and again when the lease is over
     for seconds in (at, at + 61):
-        for each in (shared.clock, clock):
-            assert isinstance(each, VirtualClock)
-            each.advance(t(seconds) - each.now())
+        for either in (shared.clock, clock):
+            assert isinstance(either, VirtualClock)
+            either.advance(t(seconds) - either.now())
         for run_id, item_id in visits:
-            answers = [claim_item(each, run_id, item_id, "w", LEASE) for each in runtimes]
-            # then both say the same
+            answers = [claim_item(runtime, run_id, item_id, "w", LEASE) for runtime in runtimes]
+            # then both answer the same
             assert _plain(answers[0]) == _plain(answers[1])
     # and the runs are the same in the end
     for run_id in {run_id for run_id, _ in visits}:
         one, other = (RunUnit.fold(storage.read_run(run_id)) for storage in (shared, whole))
         assert one.dispatch.tokens == other.dispatch.tokens
-        assert [each.reason for each in one.anomalies] == [each.reason for each in other.anomalies]
+        assert [anomaly.reason for anomaly in one.anomalies] == [anomaly.reason for anomaly in other.anomalies]
 
 
 def _plain(answer: Claim | Refused) -> object:
-    """What was answered, but for names that were made by chance, and places."""
+    """Return an answer without random names and positions."""
     if isinstance(answer, Refused):
         return answer
     return answer.attempt._replace(claim_id=None, claim_token_hash=None, position=0)

@@ -4,7 +4,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Failed
 from squid_dagster.runtime.leases.host_queue import OFFERED_AT_ONCE
 from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
-from tests.runtime.leases.lease_backends import LEASE, Make, flow, only, single, told
+from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, only, single
 from tests.runtime.runs import MakeSquid, facts, seconds
 
 
@@ -12,8 +12,8 @@ def test_nobody_gets_what_another_one_has(make_squid: MakeSquid, make_backend: M
     squid = make_squid(flow())
     runs = [squid.start("flow").run_id for _ in range(5)]
     one, two = make_backend(squid), make_backend(squid)
-    found = [*one.claim("default", "a", limit=3), *two.claim("default", "b", limit=3)]
-    assert sorted(lease.attempt.run_id for lease in found) == sorted(runs)
+    leases = [*one.claim("default", "a", limit=3), *two.claim("default", "b", limit=3)]
+    assert sorted(lease.attempt.run_id for lease in leases) == sorted(runs)
     assert one.claim("default", "a") == two.claim("other", "b") == []
 
 
@@ -41,7 +41,7 @@ def test_a_heartbeat_extends_and_never_shortens(make_squid: MakeSquid, make_back
     clock.advance(seconds(59))
     assert backend.claim("default", "other") == []
     backend.complete(held, 1)
-    assert told(squid, run_id)[:5] == ["scheduled", "claimed", "heartbeat", "heartbeat", "completed"]
+    assert attempt_facts(squid, run_id)[:5] == ["scheduled", "claimed", "heartbeat", "heartbeat", "completed"]
 
 
 def test_a_result_counts_and_what_follows_is_delivered(make_squid: MakeSquid, make_backend: Make) -> None:
@@ -94,8 +94,8 @@ def test_work_that_is_delivered_too_often_is_a_dead_letter(
         only(backend.claim("default", "w", lease=LEASE))
         clock.advance(LEASE)
     assert backend.claim("default", "w") == []
-    assert told(squid, run_id)[-1] == "dead_lettered"
-    # and comes back when somebody asks for it
+    assert attempt_facts(squid, run_id)[-1] == "dead_lettered"
+    # and comes back on request
     squid.recover()
     squid.retry_attempt(run_id)
     clock.advance(LEASE)
@@ -105,7 +105,7 @@ def test_work_that_is_delivered_too_often_is_a_dead_letter(
 def test_work_that_is_put_back_after_a_dead_letter_is_delivered_again(
     make_squid: MakeSquid, make_backend: Make, clock: VirtualClock
 ) -> None:
-    # given work that was delivered too often, and other work, so that somebody finds it on the queue meanwhile
+    # given work that was delivered too often, and other work, so that a claim meets it on the queue meanwhile
     squid = make_squid(single("once", 2, max_deliveries=1))
     backend = make_backend(squid)
     run_id = squid.start("once").run_id
@@ -113,7 +113,7 @@ def test_work_that_is_put_back_after_a_dead_letter_is_delivered_again(
     clock.advance(LEASE)
     squid.start("once")
     other = only(backend.claim("default", "w", limit=5, lease=LEASE))
-    assert told(squid, run_id)[-1] == "dead_lettered"
+    assert attempt_facts(squid, run_id)[-1] == "dead_lettered"
     # when it is put back
     squid.retry_attempt(run_id)
     # then it is delivered, under the same id

@@ -23,9 +23,9 @@ ERRORS = pytest.mark.parametrize("error", [StorageUnavailable("gone"), OSError("
 @pytest.fixture(params=["memory", "postgres"])
 def journal(request: pytest.FixtureRequest) -> Storage:
     """A journal by the real time, in both adapters."""
-    found = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
-    assert isinstance(found, MemoryStorage | PostgresStorage)
-    return found
+    storage = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
+    assert isinstance(storage, MemoryStorage | PostgresStorage)
+    return storage
 
 
 class _Unreachable(JournalLeases):
@@ -43,19 +43,19 @@ class _Unreachable(JournalLeases):
 
 
 def waiting(until_then: Callable[[StepContext], object]) -> Workflow:
-    """One step that returns when this does; it gives whether it was told to stop."""
-    found = Workflow("slow")
+    """Build one step that returns when this function does; its result is whether it was cancelled."""
+    workflow = Workflow("slow")
 
-    @found.step
+    @workflow.step
     def step(ctx: StepContext) -> bool:
         until_then(ctx)
         return bool(ctx.cancelled)
 
-    return found
+    return workflow
 
 
 def work(squid: Squid, backend: JournalLeases, lease: timedelta) -> LeaseReport:
-    """Work on the one lease that there is."""
+    """Execute the step of the only lease."""
     report = work_one_lease(squid.runtime, backend, "default", "w", lease=lease)
     assert report is not None
     return report
@@ -64,8 +64,8 @@ def work(squid: Squid, backend: JournalLeases, lease: timedelta) -> LeaseReport:
 @ERRORS
 def test_a_heartbeat_that_fails_is_tried_again_and_the_step_goes_on(journal: Storage, error: Exception) -> None:
     lease = timedelta(seconds=3)
-    kept = lambda ctx: until(lambda: facts_of(journal, ctx.run_id, "attempt_heartbeat"), "a heartbeat")  # noqa: E731
-    squid = Squid(journal, waiting(kept))
+    wait_for_heartbeat = lambda ctx: until(lambda: facts_of(journal, ctx.run_id, "attempt_heartbeat"), "a heartbeat")  # noqa: E731
+    squid = Squid(journal, waiting(wait_for_heartbeat))
     run_id = squid.start("slow").run_id
     backend = _Unreachable(squid, error, failures=2)
     assert work(squid, backend, lease).completed
@@ -78,20 +78,20 @@ def test_a_heartbeat_that_fails_is_tried_again_and_the_step_goes_on(journal: Sto
 def test_without_a_heartbeat_for_a_whole_lease_the_step_is_told_that_it_works_in_vain(
     journal: Storage, error: Exception
 ) -> None:
-    told: list[bool] = []
-    squid = Squid(journal, waiting(lambda ctx: told.append(ctx.cancelled.wait(PATIENCE))))
+    cancellations: list[bool] = []
+    squid = Squid(journal, waiting(lambda ctx: cancellations.append(ctx.cancelled.wait(PATIENCE))))
     squid.start("slow")
     report = work(squid, _Unreachable(squid, error, failures=float("inf")), timedelta(seconds=0.5))
-    assert told == [True]
+    assert cancellations == [True]
     assert isinstance(report.dropped, ExpiredClaim)
 
 
 def test_a_lease_that_is_lost_for_good_is_told_to_its_step_at_the_next_heartbeat(journal: Storage) -> None:
-    begun, told = threading.Event(), list[bool]()
+    begun, cancellations = threading.Event(), list[bool]()
 
     def listen(ctx: StepContext) -> None:
         begun.set()
-        told.append(ctx.cancelled.wait(PATIENCE))
+        cancellations.append(ctx.cancelled.wait(PATIENCE))
 
     squid = Squid(journal, waiting(listen))
     run_id = squid.start("slow").run_id
@@ -104,5 +104,5 @@ def test_a_lease_that_is_lost_for_good_is_told_to_its_step_at_the_next_heartbeat
     other.start()
     report = work(squid, JournalLeases(squid.runtime), timedelta(seconds=3))
     other.join()
-    assert told == [True]
+    assert cancellations == [True]
     assert isinstance(report.dropped, TerminalRun)

@@ -18,7 +18,7 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease, LeaseBackend
-from tests.runtime.leases.lease_backends import LEASE, Make, flow, only, told
+from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, only
 from tests.runtime.runs import MakeSquid, facts, seconds
 
 
@@ -39,7 +39,7 @@ def test_a_claim_that_makes_no_sense_is_refused(make_squid: MakeSquid, make_back
 def test_a_result_without_a_valid_claim_is_dropped(
     make_squid: MakeSquid, make_backend: Make, clock: VirtualClock
 ) -> None:
-    # given a lease that ran out, and somebody who took the work over
+    # given a lease that ran out, and a worker that took the work over
     squid = make_squid(flow())
     run_id = squid.start("flow").run_id
     backend = make_backend(squid)
@@ -50,11 +50,11 @@ def test_a_result_without_a_valid_claim_is_dropped(
     new = only(backend.claim("default", "new", lease=LEASE))
     assert new.item_id == late.item_id
     # when the first one comes back, then nothing of it counts
-    before = told(squid, run_id)
+    before = attempt_facts(squid, run_id)
     for act in (lambda: backend.complete(late, 1), lambda: backend.fail(late, "no"), lambda: backend.heartbeat(late)):
         with pytest.raises(StaleClaim):
             act()
-    assert told(squid, run_id) == before
+    assert attempt_facts(squid, run_id) == before
     # and the second one is not disturbed
     backend.complete(backend.heartbeat(new, extend=LEASE), 7)
     assert squid.inspect_run(run_id).status == "running"
@@ -69,7 +69,7 @@ def test_a_made_up_token_is_refused(make_squid: MakeSquid, make_backend: Make) -
     forged = replace(held, claim=replace(held.claim, ref=replace(held.claim.ref, token="made up")))
     with pytest.raises(StaleClaim):
         backend.complete(forged, 1)
-    assert told(squid, run_id) == ["scheduled", "claimed"]
+    assert attempt_facts(squid, run_id) == ["scheduled", "claimed"]
 
 
 def test_the_end_of_a_run_ends_its_leases(make_squid: MakeSquid, make_backend: Make) -> None:

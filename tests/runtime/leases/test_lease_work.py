@@ -11,7 +11,7 @@ from squid_dagster.protocol.errors import (
 from squid_dagster.runtime.leases.host_queue import Delivery, QueueLeases
 from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
 from squid_dagster.runtime.leases.lease_work import work_one_lease
-from tests.runtime.leases.lease_backends import LEASE, Make, flow, single, told
+from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, single
 from tests.runtime.leases.list_queue import ListQueue
 from tests.runtime.runs import MakeSquid, seconds
 
@@ -43,7 +43,7 @@ def test_a_worker_on_leases_runs_workflows_to_their_end(
         )
     )
     assert [squid.inspect_run(run).status for run in (good, bad, final)] == ["completed", "failed", "failed"]
-    assert told(squid, deferred) == ["scheduled", "claimed", "released"]
+    assert attempt_facts(squid, deferred) == ["scheduled", "claimed", "released"]
 
 
 def test_an_outcome_that_comes_too_late_is_reported_as_dropped(
@@ -62,7 +62,7 @@ def test_an_outcome_that_comes_too_late_is_reported_as_dropped(
     assert report is not None
     assert isinstance(report.dropped, ExpiredClaim)
     assert not report.completed
-    assert told(squid, run_id) == ["scheduled", "claimed"]
+    assert attempt_facts(squid, run_id) == ["scheduled", "claimed"]
 
 
 def test_a_result_that_cannot_be_written_down_is_not_reported_as_completed(
@@ -101,5 +101,5 @@ def test_a_queue_that_takes_nothing_back_ends_neither_the_journal_s_claim_nor_it
     assert backend.heartbeat(first, extend=LEASE).lease_until == clock.now() + LEASE
     backend.complete(first, 1)
     assert backend.fail(second, "no") == LeaseOutcome.REQUEUED
-    assert told(squid, good)[:4] == ["scheduled", "claimed", "heartbeat", "completed"]
-    assert told(squid, bad)[:3] == ["scheduled", "claimed", "failed"]
+    assert attempt_facts(squid, good)[:4] == ["scheduled", "claimed", "heartbeat", "completed"]
+    assert attempt_facts(squid, bad)[:3] == ["scheduled", "claimed", "failed"]

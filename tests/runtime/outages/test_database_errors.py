@@ -16,7 +16,7 @@ from squid_dagster.workflow import Cron, Workflow
 from tests.faults import Faults
 from tests.journal.access import raw
 from tests.runtime.outages.two_steps import OFTEN, Steps, warnings
-from tests.runtime.workers import NEVER, all_done, at_work, queue_facts, until
+from tests.runtime.workers import NEVER, all_done, queue_facts, running_worker, until
 
 SURVIVED = ("25006", "40001", "53100", "57014", "XX000")
 """One for each thing that is done about them; `tests/journal/connection/test_failures.py` has all of them."""
@@ -27,14 +27,14 @@ def test_a_worker_outlives_every_error_that_is_worth_waiting_for_and_keeps_its_r
 ) -> None:
     # given a worker with a step under way for each of the errors
     squid = Squid(postgres, steps.workflow)
-    runs = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(len(SURVIVED))])]
-    with at_work(squid, concurrency=len(SURVIVED), lease=NEVER, housekeeping=OFTEN) as working:
+    runs = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(len(SURVIVED))])]
+    with running_worker(squid, concurrency=len(SURVIVED), lease=NEVER, housekeeping=OFTEN) as working:
         until(lambda: len(steps.calls) == len(SURVIVED), "all steps under way")
         for n, code in enumerate(SURVIVED):
             # when the database raises it from every write, and a step comes to its end
             caplog.clear()
             with faults.raising(code):
-                steps.gates[n].set()
+                steps.releases[n].set()
                 until(lambda: working.worker.waiting, f"the worker to wait for {code}")
                 until(lambda: faults.raised() > 10, "several tries")
             # then its result is written as soon as the database lets it
@@ -52,10 +52,10 @@ def test_a_worker_outlives_every_error_that_is_worth_waiting_for_and_keeps_its_r
 
 
 def test_cancelled_statements_end_no_worker_and_double_nothing(postgres: PostgresStorage, steps: Steps) -> None:
-    for gate in steps.gates:
+    for gate in steps.releases:
         gate.set()
     squid = Squid(postgres, steps.workflow)
-    runs = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(100)])]
+    runs = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(100)])]
     cancel = """SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity
         WHERE application_name = 'squid_dagster' AND state <> 'idle'"""
     cancelled, done = 0, threading.Event()
@@ -66,8 +66,8 @@ def test_cancelled_statements_end_no_worker_and_double_nothing(postgres: Postgre
 
     with (
         raw(postgres) as connection,
-        at_work(squid, concurrency=10, housekeeping=OFTEN) as one,
-        at_work(squid, concurrency=10) as other,
+        running_worker(squid, concurrency=10, housekeeping=OFTEN) as one,
+        running_worker(squid, concurrency=10) as other,
     ):
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -99,13 +99,13 @@ class _Buggy(PostgresDispatchStore):
 def test_a_mistake_in_the_claim_loop_ends_no_worker_and_is_logged_once_with_its_place(
     postgres: PostgresStorage, steps: Steps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps.gates[0].set()
+    steps.releases[0].set()
     squid = Squid(postgres, steps.workflow)
     squid.runtime = replace(squid.runtime, dispatch=_Buggy(postgres))
     run_id = squid.start("two").run_id
-    with at_work(squid):
+    with running_worker(squid):
         until(all_done(postgres, [run_id]), "the run")
-    (logged,) = [each for each in caplog.records if "must wait" in each.getMessage()]
+    (logged,) = [record for record in caplog.records if "must wait" in record.getMessage()]
     assert logged.exc_info is not None
     assert logged.exc_info[0] is ZeroDivisionError
 
@@ -137,7 +137,7 @@ def test_a_cron_that_cannot_be_started_now_keeps_no_other_waiting(postgres: Post
         (receipt,) = squid.start_due_crons(now)
         connection.execute("DROP TRIGGER internal ON journal_entries")
     assert squid.inspect_run(receipt.run_id).workflow == "good"
-    (other,) = [each for each in squid.start_due_crons(now) if not each.repeated]
+    (other,) = [receipt for receipt in squid.start_due_crons(now) if not receipt.repeated]
     assert squid.inspect_run(other.run_id).workflow == "bad"
 
 

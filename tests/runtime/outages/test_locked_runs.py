@@ -13,7 +13,7 @@ from squid_dagster.runtime.leases.lease_work import work_one_lease
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.access import raw
 from tests.runtime.outages.two_steps import OFTEN, Steps, warnings
-from tests.runtime.workers import NEVER, all_done, at_work, lease_end, queue_facts, status_of, until
+from tests.runtime.workers import NEVER, all_done, lease_end, queue_facts, running_worker, status_of, until
 
 
 def test_a_locked_run_keeps_none_of_twelve_others_waiting(
@@ -21,15 +21,15 @@ def test_a_locked_run_keeps_none_of_twelve_others_waiting(
 ) -> None:
     # given a worker with twelve results, and another session that holds the row of one run
     squid = Squid(postgres, steps.workflow)
-    runs = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(12)])]
+    runs = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(12)])]
     others = runs[:3] + runs[4:]
     with (
         raw(postgres, autocommit=False) as connection,
-        at_work(squid, concurrency=12, lease=NEVER, housekeeping=OFTEN) as working,
+        running_worker(squid, concurrency=12, lease=NEVER, housekeeping=OFTEN) as working,
     ):
         until(lambda: len(steps.calls) == 12, "all steps under way")
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (runs[3],))
-        for gate in steps.gates:
+        for gate in steps.releases:
             gate.set()
         # then all others come to their end while the lock is held
         until(all_done(postgres, others), "the others")
@@ -50,11 +50,11 @@ def test_a_locked_run_keeps_none_of_twelve_others_waiting(
 
 def test_the_leases_of_others_are_extended_beside_a_locked_run(postgres: PostgresStorage, steps: Steps) -> None:
     squid = Squid(postgres, steps.workflow)
-    locked, other = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(2)])]
+    locked, other = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(2)])]
     every = timedelta(milliseconds=200)
     with (
         raw(postgres, autocommit=False) as connection,
-        at_work(squid, concurrency=2, lease=timedelta(minutes=1), heartbeat=every) as working,
+        running_worker(squid, concurrency=2, lease=timedelta(minutes=1), heartbeat=every) as working,
     ):
         until(lambda: len(steps.calls) == 2, "all steps under way")
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (locked,))
@@ -64,7 +64,7 @@ def test_the_leases_of_others_are_extended_beside_a_locked_run(postgres: Postgre
         held = lease_end(postgres, locked)
         connection.rollback()
         until(lambda: lease_end(postgres, locked) > held, "a heartbeat of the locked one")
-        for gate in steps.gates:
+        for gate in steps.releases:
             gate.set()
         until(all_done(postgres, [locked, other]), "both runs")
         report = working.stop()
@@ -78,7 +78,7 @@ def test_a_worker_that_stops_keeps_trying_to_give_back_what_is_locked_for_a_mome
     run_id = squid.start("two").run_id
     with (
         raw(postgres, autocommit=False) as connection,
-        at_work(squid, lease=NEVER, grace=timedelta(0)) as working,
+        running_worker(squid, lease=NEVER, grace=timedelta(0)) as working,
     ):
         until(lambda: steps.calls, "the step")
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))

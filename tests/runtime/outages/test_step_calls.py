@@ -24,7 +24,7 @@ from squid_dagster.workflow import Fail, StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
 from tests.journal.access import LONG
 from tests.runtime.runs import MakeSquid
-from tests.runtime.workers import all_done, at_work, facts_of, until
+from tests.runtime.workers import all_done, facts_of, running_worker, until
 from tests.servers.proxy import Proxy
 
 SHORT = NetworkBounds(silence=0.3, confirmation=0.1, longest_pause=0.3, probe=5, connect=2)
@@ -170,21 +170,21 @@ def test_an_event_loop_is_not_kept_waiting(
 # --- by a worker ----------------------------------------------------------------------------------------------------
 
 
-class Gate:
+class BlockedStep:
     """A step that says it has begun, and makes its call when it is told to."""
 
     def __init__(self) -> None:
-        self.begun, self.open = threading.Event(), threading.Event()
+        self.begun, self.released = threading.Event(), threading.Event()
         self.calls = 0
 
     def workflow(self, call: Callable[[StepContext], Any]) -> Workflow:
-        def gated(ctx: StepContext) -> Any:
+        def wait_and_call(ctx: StepContext) -> Any:
             self.calls += 1
             self.begun.set()
-            self.open.wait(LONG)
+            self.released.wait(LONG)
             return call(ctx)
 
-        return one_step(gated)
+        return one_step(wait_and_call)
 
 
 @pytest.mark.parametrize("call", [_with_child, _with_state])
@@ -195,17 +195,17 @@ def test_an_outage_while_a_step_makes_its_call_spends_no_attempt_and_no_delivery
     call: Callable[[StepContext], Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gate = Gate()
-    squid = Squid(far, [gate.workflow(call), small])
+    blocked = BlockedStep()
+    squid = Squid(far, [blocked.workflow(call), small])
     run_id = squid.start("one").run_id
-    with at_work(squid):
-        until(gate.begun.is_set, "the step")
+    with running_worker(squid):
+        until(blocked.begun.is_set, "the step")
         proxy.refuse()
-        gate.open.set()
+        blocked.released.set()
         until(lambda: "and waits for the database" in caplog.text, "a word of the wait")
         proxy.resume()
         until(all_done(postgres, [run_id]), "the run")
-    assert gate.calls == 1
+    assert blocked.calls == 1
     assert [fact.status for fact in facts_of(postgres, run_id, "run_terminal")] == ["completed"]
     assert len(facts_of(postgres, run_id, "attempt_claimed")) == 1
     assert facts_of(postgres, run_id, "attempt_failed") == []
@@ -216,17 +216,17 @@ def test_an_outage_while_a_step_makes_its_call_spends_no_attempt_and_no_delivery
 def test_after_an_outage_longer_than_the_lease_the_step_is_delivered_again_and_not_failed(
     postgres: PostgresStorage, far: PostgresStorage, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate()
-    squid = Squid(far, [gate.workflow(_with_child), small], lease=timedelta(seconds=1))
+    blocked = BlockedStep()
+    squid = Squid(far, [blocked.workflow(_with_child), small], lease=timedelta(seconds=1))
     run_id = squid.start("one").run_id
-    with at_work(squid):
-        until(gate.begun.is_set, "the step")
+    with running_worker(squid):
+        until(blocked.begun.is_set, "the step")
         proxy.refuse()
-        gate.open.set()
+        blocked.released.set()
         until(lambda: "is lost: its result will be dropped" in caplog.text, "the end of the lease")
         proxy.resume()
         until(all_done(postgres, [run_id]), "the run")
-    assert gate.calls == 2
+    assert blocked.calls == 2
     assert [fact.status for fact in facts_of(postgres, run_id, "run_terminal")] == ["completed"]
     assert {fact.attempt_number for fact in facts_of(postgres, run_id, "attempt_scheduled")} == {1}
     assert facts_of(postgres, run_id, "attempt_failed") == []

@@ -14,7 +14,7 @@ from squid_dagster.runtime.execution import transactional_steps
 from squid_dagster.workflow import StepContext, Workflow
 from tests.faults import Faults
 from tests.journal.access import raw
-from tests.runtime.workers import all_done, at_work, queue_facts, status_of, until
+from tests.runtime.workers import all_done, queue_facts, running_worker, status_of, until
 
 
 @pytest.mark.parametrize("code", ["25006", "40001", "53100", "57P01"])
@@ -40,7 +40,7 @@ def test_a_transactional_step_that_the_database_rolled_back_is_done_again_and_di
     squid = Squid(postgres, workflow)
     run_id = squid.start("paid").run_id
     # when a worker runs it
-    with at_work(squid):
+    with running_worker(squid):
         until(all_done(postgres, [run_id]), "the run")
     planted.__exit__(None, None, None)
     # then it was done in the end, once, and never failed
@@ -54,7 +54,7 @@ def test_a_transactional_step_that_the_database_rolled_back_is_done_again_and_di
 def test_a_transactional_step_whose_statement_a_person_cancelled_is_done_again_and_did_not_fail(
     postgres: PostgresStorage, form: str
 ) -> None:
-    # given a step that waits in a statement of its own until somebody cancels it, the first time
+    # given a step that waits in a statement of its own until a person cancels it, the first time
     workflow, sessions = Workflow("paid"), list[int]()
 
     def work(execute: Callable[[str], Any]) -> None:
@@ -74,7 +74,7 @@ def test_a_transactional_step_whose_statement_a_person_cancelled_is_done_again_a
     run_id = squid.start("paid").run_id
     # when a person does
     cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = %s AND query LIKE %s"
-    with at_work(squid), raw(postgres) as connection:
+    with running_worker(squid), raw(postgres) as connection:
 
         def cancelled() -> bool:
             return bool(sessions and connection.execute(cancel, (sessions[0], "SELECT pg_sleep%")).fetchall())
@@ -121,7 +121,7 @@ def test_a_timeout_of_our_own_statement_behind_a_transactional_step_is_not_its_f
 
     squid = Squid(postgres, workflow)
     run_id = squid.start("paid").run_id
-    with at_work(squid):
+    with running_worker(squid):
         until(all_done(postgres, [run_id]), "the run")
     assert (calls, status_of(postgres, run_id)) == ([1, 2], "completed")
     assert queue_facts(postgres, "attempt_failed") == []

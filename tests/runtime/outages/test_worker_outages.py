@@ -21,7 +21,7 @@ from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.runtime.worker.committer import COMMITTERS, committer_of
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.access import raw, terminate_backends, wait_for_a_lock
-from tests.runtime.workers import NEVER, PATIENCE, all_done, at_work, facts_of, queue_facts, until
+from tests.runtime.workers import NEVER, PATIENCE, all_done, facts_of, queue_facts, running_worker, until
 
 
 class Item(BaseModel):
@@ -35,12 +35,12 @@ def server() -> Iterator[EmbeddedPostgres]:
     """A server that these tests stop and start as they like."""
     with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
-        found = EmbeddedPostgres(Path(directory) / "postgres")
-        found.ensure_running()
+        server = EmbeddedPostgres(Path(directory) / "postgres")
+        server.ensure_running()
         try:
-            yield found
+            yield server
         finally:
-            found.stop()
+            server.stop()
 
 
 @pytest.fixture
@@ -53,29 +53,29 @@ def journal(server: EmbeddedPostgres, schema: str) -> Iterator[PostgresStorage]:
     storage.close()
 
 
-class Gate:
+class BlockedSteps:
     """Counts calls, and lets those of one step through once it is open."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        self.open = threading.Event()
+        self.released = threading.Event()
 
-    def pass_(self, ctx: StepContext) -> None:
+    def wait(self, ctx: StepContext) -> None:
         self.calls[f"{ctx.run_id}:{ctx.step}"] += 1
-        self.open.wait(PATIENCE)
+        self.released.wait(PATIENCE)
 
 
-def two_steps(gate: Gate) -> Workflow:
+def two_steps(blocked: BlockedSteps) -> Workflow:
     workflow = Workflow("two", payload=Item)
 
     @workflow.step
     def first(ctx: StepContext, n: int) -> int:
-        gate.pass_(ctx)
+        blocked.wait(ctx)
         return n
 
     @workflow.step(after=first)
     def second(ctx: StepContext, first: int) -> int:
-        gate.calls[f"{ctx.run_id}:{ctx.step}"] += 1
+        blocked.calls[f"{ctx.run_id}:{ctx.step}"] += 1
         return first + 1
 
     return workflow
@@ -85,19 +85,19 @@ def test_a_restart_of_the_database_in_the_middle_of_steps_loses_and_doubles_noth
     server: EmbeddedPostgres, journal: PostgresStorage
 ) -> None:
     # given steps that are under way, and more that wait
-    gate = Gate()
-    squid = Squid(journal, two_steps(gate))
-    runs = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(30)])]
-    with at_work(squid, concurrency=10) as working:
-        until(lambda: len(gate.calls) == 10, "ten steps under way")
+    blocked = BlockedSteps()
+    squid = Squid(journal, two_steps(blocked))
+    runs = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(30)])]
+    with running_worker(squid, concurrency=10) as working:
+        until(lambda: len(blocked.calls) == 10, "ten steps under way")
         # when the server stops, the steps come to their end meanwhile, and the server starts again
         server.stop()
-        gate.open.set()
+        blocked.released.set()
         server.ensure_running()
         until(all_done(journal, runs), "all runs")
         report = working.stop()
     # then all was done, once
-    assert gate.calls == {f"{run}:{step}": 1 for run in runs for step in ("first", "second")}
+    assert blocked.calls == {f"{run}:{step}": 1 for run in runs for step in ("first", "second")}
     assert (report.completed, report.refused, report.claimed) == (60, 0, 60)
     assert len(queue_facts(journal, "attempt_claimed")) == 60
     assert verify(journal) == []
@@ -106,24 +106,24 @@ def test_a_restart_of_the_database_in_the_middle_of_steps_loses_and_doubles_noth
 def test_a_worker_that_begins_while_the_database_is_away_works_once_it_is_there(
     server: EmbeddedPostgres, journal: PostgresStorage
 ) -> None:
-    gate = Gate()
-    gate.open.set()
-    squid = Squid(journal, two_steps(gate))
+    blocked = BlockedSteps()
+    blocked.released.set()
+    squid = Squid(journal, two_steps(blocked))
     run_id = squid.start("two").run_id
     server.stop()
-    with at_work(squid, poll=NEVER):
+    with running_worker(squid, poll=NEVER):
         server.ensure_running()
         until(all_done(journal, [run_id]), "the run")
 
 
 def test_a_worker_can_be_stopped_while_the_database_is_away(server: EmbeddedPostgres, journal: PostgresStorage) -> None:
-    gate = Gate()
-    squid = Squid(journal, two_steps(gate))
+    blocked = BlockedSteps()
+    squid = Squid(journal, two_steps(blocked))
     squid.start("two")
-    with at_work(squid, grace=timedelta(milliseconds=100)) as working:
-        until(lambda: gate.calls, "the step")
+    with running_worker(squid, grace=timedelta(milliseconds=100)) as working:
+        until(lambda: blocked.calls, "the step")
         server.stop()
-        gate.open.set()
+        blocked.released.set()
         working.worker.stop()
         report = working.stop()
     assert report.completed == 0
@@ -133,32 +133,32 @@ def test_results_are_kept_through_an_outage_whatever_else_was_lost_with_it(
     server: EmbeddedPostgres, journal: PostgresStorage
 ) -> None:
     # given plain steps beside transactional ones, which lose their connections with the server
-    gate = Gate()
+    blocked = BlockedSteps()
     lost: Counter[str] = Counter()
-    workflow = two_steps(gate)
+    workflow = two_steps(blocked)
     paid = Workflow("paid")
 
     @paid.step(transactional=True)
     def pay(connection: sqlalchemy.Connection, ctx: StepContext) -> int:
         connection.execute(sqlalchemy.text(f"INSERT INTO {journal.schema}.payments VALUES (:run)"), {"run": ctx.run_id})
         lost[ctx.run_id] += 1
-        gate.pass_(ctx)
+        blocked.wait(ctx)
         return 1
 
     with raw(journal) as connection:
         connection.execute("CREATE TABLE payments (run_id text)")
     squid = Squid(journal, [workflow, paid])
-    plain = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(4)])]
-    payments = [each.run_id for each in squid.start_many("paid", [None] * 4)]
-    with at_work(squid, concurrency=8) as working:
-        until(lambda: len(gate.calls) == 8, "all steps under way")
+    plain = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(4)])]
+    payments = [receipt.run_id for receipt in squid.start_many("paid", [None] * 4)]
+    with running_worker(squid, concurrency=8) as working:
+        until(lambda: len(blocked.calls) == 8, "all steps under way")
         server.stop()
-        gate.open.set()
+        blocked.released.set()
         server.ensure_running()
         until(all_done(journal, plain + payments), "all runs")
         report = working.stop()
     # then plain results were written when the server was back, and what was rolled back was done again
-    assert [gate.calls[f"{run}:first"] for run in plain] == [1] * 4
+    assert [blocked.calls[f"{run}:first"] for run in plain] == [1] * 4
     assert [len(facts_of(journal, run, "attempt_claimed")) for run in plain] == [2] * 4, "one for each step"
     assert [lost[run] for run in payments] == [2] * 4
     assert report.refused == 0
@@ -173,7 +173,7 @@ class _CannotInterrupt(PostgresDispatchStore):
     tried = 0
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
-        gives_back = any(isinstance(each.outcome, Interrupted) for each in settlements)
+        gives_back = any(isinstance(settlement.outcome, Interrupted) for settlement in settlements)
         self.tried += gives_back
         if gives_back and self.tried == 1:
             raise StorageUnavailable("the connection was lost")
@@ -188,14 +188,14 @@ def _run_of_committer(committer: int, name: str = "run") -> str:
 def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: PostgresStorage) -> None:
     # given a worker whose committers all wait, so that what comes in meanwhile is one group
     calls: Counter[str] = Counter()
-    gates = [threading.Event() for _ in range(COMMITTERS)]
+    releases = [threading.Event() for _ in range(COMMITTERS)]
     rest = threading.Event()
     plain, lost = Workflow("plain", payload=Item), Workflow("lost")
 
     @plain.step
     def step(ctx: StepContext, n: int) -> None:
         calls[ctx.run_id] += 1
-        (gates[n] if n < COMMITTERS else rest).wait(PATIENCE)
+        (releases[n] if n < COMMITTERS else rest).wait(PATIENCE)
 
     @lost.step(transactional=True)
     def cut(connection: sqlalchemy.Connection, ctx: StepContext) -> None:
@@ -213,11 +213,11 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
     runs = [squid.start("plain", {"n": n}, run_id=_run_of_committer(n)).run_id for n in range(COMMITTERS)]
     runs += [squid.start("plain", {"n": COMMITTERS}, run_id=_run_of_committer(0, name)).run_id for name in "ab"]
     given_back = squid.start("lost", run_id=_run_of_committer(0, "lost")).run_id
-    with at_work(squid, concurrency=COMMITTERS + 3) as working, raw(postgres, autocommit=False) as other:
+    with running_worker(squid, concurrency=COMMITTERS + 3) as working, raw(postgres, autocommit=False) as other:
         until(lambda: len(calls) == COMMITTERS + 3, "all steps under way")
         other.execute("SELECT FROM journal_threads WHERE id = 'squid:dispatch:default' FOR UPDATE")
-        for busy, gate in enumerate(gates, 1):
-            gate.set()
+        for busy, release in enumerate(releases, 1):
+            release.set()
             wait_for_a_lock(postgres, busy)
         rest.set()
         done = working.worker._committer._done[0]
@@ -232,16 +232,16 @@ def test_a_release_that_fails_takes_no_result_of_its_group_with_it(postgres: Pos
 
 
 def test_connections_that_are_cut_again_and_again_lose_and_double_nothing(postgres: PostgresStorage) -> None:
-    gate = Gate()
-    gate.open.set()
-    squid = Squid(postgres, two_steps(gate))
-    runs = [each.run_id for each in squid.start_many("two", [{"n": n} for n in range(200)])]
-    with at_work(squid, concurrency=10) as working:
+    blocked = BlockedSteps()
+    blocked.released.set()
+    squid = Squid(postgres, two_steps(blocked))
+    runs = [receipt.run_id for receipt in squid.start_many("two", [{"n": n} for n in range(200)])]
+    with running_worker(squid, concurrency=10) as working:
         while not all_done(postgres, runs)():
             terminate_backends(postgres)
         report = working.stop()
-    assert set(gate.calls.values()) == {1}
-    assert len(gate.calls) == 400
+    assert set(blocked.calls.values()) == {1}
+    assert len(blocked.calls) == 400
     assert report.completed == 400 == len(queue_facts(postgres, "attempt_completed"))
     assert verify(postgres) == []
 

@@ -24,13 +24,13 @@ class Steps:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        self.gates: list[threading.Event] = [threading.Event() for _ in range(100)]
+        self.releases: list[threading.Event] = [threading.Event() for _ in range(100)]
         self.workflow = Workflow("two", payload=Item)
 
         @self.workflow.step
         def first(ctx: StepContext, n: int) -> int:
             self.calls[f"{ctx.run_id}:first"] += 1
-            self.gates[n].wait(PATIENCE)
+            self.releases[n].wait(PATIENCE)
             return n
 
         @self.workflow.step(after=first)
@@ -40,5 +40,5 @@ class Steps:
 
 
 def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """Warnings with a text in them."""
-    return [each.getMessage() for each in caplog.records if text in each.getMessage()]
+    """Return the warnings that contain a text."""
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]

@@ -1,4 +1,4 @@
-"""Workers, crashes, recoveries and people that act on a run by chance, until nothing more happens by itself."""
+"""Random workers, crashes, recoveries and decisions of people, until nothing more happens by itself."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _TURNS = 1500
 
 
 @dataclass
-class Drive:
+class RandomRun:
     """One run, alone on its queue. `crashes` is how often a worker may vanish with what it holds."""
 
     chance: Random
@@ -29,7 +29,7 @@ class Drive:
     crashes: int = 12
 
     def to_the_end(self) -> RunSnapshot:
-        """Let things happen until the run has ended, or somebody lets it wait."""
+        """Execute the run until it has ended, or is left waiting for a person."""
         for _ in range(_TURNS):
             snapshot = self.squid.inspect_run(self.run_id)
             if snapshot.terminal:
@@ -54,7 +54,7 @@ class Drive:
             self.chance.choice([self.squid.approve, self.squid.reject])(self.run_id, actor="ada")
 
     def _work(self) -> bool:
-        """Claim some, run them, and settle them together or one by one, in any order; or vanish with them."""
+        """Claim some attempts, execute them, and settle them together or one by one, in any order; or lose them."""
         runtime = self.squid.runtime
         limit = self.chance.randint(1, 3)
         held = runtime.dispatch.claim(self.queue, "w", limit=limit, lease=LEASE, definitions=runtime.registry.keys)
@@ -67,16 +67,18 @@ class Drive:
             came = Executor(runtime, asyncio.run).perform(claim, Cancellation())
             assert not isinstance(came, Answer)
             done.append(Settlement(claim.ref, came))
-        for group in [done] if self.chance.randrange(2) else [[each] for each in done]:
+        for group in [done] if self.chance.randrange(2) else [[settlement] for settlement in done]:
             for answer in settle(runtime, group).answers:
                 # A sibling may have ended the run meanwhile; nothing else can be wrong with a fresh claim.
                 assert answer.error is None or type(answer.error).__name__ == "TerminalRun"
         return bool(held)
 
     def _wait(self, snapshot: RunSnapshot) -> bool:
-        """Move the clock to when something is due; tell whether anything ever will be."""
-        dues = [each.visible_at for each in snapshot.scheduled_attempts]
-        dues += [each.lease_until for each in snapshot.attempts if each.status == "claimed" and each.lease_until]
+        """Advance the clock to the next due time; return whether there is one."""
+        dues = [attempt.visible_at for attempt in snapshot.scheduled_attempts]
+        dues += [
+            attempt.lease_until for attempt in snapshot.attempts if attempt.status == "claimed" and attempt.lease_until
+        ]
         later = [due for due in dues if due > self.clock.now()]
         if later:
             self.clock.advance(min(later) - self.clock.now())

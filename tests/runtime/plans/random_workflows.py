@@ -25,11 +25,11 @@ class Script:
     calls: list[str] = field(default_factory=list)
 
     def again(self) -> None:
-        """Begin anew."""
+        """Reset the script."""
         self.calls.clear()
 
     def act(self, ctx: StepContext) -> Any:
-        """Do what comes next."""
+        """Execute what comes next."""
         self.calls.append(ctx.runnable_key)
         place = len(self.calls) - 1
         match self.outcomes[place] if place < len(self.outcomes) else "ok":
@@ -57,7 +57,7 @@ _options = st.fixed_dictionaries(
 )
 
 
-def _step(wf: Workflow, name: str, options: dict[str, Any], script: Script, **more: Any) -> None:
+def _step(wf: Workflow, name: str, options: dict[str, Any], script: Script, **placement: Any) -> None:
     def do(ctx: StepContext) -> Any:
         return script.act(ctx)
 
@@ -65,12 +65,12 @@ def _step(wf: Workflow, name: str, options: dict[str, Any], script: Script, **mo
     if options.pop("compensate", False):
         options.pop("irreversible", None)  # what is undone was not irreversible
         options["compensate"] = do
-    wf.step(name=name, **options, **more)(do)
+    wf.step(name=name, **options, **placement)(do)
 
 
 @st.composite
 def dependencies(draw: st.DrawFn, script: Script) -> Workflow:
-    """A workflow of up to seven steps, each after some of those before it."""
+    """Generate up to seven steps, each after some of those before it."""
     wf = Workflow("random", payload=Flag)
     names = [f"s{n}" for n in range(draw(st.integers(1, 7)))]
     afters = [draw(st.lists(st.sampled_from(names[:n]), unique=True)) if n else [] for n in range(len(names))]
@@ -88,7 +88,7 @@ def dependencies(draw: st.DrawFn, script: Script) -> Workflow:
 
 @st.composite
 def routes(draw: st.DrawFn, script: Script) -> Workflow:
-    """A workflow of up to five steps with loops, conditions and error routes; on success it can always go forward."""
+    """Generate up to five steps with loops, conditions and error routes; a success can always lead forward."""
     wf = Workflow("random", payload=Flag, entry="s0")
     kinds = {f"s{n}": draw(_kinds) for n in range(draw(st.integers(1, 5)))}
     names = list(kinds)

@@ -25,29 +25,29 @@ from squid_dagster.workflow.planner.planner import plan_settled
 from squid_dagster.workflow.planner.schedule import unprogressed
 from tests.facts import T0
 from tests.plan_states import assert_same_state
-from tests.runtime.plans.random_runs import Drive
+from tests.runtime.plans.random_runs import RandomRun
 from tests.runtime.plans.random_workflows import Script, dependencies, outcomes, routes
 
 
 def check_journal(squid: Squid, run_id: str) -> None:
     """Check what must hold of every run, from its facts alone."""
     entries = squid.journal.read_run(run_id)
-    found = [entry.fact for entry in entries]
+    facts = [entry.fact for entry in entries]
     whole = RunUnit.fold(entries)
     assert whole.anomalies == []
-    applied: list[Any] = [fact for fact in found if fact.type == "runnable_applied"]
-    planned = {key: each.runnable for key, each in whole.run.planned.items()}
+    applied: list[Any] = [fact for fact in facts if fact.type == "runnable_applied"]
+    planned = {key: plan.runnable for key, plan in whole.run.planned.items()}
     per_visit = Counter(planned[fact.runnable_key].idempotency_key for fact in applied)  # type: ignore[union-attr]
     assert set(per_visit.values()) <= {1}, "a visit is applied once"
     for fact in applied:
         settled = whole.dispatch.attempts[fact.runnable_key].status
         ok = (fact.transition or {}).get("on") != "error"
         assert settled == "completed" if ok else settled in ("failed", "dead_lettered")
-    ends = [index for index, fact in enumerate(found) if fact.type == "run_terminal"]
+    ends = [index for index, fact in enumerate(facts) if fact.type == "run_terminal"]
     assert len(ends) == whole.run.terminal
     if whole.run.terminal:
         assert list(whole.dispatch.open_attempts()) == []
-        own = [fact.type for fact in found[ends[0] + 1 :]]
+        own = [fact.type for fact in facts[ends[0] + 1 :]]
         assert set(own) <= {"run_fenced", "run_indexed", "run_cataloged"}, "nothing happens after the end"
 
 
@@ -97,7 +97,7 @@ def lead(chance: Random, workflow: Workflow, flag: int, *, atomic: bool) -> None
     clock = VirtualClock(T0)
     squid = Squid(MemoryStorage(clock, atomic_across_threads=atomic), workflow)
     run_id = squid.start("random", {"flag": flag}).run_id
-    snapshot = Drive(chance, squid, clock, run_id).to_the_end()
+    snapshot = RandomRun(chance, squid, clock, run_id).to_the_end()
     event(snapshot.status)
     assert snapshot.status in ("completed", "failed", "paused") or snapshot.reason == "dead_letter"
     check_journal(squid, run_id)
@@ -149,7 +149,7 @@ def history(storage: Storage, clock: VirtualClock, workflow: Workflow, seed: int
     clock.advance(T0 - clock.now())
     squid = Squid(storage, workflow)
     squid.start("random", run_id=run_id, queue=run_id)
-    Drive(Random(seed), squid, clock, run_id, queue=run_id).to_the_end()
+    RandomRun(Random(seed), squid, clock, run_id, queue=run_id).to_the_end()
     squid.runtime.notifier.close()
     return golden(storage, run_id)
 

@@ -17,7 +17,7 @@ from tests.runtime.workers import facts_of
 
 
 def spoil(storage: PostgresStorage, run_id: str, type_name: str = "run_started") -> None:
-    """Make a fact of a run unreadable, as only the owner of the database can."""
+    """Corrupt a fact of a run, as only the owner of the database can."""
     with raw(storage) as connection:
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER journal_entries_append_only")
         connection.execute(
@@ -31,11 +31,9 @@ def spoil(storage: PostgresStorage, run_id: str, type_name: str = "run_started")
 def test_defect_01_queue_poisoning_by_a_run_that_cannot_be_read(
     postgres_virtual: PostgresStorage, type_name: str
 ) -> None:
-    """One undecodable run thread makes every operation on its queue fail.
-
-    Here, where what follows depends on what a run did before and its thread has to be read, that run is stopped by a
-    fact that says so, nothing is decided without the lost entry, and the others go on.
-    """
+    # The original: one undecodable run thread makes every operation on its queue fail. Here, where what follows depends
+    # on what a run did before and its thread has to be read, that run is stopped by a fact that says so, nothing is
+    # decided without the lost entry, and the others go on.
     turning = Workflow("turning", payload=Order, entry="again")
     turning.step(name="again", max_visits=3)(lambda: 1)
     turning.route("again", to="again", when=path("amount") < 0)
@@ -64,10 +62,9 @@ def test_defect_01_queue_poisoning_by_a_run_that_cannot_be_read(
 
 @pytest.mark.usefixtures("spoilt")
 def test_defect_06_checkpoints_make_false_anomalies(make_squid: MakeSquid, storage: Storage) -> None:
-    """Each start adds an anomaly for every applied step of every finished run of the queue, and shows it on every run.
-
-    Here finished runs cost nothing and are no anomaly, and what is wrong with one run is shown on that run only.
-    """
+    # The original: each start adds an anomaly for every applied step of every finished run of the queue, and shows it
+    # on every run. Here finished runs cost nothing and are no anomaly, and what is wrong with one run is shown on that
+    # run only.
     squid = make_squid(line())
     runs = [squid.start("line").run_id for _ in range(10)]
     drain(squid)
@@ -86,10 +83,8 @@ def test_defect_06_checkpoints_make_false_anomalies(make_squid: MakeSquid, stora
 
 
 def test_defect_15_one_bad_fact_hides_every_run(postgres_virtual: PostgresStorage) -> None:
-    """A listing is all or nothing. Here a run that cannot be read is one line of it.
-
-    What follows in it needs none of its entries: it goes on, and those who verify the journal are told of the entry.
-    """
+    # The original: a listing is all or nothing. Here a run that cannot be read is one line of it. What follows in it
+    # needs none of its entries: it goes on, and those who verify the journal are told of the entry.
     squid = Squid(postgres_virtual, line())
     runs = [squid.start("line").run_id for _ in range(5)]
     spoil(postgres_virtual, runs[2])

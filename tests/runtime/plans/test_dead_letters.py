@@ -68,8 +68,8 @@ def test_an_attempt_that_was_delivered_too_often_is_parked_and_its_run_waits(
     assert (letter.runnable_key, letter.deliveries) == (f"{run_id}:crash:1:1", 2)
     snapshot = squid.inspect_run(run_id)
     assert (snapshot.status, snapshot.reason, snapshot.terminal) == ("running", "dead_letter", False)
-    assert [each.runnable_key for each in snapshot.dead_letters] == [letter.runnable_key]
-    assert [each.runnable_key for each in squid.dead_letters()] == [letter.runnable_key]
+    assert [attempt.runnable_key for attempt in snapshot.dead_letters] == [letter.runnable_key]
+    assert [attempt.runnable_key for attempt in squid.dead_letters()] == [letter.runnable_key]
     clock.advance(timedelta(days=9))
     assert squid.execute_next() is None
     report = squid.recover()
@@ -141,7 +141,7 @@ def test_a_dead_letter_may_die_again_and_be_put_back_again(make_squid: MakeSquid
         squid.retry_attempt(run_id, f"{run_id}:crash:1:{attempt - 1}")
         die(squid, clock, 2)
         assert squid.execute_next() is None
-        assert [each.runnable_key for each in squid.dead_letters()] == [f"{run_id}:crash:1:{attempt}"]
+        assert [parked.runnable_key for parked in squid.dead_letters()] == [f"{run_id}:crash:1:{attempt}"]
     squid.retry_attempt(run_id)
     assert finish(squid, clock, run_id).status == "completed"
 
@@ -323,7 +323,9 @@ def test_dead_letters_that_wait_for_a_person_cost_a_recovery_next_to_nothing(
     storage, dispatch = squid.journal, squid.runtime.dispatch
     read_run, decide = storage.read_run, dispatch.decide
     monkeypatch.setattr(storage, "read_run", lambda run_id: reads.append(run_id) or read_run(run_id))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(type(dispatch), "decide", lambda *given, **more: locks.append(given) or decide(*given, **more))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        type(dispatch), "decide", lambda *given, **options: locks.append(given) or decide(*given, **options)
+    )  # type: ignore[func-returns-value]
     report = squid.recover()
     # then it passes them over; where a run may be failing, it reads each once, and locks none
     assert (report.repaired, report.held, report.failed) == (0, [], {})

@@ -133,14 +133,16 @@ def test_two_siblings_settled_in_one_commit_plan_the_join_once(make_squid: MakeS
     run_id = squid.start("orders").run_id
     squid.execute_next()
     held = claim_all(squid)
-    answers = settle(squid.runtime, [Settlement(each.claim.ref, Completed(7)) for each in held.values()]).answers
+    answers = settle(
+        squid.runtime, [Settlement(held_attempt.claim.ref, Completed(7)) for held_attempt in held.values()]
+    ).answers
     assert [answer.error for answer in answers] == [None, None]
     assert planned_steps(squid, run_id).count("join:1:1") == 1
     assert finish(squid, clock, run_id).outputs["join"] == [7, 7]
     assert not unit(squid, run_id).anomalies
 
 
-class Meeting(MemoryStorage):
+class BarrierStorage(MemoryStorage):
     """Two writers that have read the same run wait for each other before they write: one of them meets a conflict."""
 
     def __init__(self, clock: VirtualClock, *, atomic: bool) -> None:
@@ -197,7 +199,7 @@ def test_siblings_that_finish_at_once_on_postgres_plan_the_join_once(postgres_vi
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_sibling_that_meets_a_conflict_in_memory_plans_anew(clock: VirtualClock, atomic: bool) -> None:
-    storage = Meeting(clock, atomic=atomic)
+    storage = BarrierStorage(clock, atomic=atomic)
     squid = Squid(storage, fan(2))
     run_id = squid.start("fan").run_id
     held = claim_all(squid)

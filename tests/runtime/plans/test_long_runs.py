@@ -33,7 +33,7 @@ FEW = 12  # entries
 
 
 def rounds() -> Workflow:
-    """A step, an approval and an external step, again and again."""
+    """Build a step, an approval and an external step, in a loop."""
     workflow = Workflow("rounds", entry="turn")
 
     @workflow.step(output="count", max_visits=10_000)
@@ -64,7 +64,7 @@ def _outcome(run_id: str, number: int, **payload: Any) -> Signal:
 
 
 def go_round(squid: Squid, run_id: str, number: int) -> None:
-    """Let the run come to its next turn."""
+    """Execute the run to its next turn."""
     drain(squid)
     squid.approve(run_id, actor="ada", idempotency_key=f"approval:{number}")
     squid.apply_signal(_note(run_id, number))
@@ -88,38 +88,38 @@ def long_run(postgres_virtual: PostgresStorage, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     """Every entry of a run's own thread that is read, wherever."""
-    found: list[Entry] = []
+    entries_seen: list[Entry] = []
 
     def reading_entries(rows: Sequence[tuple[Any, ...]]) -> list[Entry]:
         entries = entry_reader.read_entries(rows)
-        found.extend(entry for entry in entries if entry.thread.startswith(run_thread("")))
+        entries_seen.extend(entry for entry in entries if entry.thread.startswith(run_thread("")))
         return entries
 
     for module in (storage, transaction, settle_fast):
         monkeypatch.setattr(module, "read_entries", reading_entries)
-    return found
+    return entries_seen
 
 
-class _Counted(MemoryStorage):
+class _CountingStorage(MemoryStorage):
     """A storage that counts the entries that it gives."""
 
     given = 0
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        found = super().read(thread, after, limit)
-        self.given += len(found)
-        return found
+        entries = super().read(thread, after, limit)
+        self.given += len(entries)
+        return entries
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        found = super().read_run(run_id, before)
-        self.given += len(found)
-        return found
+        entries = super().read_run(run_id, before)
+        self.given += len(entries)
+        return entries
 
 
 @pytest.fixture(params=[True, False], ids=["memory", "memory, thread by thread"])
-def long_run_in_memory(request: pytest.FixtureRequest, clock: VirtualClock) -> tuple[Squid, str, _Counted]:
+def long_run_in_memory(request: pytest.FixtureRequest, clock: VirtualClock) -> tuple[Squid, str, _CountingStorage]:
     """A run in memory that has gone round many times, and waits for an approval."""
-    storage = _Counted(clock, atomic_across_threads=request.param)
+    storage = _CountingStorage(clock, atomic_across_threads=request.param)
     squid = Squid(storage, [rounds()])
     run_id = squid.start("rounds").run_id
     for number in range(1, ROUNDS + 1):
@@ -225,7 +225,7 @@ AT_TURN = {
     "claim what is done": _claim_what_is_done,
     "claim what is not there": _claim_what_is_not_there,
 }
-COMMANDS = {**AT_REVIEW, **{f"{name}, while it waits": each for name, each in AT_TRAIN.items()}, **AT_TURN}
+COMMANDS = {**AT_REVIEW, **{f"{name}, while it waits": command for name, command in AT_TRAIN.items()}, **AT_TURN}
 Command = Callable[[Squid, str], object]
 
 
@@ -249,7 +249,7 @@ def test_a_command_reads_next_to_nothing_of_a_run_that_is_known(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_in_memory_reads_what_is_new_of_a_run_that_is_known(
-    long_run_in_memory: tuple[Squid, str, _Counted], name: str
+    long_run_in_memory: tuple[Squid, str, _CountingStorage], name: str
 ) -> None:
     squid, run_id, storage = long_run_in_memory
     _given(squid, run_id, name)
@@ -259,7 +259,7 @@ def test_a_command_in_memory_reads_what_is_new_of_a_run_that_is_known(
 
 
 def test_a_command_in_memory_that_was_refused_costs_the_next_one_nothing(
-    long_run_in_memory: tuple[Squid, str, _Counted], monkeypatch: pytest.MonkeyPatch
+    long_run_in_memory: tuple[Squid, str, _CountingStorage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     squid, run_id, storage = long_run_in_memory
     with monkeypatch.context() as patch:
@@ -310,8 +310,8 @@ def test_the_launch_of_an_open_attempt_is_looked_up_by_the_state(
     squid.apply_signal(_note(run_id, ROUNDS + 1))
     squid.apply_signal(_note(run_id, ROUNDS + 1, "external_started"))
     entries_read.clear()
-    found: Any = _look_at_launch(squid, run_id)
-    assert (found.launcher, found.count, found.external_run_id) == ("here", 1, f"dagster-{ROUNDS + 1}")
+    launch: Any = _look_at_launch(squid, run_id)
+    assert (launch.launcher, launch.count, launch.external_run_id) == ("here", 1, f"dagster-{ROUNDS + 1}")
     assert len(entries_read) <= EVERY
 
 
@@ -365,7 +365,7 @@ def test_a_child_of_a_parent_with_many_is_started_and_started_again_from_a_few_e
 
     @parent.step
     def begin() -> None:
-        """Is held by this test."""
+        """Wait for the test."""
 
     @child.step
     def work() -> None:

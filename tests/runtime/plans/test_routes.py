@@ -154,15 +154,15 @@ def test_error_routes_are_chosen_by_the_error_in_order_and_the_decision_holds_it
     wf.route("charge", on="error", to="ask_again", when=path("error.type") == "ValueError", recovery="compensation")
     wf.route("charge", on="error", to="report", when=path("error.details.reason") == "stolen", recovery="undo")
     squid = make_squid(wf)
-    found = {}
+    decisions = {}
     for order_id in ("bad value", "final", "other"):
         snapshot = complete_run(squid, clock, "orders", {"order_id": order_id})
         applied = facts(squid, snapshot.run_id, "runnable_applied")[0]
-        found[order_id] = (snapshot.status, applied.transition["to"], applied.transition.get("recovery"))
+        decisions[order_id] = (snapshot.status, applied.transition["to"], applied.transition.get("recovery"))
         assert applied.result is None
         assert applied.transition["on"] == "error"
         assert applied.transition["error"] == facts(squid, snapshot.run_id, "attempt_failed")[0].error
-    assert found == {
+    assert decisions == {
         "bad value": ("completed", "ask_again", "compensation"),
         "final": ("completed", "report", "undo"),
         "other": ("completed", "apologise", None),
@@ -295,9 +295,9 @@ def test_runs_do_not_see_each_other(make_squid: MakeSquid, clock: VirtualClock) 
     squid = make_squid(conditional())
     receipts = squid.start_many("orders", [{"order_id": str(n), "amount": n} for n in (1, 50, 200)])
     drain(squid)
-    outputs = [finish(squid, clock, each.run_id).outputs["rate"] for each in receipts]
+    outputs = [finish(squid, clock, receipt.run_id).outputs["rate"] for receipt in receipts]
     assert outputs == [{"score": 1}, {"score": 50}, {"score": 200}]
-    assert all(not unit(squid, each.run_id).anomalies for each in receipts)
+    assert all(not unit(squid, receipt.run_id).anomalies for receipt in receipts)
 
 
 def test_only_error_routes_may_ask_about_the_error() -> None:

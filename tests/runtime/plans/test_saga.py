@@ -254,7 +254,7 @@ def test_a_cancelled_run_undoes_nothing_and_a_cancel_ends_the_undoing(
 
 
 def parallel(travel: Travel, **steps: Callable[..., Any]) -> Workflow:
-    """A flight, then other steps beside each other, then a join."""
+    """Build a flight, then other steps beside each other, then a join."""
     travel.book("flight")
     for name, function in steps.items():
         travel.wf.step(name=name, after=["flight"], compensate=travel.undoing(name))(function)
@@ -314,7 +314,7 @@ def test_two_siblings_that_fail_in_one_commit_are_one_failure(make_squid: MakeSq
     run_id = squid.start("trip").run_id
     squid.execute_next()
     held = squid.dispatch_agent().claim_many("w", 5)
-    outcomes = [Settlement(each.claim.ref, Failed({"message": each.attempt.step})) for each in held]
+    outcomes = [Settlement(claimed.claim.ref, Failed({"message": claimed.attempt.step})) for claimed in held]
     assert [answer.error for answer in settle_all(squid.runtime, outcomes).answers] == [None, None]
     snapshot = finish(squid, clock, run_id)
     assert snapshot.error == {"message": held[0].attempt.step}

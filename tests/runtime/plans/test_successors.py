@@ -18,10 +18,8 @@ from tests.runtime.workers import facts_of
 
 
 def test_defect_01_queue_poisoning_by_a_step_that_nothing_follows(make_squid: MakeSquid) -> None:
-    """A finished step without a matching route makes every later execution on its queue fail.
-
-    Here such a definition is refused when it is handed over, and whatever goes wrong after a step ends its own run.
-    """
+    # The original: a finished step without a matching route makes every later execution on its queue fail. Here such a
+    # definition is refused when it is handed over, and whatever goes wrong after a step ends its own run.
     unfinished = Workflow("unfinished", payload=Order)
     unfinished.step(name="rate")(lambda: 1)
     unfinished.step(name="last")(lambda: 2)
@@ -43,7 +41,8 @@ def test_defect_01_queue_poisoning_by_a_step_that_nothing_follows(make_squid: Ma
 
 @pytest.mark.parametrize("way", ["recover", "repeated start", "agent"])
 def test_defect_03_results_are_applied_without_a_successor(make_squid: MakeSquid, way: str) -> None:
-    """A result that is applied by recovery plans no successor: the run is stuck as `idle`, and nothing repairs it."""
+    # The original: a result that is applied by recovery plans no successor: the run is stuck as `idle`, and nothing
+    # repairs it.
     squid = make_squid(line())
     run_id = squid.start("line", idempotency_key="k").run_id
     # given a crash after the completion and before anything followed from it
@@ -64,7 +63,7 @@ def test_defect_03_results_are_applied_without_a_successor(make_squid: MakeSquid
 
 
 def test_defect_09_the_payload_is_lost_after_a_join_or_an_approval(make_squid: MakeSquid) -> None:
-    """A join sees only the outputs of steps, and an approval is seen by its direct successor only."""
+    # The original: a join sees only the outputs of steps, and an approval is seen by its direct successor only.
     joined = Workflow("joined", payload=Order)
     joined.step(name="left")(lambda: "l")
     joined.step(name="right")(lambda: "r")
@@ -95,10 +94,8 @@ def test_defect_09_the_payload_is_lost_after_a_join_or_an_approval(make_squid: M
 
 
 def test_defect_13_a_control_moves_a_run_to_another_queue(make_squid: MakeSquid) -> None:
-    """After a manual step the successor goes to the queue that the control call names, and then no listing works.
-
-    Here a run stays on its own queue, and controls name none.
-    """
+    # The original: after a manual step the successor goes to the queue that the control call names, and then no listing
+    # works. Here a run stays on its own queue, and controls name none.
     workflow = Workflow("reviewed")
     workflow.approval("review")
     workflow.step(name="last")(lambda: 1)

@@ -30,21 +30,21 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.workflow import StepContext, Workflow
 from tests.processes import Child
-from tests.runtime.workers import say
+from tests.runtime.workers import print_line
 
 
-class Deed(BaseModel):
+class ProcessChange(BaseModel):
     """What a step does to its process."""
 
-    deed: str
+    change: str
 
 
 def wait_for(pid: int) -> int:
     """Return how a child ended; one that would not is killed."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
@@ -53,13 +53,13 @@ def wait_for(pid: int) -> int:
 
 
 def fork_and_return(ctx: StepContext) -> Any:
-    """Let both processes return."""
+    """Fork; both processes return."""
     pid = os.fork()
     return "child" if pid == 0 else wait_for(pid)
 
 
 def fork_and_raise(ctx: StepContext) -> Any:
-    """Let the child raise."""
+    """Fork; the child raises."""
     pid = os.fork()
     if pid == 0:
         raise ValueError("in the child")
@@ -67,7 +67,7 @@ def fork_and_raise(ctx: StepContext) -> Any:
 
 
 def fork_and_exit(ctx: StepContext) -> Any:
-    """Let the child exit as scripts do."""
+    """Fork; the child exits as scripts do."""
     pid = os.fork()
     if pid == 0:
         sys.exit(7)
@@ -75,25 +75,25 @@ def fork_and_exit(ctx: StepContext) -> Any:
 
 
 def fork_and_use_the_journal(ctx: StepContext) -> Any:
-    """Let the child read the run by the worker's own storage, whose connections it has inherited, and then return."""
+    """Fork; the child reads the run by the storage whose connections it has inherited, and then returns."""
     pid = os.fork()
     if pid == 0:
-        say("read", len(ctx.state))
+        print_line("read", len(ctx.state))
         return "child"
     return wait_for(pid)
 
 
 def leave_a_child_and_stay(ctx: StepContext) -> Any:
-    """Leave a process behind that outlives the worker."""
+    """Fork a process that outlives the worker."""
     if os.fork() == 0:
-        say("orphan", os.getpid())
+        print_line("orphan", os.getpid())
         time.sleep(60)
         os._exit(0)
     time.sleep(60)
 
 
 def terminate_a_process(ctx: StepContext) -> Any:
-    """Begin a process by fork, and terminate it as it asks for."""
+    """Start a process by fork, and terminate it by the API of `multiprocessing`."""
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     process.start()
     process.terminate()
@@ -117,7 +117,7 @@ def close_standard_streams(ctx: StepContext) -> Any:
 
 
 def lower_the_recursion_limit(ctx: StepContext) -> Any:
-    """Leave little room on the stack for all threads."""
+    """Set a recursion limit that leaves little room on the stack for all threads."""
     depth, frame = 0, sys._getframe()
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
@@ -126,7 +126,7 @@ def lower_the_recursion_limit(ctx: StepContext) -> Any:
 
 
 def change_the_process(ctx: StepContext) -> Any:
-    """Change whatever is one for all threads."""
+    """Set all that threads of a process share."""
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
     os.umask(0o777)
@@ -143,9 +143,9 @@ def change_the_process(ctx: StepContext) -> Any:
     return 0
 
 
-DEEDS: dict[str, Callable[[StepContext], Any]] = {
-    deed.__name__: deed
-    for deed in (
+CHANGES: dict[str, Callable[[StepContext], Any]] = {
+    change.__name__: change
+    for change in (
         fork_and_return,
         fork_and_raise,
         fork_and_exit,
@@ -159,62 +159,62 @@ DEEDS: dict[str, Callable[[StepContext], Any]] = {
     )
 }
 
-vandal = Workflow("vandal", payload=Deed)
+changing = Workflow("changing", payload=ProcessChange)
 
 
-@vandal.step(max_deliveries=2)
-def act(ctx: StepContext, deed: str) -> Any:
-    """Do it in a thread of the worker."""
-    return DEEDS[deed](ctx)
+@changing.step(max_deliveries=2)
+def act(ctx: StepContext, change: str) -> Any:
+    """Execute the change in a thread of the worker."""
+    return CHANGES[change](ctx)
 
 
-vandal_in_transaction = Workflow("vandal_in_transaction", payload=Deed)
+changing_in_transaction = Workflow("changing_in_transaction", payload=ProcessChange)
 
 
-@vandal_in_transaction.step(transactional=True, max_deliveries=2)
-def act_in_transaction(connection: sqlalchemy.Connection, ctx: StepContext, deed: str) -> Any:
-    """Do it in a transaction that has written something."""
+@changing_in_transaction.step(transactional=True, max_deliveries=2)
+def act_in_transaction(connection: sqlalchemy.Connection, ctx: StepContext, change: str) -> Any:
+    """Execute the change in a transaction that has written something."""
     connection.execute(sqlalchemy.text("CREATE TEMPORARY TABLE IF NOT EXISTS something (n int)"))
-    return DEEDS[deed](ctx)
+    return CHANGES[change](ctx)
 
 
-vandal_async = Workflow("vandal_async", payload=Deed)
+changing_async = Workflow("changing_async", payload=ProcessChange)
 
 
-@vandal_async.step(max_deliveries=2)
-async def act_async(ctx: StepContext, deed: str) -> Any:
+@changing_async.step(max_deliveries=2)
+async def act_async(ctx: StepContext, change: str) -> Any:
     """Fork in the loop that all async steps share; the child would go on with all of them."""
     pid = os.fork()
     await asyncio.sleep(0)
     return "child" if pid == 0 else await asyncio.to_thread(wait_for, pid)
 
 
-vandal_isolated = Workflow("vandal_isolated", payload=Deed)
+changing_isolated = Workflow("changing_isolated", payload=ProcessChange)
 
 
-@vandal_isolated.step(isolate=True, max_deliveries=2)
-def act_isolated(ctx: StepContext, deed: str) -> Any:
-    """Do it in a process of its own."""
-    return DEEDS[deed](ctx)
+@changing_isolated.step(isolate=True, max_deliveries=2)
+def act_isolated(ctx: StepContext, change: str) -> Any:
+    """Execute the change in a process of its own."""
+    return CHANGES[change](ctx)
 
 
-decent = Workflow("decent")
+unchanging = Workflow("unchanging")
 
 
-@decent.step(max_deliveries=2)
+@unchanging.step(max_deliveries=2)
 async def think() -> int:
-    """Do nothing wrong, on the shared loop."""
+    """Return the process id, on the shared loop."""
     await asyncio.sleep(0.01)
     return os.getpid()
 
 
-@decent.step(after=[think], max_deliveries=2)
+@unchanging.step(after=[think], max_deliveries=2)
 def do() -> int:
-    """Do nothing wrong."""
+    """Return the process id."""
     return os.getpid()
 
 
-WORKFLOWS = [vandal, vandal_in_transaction, vandal_async, vandal_isolated, decent]
+WORKFLOWS = [changing, changing_in_transaction, changing_async, changing_isolated, unchanging]
 
 
 def worker_process(storage: PostgresStorage, **options: Any) -> Child:
@@ -224,7 +224,7 @@ def worker_process(storage: PostgresStorage, **options: Any) -> Child:
 
 
 def main() -> None:
-    """Work until told to stop."""
+    """Run the worker until it is stopped."""
     url, schema, text = sys.argv[1:]
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(level=logging.INFO)
@@ -235,9 +235,9 @@ def main() -> None:
     }
     with Squid(PostgresStorage(url, schema), WORKFLOWS) as squid:
         worker = squid.new_worker(**options)
-        say("ready", os.getpid())
+        print_line("ready", os.getpid())
         worker.run()
-    say("over", os.getpid())
+    print_line("over", os.getpid())
 
 
 if __name__ == "__main__":

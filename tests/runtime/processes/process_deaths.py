@@ -22,13 +22,13 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.workflow import StepContext, Workflow
 from tests.processes import Child
-from tests.runtime.workers import say
+from tests.runtime.workers import print_line
 
 MAX_DELIVERIES = 3
 
 
 def exit_at_once() -> None:
-    """End without a word."""
+    """End by `os._exit`."""
     os._exit(3)
 
 
@@ -50,67 +50,67 @@ def abort() -> None:
 DEATHS = {"exit": exit_at_once, "segfault": read_address_zero, "kill": kill_itself, "abort": abort}
 
 
-class Guest(BaseModel):
-    """What a step does: nothing, for so long, or one of `DEATHS` once so many steps have begun in its process."""
+class DeathOptions(BaseModel):
+    """What a step does: sleep, or end its process by one of `DEATHS` once so many steps have begun in it."""
 
     death: str = ""
     seconds: float = 0.0
-    company: int = 0  # begun in this process, this one included
+    begun_before: int = 0  # begun in this process, this one included
     notes: str = ""  # a directory
 
 
-def _note(ctx: StepContext, guest: Guest) -> None:
-    Path(guest.notes, f"{os.getpid()}-{ctx.run_id}-{ctx.fencing_token}").touch()
+def _note(ctx: StepContext, options: DeathOptions) -> None:
+    Path(options.notes, f"{os.getpid()}-{ctx.run_id}-{ctx.fencing_token}").touch()
 
 
-def _begun_here(guest: Guest) -> int:
-    return len(list(Path(guest.notes).glob(f"{os.getpid()}-*")))
+def _begun_here(options: DeathOptions) -> int:
+    return len(list(Path(options.notes).glob(f"{os.getpid()}-*")))
 
 
-def _behave(ctx: StepContext, guest: Guest) -> int:
-    """Die in company the first time, and at once from then on; an innocent one stays as long as its first company."""
-    _note(ctx, guest)
-    while ctx.fencing_token == 1 and _begun_here(guest) < guest.company:
+def _execute(ctx: StepContext, options: DeathOptions) -> int:
+    """End the process once enough steps have begun in it, or at once after the first delivery; others wait for that."""
+    _note(ctx, options)
+    while ctx.fencing_token == 1 and _begun_here(options) < options.begun_before:
         time.sleep(0.005)
-    if guest.death:
-        DEATHS[guest.death]()
-    time.sleep(30 if guest.company and ctx.fencing_token == 1 else guest.seconds)
+    if options.death:
+        DEATHS[options.death]()
+    time.sleep(30 if options.begun_before and ctx.fencing_token == 1 else options.seconds)
     return os.getpid()
 
 
-crowd = Workflow("crowd", payload=Guest)
+deadly = Workflow("deadly", payload=DeathOptions)
 
 
-@crowd.step(max_deliveries=MAX_DELIVERIES)
-def visit(ctx: StepContext, death: str, seconds: float, company: int, notes: str) -> int:
-    """Behave in a thread of the worker."""
-    return _behave(ctx, Guest(death=death, seconds=seconds, company=company, notes=notes))
+@deadly.step(max_deliveries=MAX_DELIVERIES)
+def visit(ctx: StepContext, death: str, seconds: float, begun_before: int, notes: str) -> int:
+    """Execute the options in a thread of the worker."""
+    return _execute(ctx, DeathOptions(death=death, seconds=seconds, begun_before=begun_before, notes=notes))
 
 
-crowd_in_transactions = Workflow("crowd_in_transactions", payload=Guest)
+deadly_in_transactions = Workflow("deadly_in_transactions", payload=DeathOptions)
 
 
-@crowd_in_transactions.step(max_deliveries=MAX_DELIVERIES, transactional=True)
+@deadly_in_transactions.step(max_deliveries=MAX_DELIVERIES, transactional=True)
 def visit_in_transaction(
-    connection: sqlalchemy.Connection, ctx: StepContext, death: str, seconds: float, company: int, notes: str
+    connection: sqlalchemy.Connection, ctx: StepContext, death: str, seconds: float, begun_before: int, notes: str
 ) -> int:
-    """Behave in a transaction."""
+    """Execute the options in a transaction."""
     connection.execute(sqlalchemy.text("SELECT 1"))
-    return _behave(ctx, Guest(death=death, seconds=seconds, company=company, notes=notes))
+    return _execute(ctx, DeathOptions(death=death, seconds=seconds, begun_before=begun_before, notes=notes))
 
 
-crowd_in_processes = Workflow("crowd_in_processes", payload=Guest)
+deadly_in_processes = Workflow("deadly_in_processes", payload=DeathOptions)
 
 
-@crowd_in_processes.step(max_deliveries=MAX_DELIVERIES, isolate=True)
+@deadly_in_processes.step(max_deliveries=MAX_DELIVERIES, isolate=True)
 def visit_in_process(death: str) -> int:
-    """Die in a process of its own, or not."""
+    """End the process of the isolated step, or return."""
     if death:
         DEATHS[death]()
     return os.getpid()
 
 
-WORKFLOWS = [crowd, crowd_in_transactions, crowd_in_processes]
+WORKFLOWS = [deadly, deadly_in_transactions, deadly_in_processes]
 
 
 def supervise(storage: PostgresStorage, **options: Any) -> Child:
@@ -146,17 +146,17 @@ def main() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _work(url, schema, json.loads(options))
             os._exit(0)
-        say("began", pid)
+        print_line("began", pid)
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 break
             if stopped or os.getppid() == 1:
                 stopped.append(1)
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
         if not stopped:
-            say("ended", os.waitstatus_to_exitcode(status))
+            print_line("ended", os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ def test_an_attempt_that_kills_its_process_takes_none_of_nine_others_along(
 ) -> None:
     # given ten attempts that are held and executed by one worker, of which one ends the process
     squid = Squid(postgres, WORKFLOWS)
-    guest = {"company": 10, "notes": str(tmp_path)}
-    innocents = [squid.start("crowd", guest).run_id for _ in range(5)]
-    culprit = squid.start("crowd_in_transactions", {**guest, "death": "exit"}).run_id
-    innocents += [squid.start("crowd_in_transactions", guest).run_id for _ in range(4)]
+    options = {"begun_before": 10, "notes": str(tmp_path)}
+    innocents = [squid.start("deadly", options).run_id for _ in range(5)]
+    culprit = squid.start("deadly_in_transactions", {**options, "death": "exit"}).run_id
+    innocents += [squid.start("deadly_in_transactions", options).run_id for _ in range(4)]
     # when the worker is restarted as often as it takes
     with supervised(postgres) as supervisors:
         until(lambda: all(is_over(postgres, run) for run in [culprit, *innocents]), "the end of all runs")
@@ -80,9 +80,9 @@ def test_culprits_of_every_kind_among_many_are_found_out_by_several_workers_at_o
     innocent = {"notes": str(tmp_path), "seconds": 0.05}
     innocents, culprits = [], []
     for death in DEATHS:
-        innocents += [squid.start("crowd", innocent).run_id for _ in range(6)]
-        culprits.append(squid.start("crowd", {**innocent, "death": death}).run_id)
-    innocents += [squid.start("crowd", innocent).run_id for _ in range(6)]
+        innocents += [squid.start("deadly", innocent).run_id for _ in range(6)]
+        culprits.append(squid.start("deadly", {**innocent, "death": death}).run_id)
+    innocents += [squid.start("deadly", innocent).run_id for _ in range(6)]
     everyone = [*culprits, *innocents]
     with supervised(postgres, {}, {}, {"execute_next": True}) as supervisors:
         until(lambda: all(is_over(postgres, run) for run in everyone), "the end of all runs")
@@ -93,8 +93,8 @@ def test_culprits_of_every_kind_among_many_are_found_out_by_several_workers_at_o
 
 def test_a_step_that_dies_in_a_process_of_its_own_fails_and_ends_no_worker(postgres: PostgresStorage) -> None:
     squid = Squid(postgres, WORKFLOWS)
-    culprit = squid.start("crowd_in_processes", {"death": "segfault"}).run_id
-    innocent = squid.start("crowd_in_processes", {}).run_id
+    culprit = squid.start("deadly_in_processes", {"death": "segfault"}).run_id
+    innocent = squid.start("deadly_in_processes", {}).run_id
     with supervised(postgres, {"lease": 60}) as supervisors:
         until(lambda: status_of(postgres, culprit) == "failed", "the failure")
         until(lambda: status_of(postgres, innocent) == "completed", "the completion")

@@ -13,26 +13,26 @@ from squid_dagster.journal import PostgresStorage, verify
 from tests.processes import Child, children
 from tests.runtime.workers import (
     PATIENCE,
-    at_work,
     counts_of,
-    errand,
     facts_of,
-    hear,
+    file_wait,
     lease_end,
+    running_worker,
     status_of,
     until,
+    wait_for_lines,
     worker_process,
 )
 
 LEASE = 2.0  # seconds
 
 
-def hold(storage: PostgresStorage, started: list[Child], gate: Path, **payload: Any) -> tuple[Child, str]:
-    """Give a worker process that is in the middle of the only step of a run, and the run."""
-    run_id = Squid(storage, errand).start("errand", {"gate": str(gate), **payload}).run_id
+def hold(storage: PostgresStorage, started: list[Child], file: Path, **payload: Any) -> tuple[Child, str]:
+    """Return a worker process that is in the middle of the only step of a run, and the run."""
+    run_id = Squid(storage, file_wait).start("file_wait", {"file": str(file), **payload}).run_id
     child = worker_process(storage, lease=LEASE, concurrency=1)
     started.append(child)
-    hear(child, "begun")
+    wait_for_lines(child, "begun")
     return child, run_id
 
 
@@ -55,21 +55,21 @@ def wait_out_the_lease(storage: PostgresStorage, run_id: str) -> None:
 def test_a_zombies_outcome_is_refused_after_another_has_completed_the_attempt(
     postgres: PostgresStorage, tmp_path: Path, fails: bool
 ) -> None:
-    gate = tmp_path / "gate"
+    file = tmp_path / "file"
     with children() as started:
         # given a worker that is suspended in the middle of a step, beyond its lease
-        zombie, run_id = hold(postgres, started, gate, fails=fails)
+        zombie, run_id = hold(postgres, started, file, fails=fails)
         suspend(zombie)
         wait_out_the_lease(postgres, run_id)
         # when another one has completed the attempt, in its own way
-        agent = Squid(postgres, errand).dispatch_agent()
+        agent = Squid(postgres, file_wait).dispatch_agent()
         claim = agent.claim_next("heir")
         assert claim is not None
         agent.complete(claim, {"by": "heir"})
         assert status_of(postgres, run_id) == "completed"
         before = postgres.read_run(run_id)
         # and the zombie wakes, and comes to its end
-        gate.touch()
+        file.touch()
         os.kill(zombie.process.pid, signal.SIGCONT)
         until(lambda: any("refused" in line or "has ended" in line for line in zombie.lines), "the refusal")
         zombie.process.terminate()
@@ -91,20 +91,22 @@ def test_a_zombies_heartbeat_is_refused_and_tells_its_step(
         suspend(zombie)
         wait_out_the_lease(postgres, run_id)
         if taken_over:
-            assert Squid(postgres, errand).dispatch_agent().claim_next("heir", lease=timedelta(minutes=5)) is not None
+            assert (
+                Squid(postgres, file_wait).dispatch_agent().claim_next("heir", lease=timedelta(minutes=5)) is not None
+            )
         before = postgres.read_run(run_id)
         # when it wakes, and nothing but its heartbeat can tell it
         os.kill(zombie.process.pid, signal.SIGCONT)
-        hear(zombie, "cancelled")
+        wait_for_lines(zombie, "cancelled")
         until(lambda: [line for line in zombie.lines if line.startswith("log WARNING") and "lost" in line], "the word")
         until(lambda: any("drop the result" in line for line in zombie.lines), "the refusal of its result")
         os.kill(zombie.process.pid, signal.SIGKILL)
-        found = postgres.read_run(run_id)
-    # then the lease is what it was; the zombie itself may have claimed the attempt anew, if nobody else has
-    assert found[: len(before)] == before
-    assert [entry.fact.type for entry in found[len(before) :]] in ([], ["attempt_claimed"])
+        entries = postgres.read_run(run_id)
+    # then the lease is what it was; the zombie itself may have claimed the attempt anew, if no other worker has
+    assert entries[: len(before)] == before
+    assert [entry.fact.type for entry in entries[len(before) :]] in ([], ["attempt_claimed"])
     if taken_over:
-        assert found == before
+        assert entries == before
 
 
 @pytest.mark.parametrize("completed", [True, False], ids=["completed elsewhere", "taken over"])
@@ -114,7 +116,7 @@ def test_a_zombie_starts_no_children(postgres: PostgresStorage, tmp_path: Path, 
         zombie, run_id = hold(postgres, started, tmp_path / "never", child=True)
         suspend(zombie)
         wait_out_the_lease(postgres, run_id)
-        agent = Squid(postgres, errand).dispatch_agent()
+        agent = Squid(postgres, file_wait).dispatch_agent()
         claim = agent.claim_next("heir")
         assert claim is not None
         if completed:
@@ -122,23 +124,23 @@ def test_a_zombie_starts_no_children(postgres: PostgresStorage, tmp_path: Path, 
         before = postgres.read_run(run_id)
         # when the zombie wakes, and goes on to start a child
         os.kill(zombie.process.pid, signal.SIGCONT)
-        said = hear(zombie, "child")
+        said = wait_for_lines(zombie, "child")
         os.kill(zombie.process.pid, signal.SIGKILL)
     # then it is refused, and nothing is written
     assert said == [["TerminalRun" if completed else "StaleClaim"]]
     assert postgres.read_run(run_id) == before
-    assert len(Squid(postgres, errand).list_runs().runs) == 1
+    assert len(Squid(postgres, file_wait).list_runs().runs) == 1
 
 
 def test_a_late_completion_is_refused_though_nobody_has_taken_over(postgres: PostgresStorage, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+    file = tmp_path / "file"
     with children() as started:
-        zombie, run_id = hold(postgres, started, gate)
-        Squid(postgres, errand).pause_queue("default")  # so that it does not claim it anew by itself
+        zombie, run_id = hold(postgres, started, file)
+        Squid(postgres, file_wait).pause_queue("default")  # so that it does not claim it anew by itself
         suspend(zombie)
         wait_out_the_lease(postgres, run_id)
         before = postgres.read_run(run_id)
-        gate.touch()
+        file.touch()
         os.kill(zombie.process.pid, signal.SIGCONT)
         until(lambda: any("ran out at" in line for line in zombie.lines), "the refusal: the lease ran out")
         zombie.process.terminate()
@@ -146,22 +148,22 @@ def test_a_late_completion_is_refused_though_nobody_has_taken_over(postgres: Pos
         assert counts_of(zombie)["refused"] == 1
     assert postgres.read_run(run_id) == before
     assert status_of(postgres, run_id) == "running"
-    Squid(postgres, errand).resume_queue("default")
-    assert Squid(postgres, errand).worker(until_idle=True).completed == 1
+    Squid(postgres, file_wait).resume_queue("default")
+    assert Squid(postgres, file_wait).worker(until_idle=True).completed == 1
 
 
 def test_the_attempt_of_a_killed_worker_runs_elsewhere_within_a_second_of_its_lease(
     postgres: PostgresStorage, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
+    file = tmp_path / "file"
     with children() as started:
         # given a worker in the middle of a step, and another one with nothing to do and no housekeeping
-        doomed, run_id = hold(postgres, started, gate)
-        squid = Squid(postgres, errand)
-        with at_work(squid, housekeeping=None):
+        doomed, run_id = hold(postgres, started, file)
+        squid = Squid(postgres, file_wait)
+        with running_worker(squid, housekeeping=None):
             # when the first is killed
             doomed.kill()
-            gate.touch()
+            file.touch()
             # then the other takes over, without any recovery
             until(lambda: status_of(postgres, run_id) == "completed", "the run's end")
     first, second = facts_of(postgres, run_id, "attempt_claimed")

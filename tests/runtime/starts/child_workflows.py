@@ -47,7 +47,7 @@ def one_child(ctx: StepContext) -> str:
 
 
 def context(run_id: str, step: str = "claim", attempt: int = 1) -> StepContext:
-    """What a step of a run would be given."""
+    """Return the context of a step of a run."""
     key = f"{run_id}:{step}:1"
     return StepContext(
         run_id=run_id,

@@ -153,7 +153,7 @@ def test_a_zombie_whose_step_another_worker_completed_starts_no_children(
 
 
 def test_a_takeover_in_the_middle_of_a_child_start_is_seen(clock: VirtualClock) -> None:
-    class Disturbed(MemoryStorage):
+    class InterleavedStorage(MemoryStorage):
         """Let another worker take over between the check of the fence and the commit, once."""
 
         armed = False
@@ -165,7 +165,7 @@ def test_a_takeover_in_the_middle_of_a_child_start_is_seen(clock: VirtualClock) 
                 claimed(squid)
             return super().commit(appends, commit_id)
 
-    storage = Disturbed(clock)
+    storage = InterleavedStorage(clock)
     squid = Squid(storage, [parent(one_child), refund()])
     run_id = squid.start("order").run_id
     claim = claimed(squid)

@@ -92,8 +92,8 @@ def test_children_of_children_know_their_own_parents(make_squid: MakeSquid, cloc
     while children := squid.inspect_run(line[-1]).child_runs:
         line.append(children[0].child_run_id)
     assert len(line) == 4
-    above = [squid.inspect_run(each).parent_run for each in line]
-    assert [each["run_id"] if each else None for each in above] == [None, *line[:-1]]
+    above = [squid.inspect_run(run_id).parent_run for run_id in line]
+    assert [parent["run_id"] if parent else None for parent in above] == [None, *line[:-1]]
     assert squid.inspect_run(line[-1]).status == "failed"
     assert squid.inspect_run(run_id).status == "completed"
 

@@ -1,4 +1,4 @@
-"""Starts by the clock: one run for each window, however often, how late and by whomever the clock is read."""
+"""Starts by the clock: one run for each window, however often, how late and by which process the clock is read."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,9 +40,9 @@ def hourly(catch_up: Any = "latest", name: str = "cron", **options: Any) -> Cron
 
 
 def starts(squid: Squid, receipts: Any) -> list[datetime]:
-    """Give the windows that receipts are about, by their starts."""
+    """Return the windows that receipts are about, by their starts."""
     contexts = [facts(squid, receipt.run_id, "run_started")[0].context for receipt in receipts]
-    return [datetime.fromisoformat(each["schedule"]["intended_window"]["start_at"]) for each in contexts]
+    return [datetime.fromisoformat(context["schedule"]["intended_window"]["start_at"]) for context in contexts]
 
 
 # --- one window, one run --------------------------------------------------------------------------------------------
@@ -226,10 +226,10 @@ def test_every_cron_trigger_of_every_current_definition_is_looked_at(make_squid:
     new = nightly(hourly(), hourly(name="second"), version="2", extra_step=True)
     squid = make_squid([old, new, nightly(name="other")])
     receipts = squid.start_due_crons()
-    found = {
+    triggers = {
         (f.workflow, f.trigger, f.definition_version) for r in receipts for f in facts(squid, r.run_id, "run_started")
     }
-    assert found == {("report", "cron", "2"), ("report", "second", "2"), ("other", "cron", None)}
+    assert triggers == {("report", "cron", "2"), ("report", "second", "2"), ("other", "cron", None)}
 
 
 def test_a_window_that_another_scheduler_has_started_is_not_due(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -268,8 +268,10 @@ def test_windows_before_one_that_was_started_ahead_of_its_time_are_caught_up_wit
     clock.advance(4 * HOUR)
     receipts = squid.start_due_crons()
     assert starts(squid, receipts) == [T0 + n * HOUR for n in (1, 3, 4)]
-    windows = [facts(squid, each.run_id, "run_started")[0].context["schedule"]["intended_window"] for each in receipts]
-    assert [datetime.fromisoformat(each["end_at"]) for each in windows] == [T0 + n * HOUR for n in (2, 4, 5)]
+    windows = [
+        facts(squid, receipt.run_id, "run_started")[0].context["schedule"]["intended_window"] for receipt in receipts
+    ]
+    assert [datetime.fromisoformat(window["end_at"]) for window in windows] == [T0 + n * HOUR for n in (2, 4, 5)]
 
 
 def test_a_replayed_window_does_not_count_as_the_latest_one(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -303,7 +305,7 @@ def test_a_time_without_a_zone_is_refused(make_squid: MakeSquid) -> None:
 def test_a_trigger_that_cannot_be_started_keeps_no_other_one_waiting(
     make_squid: MakeSquid, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # given a run that somebody has started under the id of the first one's window
+    # given a run that was started by hand under the id of the first one's window
     window = {"start_at": T0.isoformat(), "end_at": (T0 + HOUR).isoformat()}
     elsewhere = Squid(MemoryStorage(VirtualClock(T0)), [nightly(name="first")])
     squid = make_squid([nightly(name="first"), nightly(name="second")])

@@ -12,10 +12,8 @@ from tests.runtime.runs import MakeSquid, drain
 
 
 def test_defect_02_starts_stop_being_idempotent(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """A repeated start, child start or replay is a conflict once the first successor was planned.
-
-    Here it gives the first receipt whenever it is repeated: in the middle, after the end, after the definition changed.
-    """
+    # The original: a repeated start, child start or replay is a conflict once the first successor was planned. Here it
+    # gives the first receipt whenever it is repeated: in the middle, after the end, after the definition changed.
     parent = Workflow("parent")
     children: list[tuple[str, bool]] = []
 
@@ -37,8 +35,8 @@ def test_defect_02_starts_stop_being_idempotent(make_squid: MakeSquid, clock: Vi
     replays = [squid.replay(first.run_id, idempotency_key="r")]
     drain(squid, "slow")
     replays.append(squid.replay(first.run_id, idempotency_key="r"))
-    assert [each.repeated for each in replays] == [False, True]
-    assert len({each.run_id for each in replays}) == 1
+    assert [receipt.repeated for receipt in replays] == [False, True]
+    assert len({receipt.run_id for receipt in replays}) == 1
     squid.start("parent", queue="line-queue")
     drain(squid, "line-queue")
     assert [repeated for _, repeated in children] == [False, True]

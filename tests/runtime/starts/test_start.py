@@ -302,7 +302,7 @@ def test_workflows_are_named_by_object_or_name_and_triggers_by_name(make_squid: 
 
 
 def test_an_unfinished_start_is_finished_by_its_repeat(make_squid: MakeSquid, clock: VirtualClock) -> None:
-    """Where a commit cannot span threads, a start may be cut off; elsewhere there is nothing to see."""
+    # Where a commit cannot span threads, a start may be interrupted; elsewhere this test changes nothing.
     squid = make_squid(orders())
     first = squid.start("orders", PAYLOAD, idempotency_key="k")
     if squid.journal.atomic_across_threads:
@@ -320,7 +320,7 @@ def test_a_receipt_names_its_signal_by_a_plain_text(make_squid: MakeSquid, optio
 
     @workflow.step
     def step() -> None:
-        """Only its start matters."""
+        """Return nothing: only the start matters."""
 
     squid = make_squid(workflow)
     for _ in range(2):  # the second one by what was learnt from the first

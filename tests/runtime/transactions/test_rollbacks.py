@@ -195,7 +195,7 @@ def test_a_step_that_ends_the_transaction_itself_is_told_so_and_not_called_for_e
     assert error is not None
     assert error["code"] == "transaction_ended"
     assert "'step'" in error["message"]
-    # and the connections of everybody else are in order
+    # and the connections of all other steps are in order
     assert Squid(postgres, one(lambda: "fine")).start("one").run_id
     assert Squid(postgres, one(lambda: "fine")).worker(until_idle=True).completed == 1
 

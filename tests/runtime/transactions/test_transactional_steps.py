@@ -18,16 +18,16 @@ from tests.runtime.transactions.bookings import AGAIN, book, one, rows
 from tests.runtime.workers import (
     PATIENCE,
     all_done,
-    at_work,
     facts_of,
     queue_facts,
+    running_worker,
     status_of,
     until,
 )
 
 
 def steps(table: str) -> dict[str, Any]:
-    """The same step in every form that a connection can be asked for."""
+    """Return the same step in every form in which a connection can be requested."""
 
     def by_sqlalchemy(connection: sqlalchemy.Connection, ctx: StepContext) -> int:
         book(connection, table, ctx)
@@ -51,9 +51,9 @@ def steps(table: str) -> dict[str, Any]:
 def test_rows_and_completion_are_one_commit(postgres: PostgresStorage, table: str, form: str) -> None:
     squid = Squid(postgres, one(steps(table)[form]))
     run_id = squid.start("one").run_id
-    found = squid.execute_next()
-    assert found is not None
-    assert (found.status, found.outputs) == ("completed", {"step": 1})
+    snapshot = squid.execute_next()
+    assert snapshot is not None
+    assert (snapshot.status, snapshot.outputs) == ("completed", {"step": 1})
     assert rows(postgres) == [(run_id, 1, "debit")]
     if form == "sqlalchemy":  # the others write in a savepoint, which has a number of its own
         with raw(postgres) as connection:
@@ -76,7 +76,7 @@ def test_what_follows_a_transactional_step_is_planned_with_it(postgres: Postgres
         return step + 1
 
     squid = Squid(postgres, workflow)
-    runs = [each.run_id for each in squid.start_many("one", [{"n": n} for n in range(40)])]
+    runs = [receipt.run_id for receipt in squid.start_many("one", [{"n": n} for n in range(40)])]
     report = squid.worker(until_idle=True, concurrency=8)
     assert report.completed == 80
     assert all_done(postgres, runs)()
@@ -114,22 +114,22 @@ def test_many_transactional_steps_at_once_leave_connections_for_heartbeats_and_c
 ) -> None:
     # given more steps that hold a connection than a storage keeps for itself
     begun: list[str] = []
-    gate = threading.Event()
+    release = threading.Event()
 
     def step(connection: sqlalchemy.Connection, ctx: StepContext) -> None:
         book(connection, table, ctx)
         begun.append(ctx.run_id)
-        gate.wait(PATIENCE)
+        release.wait(PATIENCE)
 
     squid = Squid(postgres, one(step))
-    runs = [each.run_id for each in squid.start_many("one", [{"n": n} for n in range(24)])]
+    runs = [receipt.run_id for receipt in squid.start_many("one", [{"n": n} for n in range(24)])]
     lease = timedelta(seconds=2)
-    with at_work(squid, concurrency=24, lease=lease, until_idle=True) as working:
+    with running_worker(squid, concurrency=24, lease=lease, until_idle=True) as working:
         until(lambda: len(begun) == 24, "all steps, each with a connection")
         # when they take longer than their lease
         first = max(fact.lease_until for fact in queue_facts(postgres, "attempt_claimed"))
         until(lambda: postgres.now() > first, "the first lease's end")
-        gate.set()
+        release.set()
         report = working.end()
     # then heartbeats have kept them all
     assert (report.completed, report.refused, report.claimed) == (24, 0, 24)

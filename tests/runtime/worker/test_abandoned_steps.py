@@ -18,7 +18,7 @@ from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation
-from tests.runtime.workers import PATIENCE, all_done, at_work, until
+from tests.runtime.workers import PATIENCE, all_done, running_worker, until
 
 SOON: dict[str, Any] = {"abandon_after": timedelta(milliseconds=50), "heartbeat": timedelta(milliseconds=50)}
 
@@ -29,52 +29,52 @@ class Item(BaseModel):
     deaf: bool = False
 
 
-class Crowd:
+class DeafSteps:
     """A workflow whose steps may be deaf: those end when the test lets them."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.let_go = threading.Event()
-        self.workflow = Workflow("crowd", payload=Item)
+        self.release = threading.Event()
+        self.workflow = Workflow("deaf", payload=Item)
 
         @self.workflow.step
         def step(ctx: StepContext, deaf: bool) -> str:
             self.begun.append(ctx.run_id)
             if deaf:
-                assert self.let_go.wait(PATIENCE)
+                assert self.release.wait(PATIENCE)
             return "done"
 
 
 @pytest.fixture
-def crowd() -> Iterator[Crowd]:
+def deaf_steps() -> Iterator[DeafSteps]:
     """Deaf steps that end with the test at the latest."""
-    made = Crowd()
+    made = DeafSteps()
     yield made
-    made.let_go.set()
+    made.release.set()
 
 
-def cancel_deaf(squid: Squid, crowd: Crowd, count: int) -> list[str]:
+def cancel_deaf(squid: Squid, deaf_steps: DeafSteps, count: int) -> list[str]:
     """Start deaf steps, and cancel their runs once they have begun."""
-    runs = [each.run_id for each in squid.start_many("crowd", [{"deaf": True}] * count)]
-    until(lambda: set(runs) <= set(crowd.begun), "all deaf steps under way")
+    runs = [receipt.run_id for receipt in squid.start_many("deaf", [{"deaf": True}] * count)]
+    until(lambda: set(runs) <= set(deaf_steps.begun), "all deaf steps under way")
     for run in runs:
         squid.cancel(run, actor="ada")
     return runs
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5])
-def test_a_worker_whose_slots_are_all_held_by_cancelled_steps_goes_on(crowd: Crowd, concurrency: int) -> None:
+def test_a_worker_whose_slots_are_all_held_by_cancelled_steps_goes_on(deaf_steps: DeafSteps, concurrency: int) -> None:
     journal = MemoryStorage()
-    squid = Squid(journal, crowd.workflow)
-    with at_work(squid, concurrency=concurrency, **SOON) as working:
-        cancel_deaf(squid, crowd, concurrency)
-        others = [each.run_id for each in squid.start_many("crowd", [{}] * 3 * concurrency)]
+    squid = Squid(journal, deaf_steps.workflow)
+    with running_worker(squid, concurrency=concurrency, **SOON) as working:
+        cancel_deaf(squid, deaf_steps, concurrency)
+        others = [receipt.run_id for receipt in squid.start_many("deaf", [{}] * 3 * concurrency)]
         until(all_done(journal, others), "the other runs")
         assert working.worker.report.abandoned == concurrency
         # and when they end at last, nothing comes of it
-        crowd.let_go.set()
+        deaf_steps.release.set()
         until(lambda: not working.worker._running.abandoned, "the end of the abandoned steps")
-        last = squid.start("crowd").run_id
+        last = squid.start("deaf").run_id
         until(all_done(journal, [last]), "one more run")
         report = working.stop()
     assert report.completed == 3 * concurrency + 1
@@ -82,41 +82,41 @@ def test_a_worker_whose_slots_are_all_held_by_cancelled_steps_goes_on(crowd: Cro
     assert f"abandoned {concurrency}" in str(report)
 
 
-def test_presence_and_status_tell_of_them(postgres: PostgresStorage, crowd: Crowd) -> None:
-    squid = Squid(postgres, crowd.workflow)
+def test_presence_and_status_tell_of_them(postgres: PostgresStorage, deaf_steps: DeafSteps) -> None:
+    squid = Squid(postgres, deaf_steps.workflow)
     runtime = squid.runtime
 
-    def told() -> list[Any]:
+    def abandoned() -> list[Any]:
         runtime.liveness.report(working.worker._describe())  # as it does by itself every few seconds
         workers = runtime.liveness.workers(timedelta(minutes=1))
         return [
-            each
-            for each in attention(postgres, runtime.queries, runtime.queries.queues(), workers, postgres.now())
-            if each.kind == "abandoned_steps"
+            item
+            for item in attention(postgres, runtime.queries, runtime.queries.queues(), workers, postgres.now())
+            if item.kind == "abandoned_steps"
         ]
 
-    with at_work(squid, concurrency=2, **SOON) as working:
-        cancel_deaf(squid, crowd, 2)
+    with running_worker(squid, concurrency=2, **SOON) as working:
+        cancel_deaf(squid, deaf_steps, 2)
         until(lambda: working.worker.report.abandoned == 2, "both abandoned")
-        (found,) = told()
-        assert found.count == 2
-        assert "crowd.step" in found.summary
-        assert "ctx.cancelled" in found.summary
-        crowd.let_go.set()
+        (item,) = abandoned()
+        assert item.count == 2
+        assert "deaf.step" in item.summary
+        assert "ctx.cancelled" in item.summary
+        deaf_steps.release.set()
         until(lambda: not working.worker._running.abandoned, "the end of the abandoned steps")
-        assert told() == []
+        assert abandoned() == []
         working.stop()
 
 
-def test_a_worker_that_left_too_many_behind_stops_and_says_why(crowd: Crowd) -> None:
+def test_a_worker_that_left_too_many_behind_stops_and_says_why(deaf_steps: DeafSteps) -> None:
     journal = MemoryStorage()
-    squid = Squid(journal, crowd.workflow)
-    with at_work(squid, concurrency=2, max_abandoned=4, grace=timedelta(0), **SOON) as working:
+    squid = Squid(journal, deaf_steps.workflow)
+    with running_worker(squid, concurrency=2, max_abandoned=4, grace=timedelta(0), **SOON) as working:
         for _ in range(2):
-            cancel_deaf(squid, crowd, 2)
+            cancel_deaf(squid, deaf_steps, 2)
         report = working.end()
     assert report.abandoned == 4
-    assert "crowd.step" in str(report.gave_up)
+    assert "deaf.step" in str(report.gave_up)
     assert "start this worker again" in str(report.gave_up)
 
 
@@ -126,15 +126,15 @@ def test_an_odd_bound_is_refused(bad: Any) -> None:
         Worker(Squid(MemoryStorage()).runtime, ["default"], max_abandoned=bad)
 
 
-def test_a_step_whose_claim_was_lost_while_it_waited_is_not_called(crowd: Crowd) -> None:
-    squid = Squid(MemoryStorage(), crowd.workflow)
-    run_id = squid.start("crowd").run_id
+def test_a_step_whose_claim_was_lost_while_it_waited_is_not_called(deaf_steps: DeafSteps) -> None:
+    squid = Squid(MemoryStorage(), deaf_steps.workflow)
+    run_id = squid.start("deaf").run_id
     worker = squid.new_worker()
     (claim,) = squid.runtime.dispatch.claim("default", "somebody")
     cancelled = Cancellation()
     cancelled.set()
     worker._execute(Job(claim, cancelled))
-    assert crowd.begun == []
+    assert deaf_steps.begun == []
     assert squid.inspect_run(run_id).status == "running"
 
 
@@ -157,7 +157,7 @@ def test_a_cancelled_async_step_is_cancelled_on_its_loop_and_keeps_no_thread() -
 
     journal = MemoryStorage()
     squid = Squid(journal, workflow)
-    with at_work(squid, concurrency=1, **SOON) as working:
+    with running_worker(squid, concurrency=1, **SOON) as working:
         run_id = squid.start("sleepy").run_id
         assert begun.wait(PATIENCE)
         squid.cancel(run_id, actor="ada")
@@ -209,13 +209,13 @@ def _jobs(count: int) -> list[Job]:
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_a_pool_keeps_its_size_whatever_is_abandoned(size: int) -> None:
-    gate, running, done = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+    release, running, done = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
     deaf: set[str] = set()
 
     def work(job: Job) -> None:
         if job.claim.ref.claim_id in deaf:
             running.release()
-            gate.wait(PATIENCE)
+            release.wait(PATIENCE)
         done.release()
 
     pool = StepPool(size, work)
@@ -232,7 +232,7 @@ def test_a_pool_keeps_its_size_whatever_is_abandoned(size: int) -> None:
     for _ in jobs[2 * size :]:
         assert done.acquire(timeout=PATIENCE)
     assert pool._alive <= size
-    gate.set()
+    release.set()
     for _ in range(2 * size):
         assert done.acquire(timeout=PATIENCE)
     until(lambda: pool._unfinished == 0, "that every job is accounted for")

@@ -14,11 +14,11 @@ from squid_dagster.journal.contract.dispatch_store import Answer, Planner, Settl
 from squid_dagster.runtime.worker.report import SettledAttempt
 from squid_dagster.workflow import Fail, Workflow
 from tests.journal.access import assert_views_agree_with_the_journal, raw, wait_for_a_lock
-from tests.runtime.workers import PATIENCE, at_work, facts_of, until
+from tests.runtime.workers import PATIENCE, facts_of, running_worker, until
 
 
 def _nothing() -> None:
-    """A step of which only the facts matter."""
+    """Return nothing: only the facts matter."""
 
 
 def test_what_two_committers_write_is_counted_once_and_told_once(
@@ -33,11 +33,11 @@ def test_what_two_committers_write_is_counted_once_and_told_once(
     def fails() -> None:
         raise Fail("no")
 
-    told: list[SettledAttempt] = []
+    settled: list[SettledAttempt] = []
 
     def observe(group: Sequence[SettledAttempt]) -> None:
-        told.extend(group)
-        if len(told) % 3 == 0:
+        settled.extend(group)
+        if len(settled) % 3 == 0:
             raise RuntimeError("the observer is tired")
 
     squid = Squid(postgres, wf)
@@ -49,7 +49,7 @@ def test_what_two_committers_write_is_counted_once_and_told_once(
     assert (report.claimed, report.completed, report.failed, report.refused) == (240, 180, 60, 0)
     assert (facts["attempt_completed"], facts["attempt_failed"]) == (180, 60)
     assert report.steps == {"joined.a": 60, "joined.b": 60, "joined.c": 60}
-    assert len({each.attempt.runnable_key for each in told}) == len(told) == 240
+    assert len({outcome.attempt.runnable_key for outcome in settled}) == len(settled) == 240
     assert "deadlock" not in caplog.text
     assert_views_agree_with_the_journal(postgres)
     assert verify(postgres) == []
@@ -68,7 +68,7 @@ def test_an_attempt_that_is_given_back_while_a_committer_writes_it_has_one_end(p
 
     squid = Squid(postgres, wf)
     run_id = squid.start("one").run_id
-    with at_work(squid) as working, raw(postgres, autocommit=False) as connection:
+    with running_worker(squid) as working, raw(postgres, autocommit=False) as connection:
         assert begun.wait(PATIENCE)
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
         go_on.set()
@@ -101,14 +101,14 @@ class _BreaksOnce(PostgresDispatchStore):
 def test_a_defect_in_one_commit_ends_no_committer_and_keeps_no_slot(
     postgres: PostgresStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # given a commit that fails in a way that nobody has foreseen
+    # given a commit that fails by an unforeseen error
     wf = Workflow("one")
     wf.step(name="step")(_nothing)
     squid = Squid(postgres, wf)
     squid.runtime = replace(squid.runtime, dispatch=_BreaksOnce(postgres))
     squid.start_many("one", [None] * 12)
     # when more steps are done than there are slots
-    with at_work(squid, concurrency=1, lease=timedelta(seconds=1), poll=timedelta(milliseconds=50)) as working:
+    with running_worker(squid, concurrency=1, lease=timedelta(seconds=1), poll=timedelta(milliseconds=50)) as working:
         # then all of them are written in the end: what was lost is claimed again once its lease has run out
         until(lambda: working.worker.report.completed == 12, "all steps")
     assert "could not be written: their leases will run out" in caplog.text

@@ -68,7 +68,7 @@ def test_workers_that_run_at_once_leave_nothing_aside() -> None:
 
     @one.step
     def step() -> None:
-        """Only that it ran matters."""
+        """Return nothing: only that it ran matters."""
 
     squid = Squid(MemoryStorage(), [one])
     squid.start_many("one", [None] * 20)

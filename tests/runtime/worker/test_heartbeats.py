@@ -18,7 +18,7 @@ from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim, StorageUnava
 from squid_dagster.runtime.worker.heartbeats import Heartbeats
 from squid_dagster.workflow import StepContext, Workflow
 from tests.facts import T0
-from tests.runtime.workers import PATIENCE, at_work, facts_of, queue_facts, status_of, until
+from tests.runtime.workers import PATIENCE, facts_of, queue_facts, running_worker, status_of, until
 
 SHORT = timedelta(seconds=0.6)
 LEASE = timedelta(minutes=1)
@@ -27,18 +27,18 @@ LEASE = timedelta(minutes=1)
 @pytest.fixture(params=["memory", "postgres"])
 def journal(request: pytest.FixtureRequest) -> Storage:
     """A journal by the real time, in both adapters."""
-    found = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
-    assert isinstance(found, MemoryStorage | PostgresStorage)
-    return found
+    storage = MemoryStorage() if request.param == "memory" else request.getfixturevalue("postgres")
+    assert isinstance(storage, MemoryStorage | PostgresStorage)
+    return storage
 
 
-def waiting(gate: threading.Event, begun: list[StepContext], name: str = "slow") -> Workflow:
+def waiting(release: threading.Event, begun: list[StepContext], name: str = "slow") -> Workflow:
     workflow = Workflow(name)
 
     @workflow.step
     def step(ctx: StepContext) -> int:
         begun.append(ctx)
-        gate.wait(PATIENCE)
+        release.wait(PATIENCE)
         return ctx.fencing_token
 
     return workflow
@@ -46,19 +46,19 @@ def waiting(gate: threading.Event, begun: list[StepContext], name: str = "slow")
 
 def test_a_step_that_takes_five_leases_is_delivered_once(journal: Storage) -> None:
     # given a worker with a short lease, and another one that would take over what is lost
-    gate, begun = threading.Event(), list[StepContext]()
-    squid = Squid(journal, waiting(gate, begun))
+    release, begun = threading.Event(), list[StepContext]()
+    squid = Squid(journal, waiting(release, begun))
     run_id = squid.start("slow").run_id
-    with at_work(squid, lease=SHORT) as first, at_work(squid, lease=SHORT) as second:
+    with running_worker(squid, lease=SHORT) as first, running_worker(squid, lease=SHORT) as second:
         (claimed,) = until(lambda: facts_of(journal, run_id, "attempt_claimed"), "the claim")
         # when its step takes several times as long as the lease
         until(lambda: journal.now() > claimed.occurred_at + 5 * SHORT, "five leases")
-        gate.set()
+        release.set()
         until(lambda: status_of(journal, run_id) == "completed", "the run's end")
         reports = [first.stop(), second.stop()]
     # then it was kept by heartbeats alone, and its result counts
     assert len(facts_of(journal, run_id, "attempt_claimed")) == len(begun) == 1
-    assert sum(each.completed for each in reports) == 1
+    assert sum(report.completed for report in reports) == 1
     leases = [claimed.lease_until, *(fact.lease_until for fact in facts_of(journal, run_id, "attempt_heartbeat"))]
     assert len(leases) > 5
     assert leases == sorted(leases), "no heartbeat shortens a lease"
@@ -74,29 +74,29 @@ def test_execute_next_keeps_its_claim_alive_too(journal: Storage) -> None:
 
     squid = Squid(journal, workflow)
     run_id = squid.start("slow").run_id
-    found = squid.execute_next(lease=SHORT)
-    assert found is not None
-    assert found.status == "completed"
+    snapshot = squid.execute_next(lease=SHORT)
+    assert snapshot is not None
+    assert snapshot.status == "completed"
     assert len(facts_of(journal, run_id, "attempt_claimed")) == 1
 
 
 def test_all_claims_of_a_worker_go_in_one_append(postgres: PostgresStorage) -> None:
-    gate, begun = threading.Event(), list[StepContext]()
-    squid = Squid(postgres, waiting(gate, begun))
+    release, begun = threading.Event(), list[StepContext]()
+    squid = Squid(postgres, waiting(release, begun))
     squid.start_many("slow", [None] * 12)
     lease = timedelta(seconds=2)
-    with at_work(squid, lease=lease, concurrency=12):
+    with running_worker(squid, lease=lease, concurrency=12):
         until(lambda: len(begun) == 12, "all steps under way")
         before = len(queue_facts(postgres, "attempt_heartbeat"))
         until(lambda: len(queue_facts(postgres, "attempt_heartbeat")) >= before + 24, "two rounds of heartbeats")
         beats = queue_facts(postgres, "attempt_heartbeat")[before:]
-        gate.set()
+        release.set()
     rounds = Counter(fact.occurred_at for fact in beats)
     assert set(list(rounds.values())[:2]) == {12}, "one time, and so one commit, for all of them"
 
 
 def test_a_claim_that_was_lost_tells_its_step_and_its_result_is_refused(postgres: PostgresStorage) -> None:
-    # given a step whose claim somebody takes away: the run is cancelled
+    # given a step whose claim is taken away: the run is cancelled
     begun = list[StepContext]()
     workflow = Workflow("slow")
 
@@ -108,7 +108,7 @@ def test_a_claim_that_was_lost_tells_its_step_and_its_result_is_refused(postgres
 
     squid = Squid(postgres, workflow)
     run_id = squid.start("slow").run_id
-    with at_work(squid, lease=timedelta(seconds=1)) as working:
+    with running_worker(squid, lease=timedelta(seconds=1)) as working:
         until(lambda: begun, "the step")
         squid.cancel(run_id)
         # then its next heartbeat finds out, the step is told, and what it returns is dropped
@@ -136,8 +136,8 @@ class _Unreachable(PostgresDispatchStore):
 def test_heartbeats_that_fail_are_tried_again_more_often_and_the_step_goes_on(
     postgres: PostgresStorage, error: BaseException
 ) -> None:
-    gate, begun = threading.Event(), list[StepContext]()
-    squid = Squid(postgres, waiting(gate, begun))
+    release, begun = threading.Event(), list[StepContext]()
+    squid = Squid(postgres, waiting(release, begun))
     run_id = squid.start("slow").run_id
     store = _Unreachable(postgres)
     (claim,) = store.claim("default", "me", lease=timedelta(seconds=3))
@@ -181,7 +181,7 @@ def test_a_claim_whose_lease_ran_out_may_do_nothing_though_nobody_has_taken_over
     with pytest.raises(ExpiredClaim, match="ran out"):
         calls[late]()
     assert journal.read_run(run_id) == before
-    # and once somebody else has it, it is not even the current one
+    # and once another worker has it, it is not even the current one
     assert agent.claim_next("other") is not None
     with pytest.raises(StaleClaim):
         calls[late]()

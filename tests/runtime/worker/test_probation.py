@@ -14,7 +14,7 @@ A_MOMENT = 0.001
 
 
 def delivery(number: int = 1) -> Claim:
-    """Give the claim of an attempt."""
+    """Return the claim of an attempt."""
     attempt = the_attempt(fold(scheduled(), claimed()))
     return Claim(ClaimRef(QUEUE, attempt.run_id, attempt.runnable_key, f"claim-{number}", "token"), attempt)
 

@@ -11,7 +11,7 @@ from squid_dagster.runtime.worker.step_pool import Job, StepPool
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
 
-class _Together:
+class _ConcurrentWork:
     """Work of some length that notes how many do it at the same time."""
 
     def __init__(self, seconds: float, jobs: int) -> None:
@@ -36,7 +36,7 @@ class _Together:
 @pytest.mark.parametrize("milliseconds", [1, 3, 50])
 def test_steps_that_wait_for_others_run_as_many_at_a_time_as_are_allowed(milliseconds: int) -> None:
     # given steps that are done so soon that two threads always move on, and slower ones
-    work = _Together(milliseconds / 1000, jobs=2_000 if milliseconds < 50 else 100)
+    work = _ConcurrentWork(milliseconds / 1000, jobs=2_000 if milliseconds < 50 else 100)
     pool = StepPool(40, work)
     # when many are handed over
     pool.submit([Job(cast("Claim", object()), Cancellation()) for _ in range(2_000 if milliseconds < 50 else 100)])

@@ -1,4 +1,4 @@
-"""How a worker ends: what runs has a time of grace, the rest is given back by a fact, and nobody waits longer."""
+"""The end of a worker: running steps have a time of grace, the rest is given back by a fact, and it waits no longer."""
 
 import signal
 import threading
@@ -20,25 +20,25 @@ from tests.runtime.workers import (
     NEVER,
     PATIENCE,
     all_done,
-    at_work,
     counts_of,
-    errand,
     facts_of,
-    hear,
+    file_wait,
+    running_worker,
     status_of,
     until,
+    wait_for_lines,
     worker_process,
 )
 
 
 def begin(
-    storage: PostgresStorage, started: list[Child], gate: Path, *, deaf: bool = False, **options: Any
+    storage: PostgresStorage, started: list[Child], file: Path, *, deaf: bool = False, **options: Any
 ) -> tuple[Child, str]:
     """Start a run, and a worker process that is in the middle of its step."""
-    run_id = Squid(storage, errand).start("errand", {"gate": str(gate), "deaf": deaf}).run_id
+    run_id = Squid(storage, file_wait).start("file_wait", {"file": str(file), "deaf": deaf}).run_id
     child = worker_process(storage, **options)
     started.append(child)
-    hear(child, "begun")
+    wait_for_lines(child, "begun")
     return child, run_id
 
 
@@ -46,16 +46,16 @@ def test_on_sigterm_a_running_step_finishes_and_nothing_more_is_claimed(
     postgres: PostgresStorage, tmp_path: Path
 ) -> None:
     with children() as started:
-        child, run_id = begin(postgres, started, tmp_path / "gate", concurrency=1)
-        waiting = Squid(postgres, errand).start("errand").run_id
+        child, run_id = begin(postgres, started, tmp_path / "file", concurrency=1)
+        waiting = Squid(postgres, file_wait).start("file_wait").run_id
         child.process.terminate()
-        (tmp_path / "gate").touch()
+        (tmp_path / "file").touch()
         assert child.end(PATIENCE) == 0
-        hear(child, "ended")
+        wait_for_lines(child, "ended")
         assert counts_of(child) == {
             "claimed": 1, "completed": 1, "failed": 0, "retried": 0, "released": 0, "refused": 0, "commits": 1
         }  # fmt: skip
-        assert "claimed 1, completed 1, in " in " ".join(hear(child, "report")[0])
+        assert "claimed 1, completed 1, in " in " ".join(wait_for_lines(child, "report")[0])
     assert (status_of(postgres, run_id), status_of(postgres, waiting)) == ("completed", "running")
     assert not facts_of(postgres, waiting, "attempt_claimed")
 
@@ -74,9 +74,9 @@ def test_a_second_signal_gives_everything_back_at_once_and_the_step_is_told(
         assert counts_of(child)["released"] == 1
     released = facts_of(postgres, run_id)[-1]
     assert (released.type, released.reason) == ("attempt_released", "the worker stopped")
-    # and somebody else does it at once, without waiting for the lease
+    # and another worker does it at once, without waiting for the lease
     (tmp_path / "never").touch()
-    assert Squid(postgres, errand).worker(until_idle=True).completed == 1
+    assert Squid(postgres, file_wait).worker(until_idle=True).completed == 1
     assert status_of(postgres, run_id) == "completed"
 
 
@@ -86,18 +86,18 @@ def test_once_the_grace_is_over_the_step_is_told_and_its_attempt_given_back(
     with children() as started:
         child, run_id = begin(postgres, started, tmp_path / "never", grace=0.2)
         child.process.terminate()
-        hear(child, "cancelled")
+        wait_for_lines(child, "cancelled")
         assert child.end(PATIENCE) == 0
         assert counts_of(child)["released"] == 1
     assert [fact.type for fact in facts_of(postgres, run_id)][-2:] == ["attempt_claimed", "attempt_released"]
-    (attempt,) = Squid(postgres, errand).inspect_run(run_id).attempts
+    (attempt,) = Squid(postgres, file_wait).inspect_run(run_id).attempts
     assert (attempt.status, attempt.deliveries) == ("available", 1), "the step was called, which counts as a delivery"
 
 
 def test_an_idle_worker_ends_at_once_however_seldom_it_polls(postgres: PostgresStorage) -> None:
     with children() as started:
         started.append(worker_process(postgres, poll=3600))
-        hear(started[0], "ready")
+        wait_for_lines(started[0], "ready")
         until(lambda: Squid(postgres).runtime.liveness.workers(timedelta(minutes=1)), "the worker at work")
         started[0].process.terminate()
         assert started[0].end(PATIENCE) == 0
@@ -158,7 +158,7 @@ def test_what_was_claimed_and_not_begun_is_given_back_by_a_fact(postgres: Postgr
     begun: list[str] = []
     store = _StopsWhileClaiming(postgres)
     squid = _with_dispatch(Squid(postgres, _step_that_notes(begun)), store)
-    runs = [each.run_id for each in squid.start_many("noted", [None] * 5)]
+    runs = [receipt.run_id for receipt in squid.start_many("noted", [None] * 5)]
     store.worker = squid.new_worker(concurrency=10)
     report = store.worker.run()
     assert (report.claimed, report.completed, report.released) == (5, 0, 5)
@@ -188,10 +188,10 @@ def test_stop_from_another_thread_ends_an_idle_and_a_busy_worker(postgres: Postg
         return "done"
 
     squid = Squid(postgres, workflow)
-    with at_work(squid, poll=NEVER) as idle:
+    with running_worker(squid, poll=NEVER) as idle:
         assert idle.stop().claimed == 0
     run_id = squid.start("busy").run_id
-    with at_work(squid, poll=NEVER, concurrency=1) as busy:
+    with running_worker(squid, poll=NEVER, concurrency=1) as busy:
         assert begun.wait(PATIENCE)
         busy.worker.stop()
         go_on.set()
@@ -215,7 +215,7 @@ def test_a_result_that_comes_after_its_attempt_was_given_back_is_dropped(postgre
 
     squid = Squid(postgres, workflow)
     run_id = squid.start("late").run_id
-    with at_work(squid, grace=timedelta(0)) as working:
+    with running_worker(squid, grace=timedelta(0)) as working:
         assert begun.wait(PATIENCE)
         assert working.stop().released == 1
     go_on.set()
@@ -244,24 +244,24 @@ def test_what_was_claimed_from_one_queue_is_done_though_the_next_queue_fails(pos
     store.unreachable = {"broken"}
     squid = _with_dispatch(Squid(postgres, _step_that_notes(begun)), store)
     run_id = squid.start("noted", queue="good").run_id
-    with at_work(squid, ["good", "broken"], poll=NEVER):
+    with running_worker(squid, ["good", "broken"], poll=NEVER):
         until(all_done(postgres, [run_id]), "the run of the queue that works")
     assert len(facts_of(postgres, run_id, "attempt_claimed")) == 1
 
 
 def test_a_pool_that_is_closed_while_its_threads_are_busy_leaves_none_behind() -> None:
-    inside, gate = list[object](), threading.Event()
+    inside, release = list[object](), threading.Event()
 
     def work(job: Job) -> None:
         inside.append(job)
-        gate.wait(PATIENCE)
+        release.wait(PATIENCE)
 
     before = set(threading.enumerate())
     pool = StepPool(6, work)
-    pool.submit([Job(None, Cancellation()) for _ in range(8)])  # type: ignore[arg-type]  # nobody looks at the claim
+    pool.submit([Job(None, Cancellation()) for _ in range(8)])  # type: ignore[arg-type]  # the claim is not read
     until(lambda: len(inside) == 6, "six at once")
     assert len(pool.take_back()) == 2, "what no thread has begun"
     pool.close()
-    gate.set()
+    release.set()
     until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
     assert len(inside) == 6

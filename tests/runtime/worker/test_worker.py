@@ -22,14 +22,14 @@ from tests.runtime.workers import (
     NEVER,
     PATIENCE,
     all_done,
-    at_work,
     counts_of,
     facts_of,
-    hear,
     queue_facts,
+    running_worker,
     status_of,
     tally,
     until,
+    wait_for_lines,
     worker_process,
 )
 
@@ -48,7 +48,7 @@ def one_step(function: Callable[..., Any], name: str = "one", **options: Any) ->
     return workflow
 
 
-class Meter:
+class ConcurrencyMeter:
     """Counts how many are inside at once, and lets them out when told to."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
             self.inside -= 1
 
 
-def metered(meter: Meter) -> Workflow:
+def metered(meter: ConcurrencyMeter) -> Workflow:
     def step(ctx: StepContext) -> None:
         meter(ctx)
 
@@ -73,10 +73,10 @@ def metered(meter: Meter) -> Workflow:
 
 
 def test_as_many_steps_run_at_once_as_concurrency_allows_and_no_more(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     squid = Squid(postgres, metered(meter))
-    runs = [each.run_id for each in squid.start_many("one", [{"n": n} for n in range(20)])]
-    with at_work(squid, concurrency=8, until_idle=True) as working:
+    runs = [receipt.run_id for receipt in squid.start_many("one", [{"n": n} for n in range(20)])]
+    with running_worker(squid, concurrency=8, until_idle=True) as working:
         until(lambda: meter.inside == 8, "eight steps at once")
         meter.open.set()
         report = working.end()
@@ -86,7 +86,7 @@ def test_as_many_steps_run_at_once_as_concurrency_allows_and_no_more(postgres: P
 
 
 def test_with_a_concurrency_of_one_steps_run_one_after_another(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     meter.open.set()
     squid = Squid(postgres, metered(meter))
     squid.start_many("one", [{"n": n} for n in range(10)])
@@ -115,7 +115,7 @@ def test_until_idle_does_what_is_due_and_what_comes_of_it_and_leaves_what_is_due
 
     workflow.wait("rest", timedelta(days=1), after="third")
     squid = Squid(postgres, workflow)
-    runs = [each.run_id for each in squid.start_many(workflow, [{"n": n} for n in range(6)])]
+    runs = [receipt.run_id for receipt in squid.start_many(workflow, [{"n": n} for n in range(6)])]
     report = squid.worker(until_idle=True)
     assert report.steps == Counter({"three.first": 6, "three.second": 5, "three.third": 5})
     assert (report.completed, report.failed, report.claimed) == (16, 1, 17)
@@ -132,7 +132,7 @@ def test_until_idle_does_what_is_due_and_what_comes_of_it_and_leaves_what_is_due
 
 
 def test_until_idle_on_an_empty_queue_ends_with_nothing_done(postgres: PostgresStorage) -> None:
-    report = Squid(postgres, metered(Meter())).worker(until_idle=True, poll=NEVER)
+    report = Squid(postgres, metered(ConcurrencyMeter())).worker(until_idle=True, poll=NEVER)
     assert (report.claimed, report.completed, report.commits) == (0, 0, 0)
     assert str(report).startswith(f"worker {report.worker_id}: claimed 0, in ")
 
@@ -142,7 +142,7 @@ def test_sync_steps_run_in_threads_of_their_own_and_async_ones_share_a_loop(post
     both = threading.Barrier(4)
 
     def sync(n: int) -> int:
-        both.wait(PATIENCE)  # four threads at once, or nobody passes
+        both.wait(PATIENCE)  # four threads at once, or none passes
         seen["sync"].add(threading.get_ident())
         return n
 
@@ -172,10 +172,10 @@ def test_sync_steps_run_in_threads_of_their_own_and_async_ones_share_a_loop(post
 
 def test_results_that_come_in_during_a_commit_are_one_commit(postgres: PostgresStorage) -> None:
     # given many steps that are under way
-    meter = Meter()
+    meter = ConcurrencyMeter()
     squid = Squid(postgres, metered(meter))
-    runs = [each.run_id for each in squid.start_many("one", [{"n": n} for n in range(30)])]
-    with at_work(squid, concurrency=30, until_idle=True) as working:
+    runs = [receipt.run_id for receipt in squid.start_many("one", [{"n": n} for n in range(30)])]
+    with running_worker(squid, concurrency=30, until_idle=True) as working:
         until(lambda: meter.inside == 30, "all steps under way")
         # when the first commit has to wait
         with raw(postgres, autocommit=False) as other:
@@ -190,15 +190,15 @@ def test_results_that_come_in_during_a_commit_are_one_commit(postgres: PostgresS
     assert report.commits <= 5
     with raw(postgres) as connection:
         text = "SELECT count(*) FROM journal_commits WHERE receipt::text LIKE %s AND receipt::text LIKE %s"
-        found = [connection.execute(text, ("%squid:dispatch:default%", f"%{run}%")).fetchone() for run in runs]
-    assert found == [(2,)] * 30, "one commit that started the run, one that ended it"
+        commit_counts = [connection.execute(text, ("%squid:dispatch:default%", f"%{run}%")).fetchone() for run in runs]
+    assert commit_counts == [(2,)] * 30, "one commit that started the run, one that ended it"
 
 
 def test_one_member_that_is_refused_does_not_fail_its_group(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     squid = Squid(postgres, metered(meter))
-    runs = [each.run_id for each in squid.start_many("one", [{"n": n} for n in range(5)])]
-    with at_work(squid, concurrency=5, until_idle=True) as working:
+    runs = [receipt.run_id for receipt in squid.start_many("one", [{"n": n} for n in range(5)])]
+    with running_worker(squid, concurrency=5, until_idle=True) as working:
         until(lambda: meter.inside == 5, "all steps under way")
         squid.cancel(runs[2])
         meter.open.set()
@@ -236,13 +236,13 @@ def test_higher_priorities_are_claimed_first_and_older_work_before_newer(postgre
 
 
 def test_nothing_is_claimed_from_a_paused_queue_and_resuming_it_wakes_the_worker(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     meter.open.set()
     squid = Squid(postgres, metered(meter))
     squid.pause_queue("default", actor="ada")
     run_id = squid.start("one").run_id
     other = squid.start("one", queue="other").run_id
-    with at_work(squid, ["default", "other"], poll=NEVER):
+    with running_worker(squid, ["default", "other"], poll=NEVER):
         until(all_done(postgres, [other]), "the other queue's run")
         assert not facts_of(postgres, run_id, "attempt_claimed")
         squid.resume_queue("default", actor="ada")
@@ -250,7 +250,7 @@ def test_nothing_is_claimed_from_a_paused_queue_and_resuming_it_wakes_the_worker
 
 
 def test_a_worker_claims_only_what_it_has_registered(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     meter.open.set()
     other = one_step(lambda: None, "other")
     with_both = Squid(postgres, [metered(meter), other])
@@ -261,13 +261,13 @@ def test_a_worker_claims_only_what_it_has_registered(postgres: PostgresStorage) 
 
 
 def test_a_worker_is_seen_while_it_is_there_and_gone_afterwards(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     squid = Squid(postgres, metered(meter))
 
     def seen() -> list[WorkerRow]:
         return squid.runtime.liveness.workers(timedelta(minutes=1))
 
-    with at_work(squid, ["default", "other"], concurrency=7, poll=NEVER, worker_id="w-1") as working:
+    with running_worker(squid, ["default", "other"], concurrency=7, poll=NEVER, worker_id="w-1") as working:
         (row,) = until(seen, "the worker's row")
         assert (row.worker_id, row.kind, row.capacity, set(row.queues)) == ("w-1", "worker", 7, {"default", "other"})
         assert row.definitions == tuple(squid.runtime.registry.keys)
@@ -277,10 +277,10 @@ def test_a_worker_is_seen_while_it_is_there_and_gone_afterwards(postgres: Postgr
 
 
 def test_a_worker_that_is_too_old_finishes_what_it_has_and_ends(postgres: PostgresStorage) -> None:
-    meter = Meter()
+    meter = ConcurrencyMeter()
     meter.open.set()
     squid = Squid(postgres, metered(meter))
-    with at_work(squid, max_age=timedelta(milliseconds=50), poll=timedelta(milliseconds=20)) as working:
+    with running_worker(squid, max_age=timedelta(milliseconds=50), poll=timedelta(milliseconds=20)) as working:
         working.end()
     run_id = squid.start("one").run_id
     assert squid.worker(max_age=timedelta(microseconds=1)).claimed == 0
@@ -323,12 +323,12 @@ def test_a_worker_with_bad_options_is_refused_before_it_begins(
     postgres: PostgresStorage, options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        Squid(postgres, metered(Meter())).new_worker(**options)
+        Squid(postgres, metered(ConcurrencyMeter())).new_worker(**options)
 
 
 def test_a_worker_of_a_bad_queue_is_refused(postgres: PostgresStorage) -> None:
     with pytest.raises(InvalidThread):
-        Squid(postgres, metered(Meter())).new_worker(["good", "no:good"])
+        Squid(postgres, metered(ConcurrencyMeter())).new_worker(["good", "no:good"])
 
 
 def test_three_processes_share_a_queue_and_do_everything_once(postgres: PostgresStorage) -> None:
@@ -337,21 +337,21 @@ def test_three_processes_share_a_queue_and_do_everything_once(postgres: Postgres
         connection.execute("CREATE TABLE effects (run_id text, token int, pid int)")
         started += [worker_process(postgres, concurrency=4) for _ in range(3)]
         for child in started:
-            hear(child, "ready")
+            wait_for_lines(child, "ready")
         # when many runs are started
         squid = Squid(postgres, tally)
-        runs = [each.run_id for each in squid.start_many("tally", [{} for _ in range(150)])]
+        runs = [receipt.run_id for receipt in squid.start_many("tally", [{} for _ in range(150)])]
         until(all_done(postgres, runs), "all runs")
         for child in started:
             child.process.terminate()
         assert [child.end() for child in started] == [0, 0, 0]
-        # then each has left its effect once, whoever did it
+        # then each has left its effect once, whichever process did it
         effects = connection.execute("SELECT run_id, token FROM effects").fetchall()
         anomalies = connection.execute(sql.SQL("SELECT count(*) FROM anomalies")).fetchone()
         assert sorted(effects) == sorted((run, 1) for run in runs)
         assert anomalies == (0,)
         counts = [counts_of(child) for child in started]
-    assert sum(each["completed"] for each in counts) == len(runs) == len(queue_facts(postgres, "attempt_completed"))
+    assert sum(report["completed"] for report in counts) == len(runs) == len(queue_facts(postgres, "attempt_completed"))
 
 
 def test_the_result_of_a_step_whose_run_has_ended_is_refused_and_changes_nothing(postgres: PostgresStorage) -> None:
