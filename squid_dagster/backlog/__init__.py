@@ -1,6 +1,6 @@
 """Cards: atomic claims, a dependency DAG, every change a fact; also the reference lease backend.
 
-Exported lazily, so that the command line loads a database driver only when it asks a database.
+Exported lazily, so that the command line loads a database driver only when it uses a database.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_TTL", "Backlog", "BacklogLeases", "Card", "CardRebuild", "Ca
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from the module that it lives in."""
+    """Import a name from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,7 @@
-"""`Backlog`: the one object to create, claim, finish and look at cards with."""
+"""`Backlog`: the public API to create, claim, complete and list cards.
+
+Checks arguments and hands decisions to a card store; owns no state.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -38,20 +41,20 @@ from squid_dagster.protocol.facts.backlog import (
 from squid_dagster.redaction import redacted_error
 
 DEFAULT_TTL = timedelta(seconds=900)
-# Inside of the class, `list` is a method.
+# In the class, `list` is a method.
 _Cards: TypeAlias = list[Card]
 _Entries: TypeAlias = list[Entry]
 _Texts: TypeAlias = list[str]
-_MOST = 2**63 - 1  # a limit that Postgres can read
-_SOMETIME = datetime(1970, 1, 1, tzinfo=UTC)  # a draft has no time yet
+_BIGINT = 2**63 - 1  # the largest one of Postgres
+_DRAFT_TIME = datetime(1970, 1, 1, tzinfo=UTC)  # replaced when the fact is written
 
 
 @checks_arguments
 class Backlog:
     """Cards on a storage. Safe between threads, processes and machines: the storage decides.
 
-    Commands on a claimed card take the claim's `token`: with one, only its holder is let through. Without one they act
-    on the card as it is, and the fact reads `unfenced`; with `strict`, they are refused.
+    Commands on a claimed card take the claim's `token`: with one, only the holder's command succeeds. Without one they
+    act on the card as it is, and the fact is marked `unfenced`; with `strict`, they are refused.
     """
 
     def __init__(self, storage: Storage, *, strict: bool = False) -> None:
@@ -61,7 +64,7 @@ class Backlog:
         )
         self.strict = strict
 
-    # --- making -----------------------------------------------------------------------------------------------------
+    # --- creation ---------------------------------------------------------------------------------------------------
 
     def create(
         self,
@@ -77,12 +80,12 @@ class Backlog:
         not_before: datetime | None = None,
         max_attempts: int | None = None,
     ) -> Card:
-        """Create a card, and give it. One that is there already is given as it is; if it was blocked, it is ready then.
+        """Create and return a card. If it exists, return it; if it was blocked, it becomes ready.
 
-        That is the card of the same `idempotency_key`, or the one of the same id and the same content.
+        A card exists if one has the same `idempotency_key`, or the same id and the same content.
 
         Raises:
-            InvalidArgument: something that a card cannot have; it is named.
+            InvalidArgument: a value that a card cannot have; it is named.
             ConflictingCommand: the id belongs to a card with another content.
             NotFound: it depends on a card that does not exist.
         """
@@ -102,34 +105,34 @@ class Backlog:
         if card_id in values["depends_on"]:
             raise InvalidArgument(f"card {card_id!r} cannot depend on itself")
         with _explained("not a card"):
-            draft = CardCreated(**values, occurred_at=_SOMETIME)
+            draft = CardCreated(**values, occurred_at=_DRAFT_TIME)
         if idempotency_key is not None:
             check_text(idempotency_key, "idempotency_key", CARD_NAME_MAX_LENGTH)
-        wanted = CardSelection((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
-        found = card_decisions.known_card(self._store.decide(wanted, card_decisions.create(draft)), draft)
-        assert found is not None  # noqa: S101  it was there, or was made
-        return found
+        selection = CardSelection((card_id, *draft.depends_on), idempotency_key, links=bool(draft.depends_on))
+        card = card_decisions.known_card(self._store.decide(selection, card_decisions.create(draft)), draft)
+        assert card is not None  # noqa: S101  it existed, or was created
+        return card
 
     def link(self, card_id: str, depends_on: str) -> Card:
-        """Let a card depend on another one, too; give the card. Repeating it is no error.
+        """Add a dependency to a card, and return the card. Repeating it is no error.
 
         Raises:
             InvalidArgument: both are the same card.
             NotFound: one of them does not exist.
             InvalidTransition: it would close a cycle, or the card is done.
         """
-        wanted = CardSelection((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
-        return self._store.decide(wanted, card_decisions.link(card_id, depends_on)).cards[card_id]
+        selection = CardSelection((_id(card_id), _id(depends_on)), closure_of=depends_on, links=True)
+        return self._store.decide(selection, card_decisions.link(card_id, depends_on)).cards[card_id]
 
-    # --- working ----------------------------------------------------------------------------------------------------
+    # --- claims and outcomes ----------------------------------------------------------------------------------------
 
     def claim(
         self, owner: str, *, ttl: timedelta = DEFAULT_TTL, card_id: str | None = None, phase: str | None = None
     ) -> Card | None:
-        """Claim the best card that is ready, of that phase, or the one of that id; None when there is none.
+        """Claim the first ready card, of that phase, or the card of that id; return None if there is none.
 
-        The best is of the highest priority, and the oldest of these. Claims that ran out count as ready. The card that
-        is given has the claim's token, `claim_token`, which is written down nowhere.
+        The first is the oldest one of the highest priority. Cards whose claim ran out count as ready. The returned card
+        has the claim's token, `claim_token`, which is stored nowhere.
 
         Raises:
             InvalidArgument: a bad owner, time or phase.
@@ -141,16 +144,16 @@ class Backlog:
         if phase is not None:
             check_text(phase, "phase", CARD_NAME_MAX_LENGTH)
         ((_, token),) = new_claims(1)
-        wanted = None if card_id is None else _id(card_id)
-        card = self._store.claim(ClaimRequest(owner, _seconds(ttl), hash_token(token), wanted, phase))
-        return None if card is None else _with_token(card, token)
+        wanted_id = None if card_id is None else _id(card_id)
+        card = self._store.claim(ClaimRequest(owner, _seconds(ttl), hash_token(token), wanted_id, phase))
+        return None if card is None else replace(card, claim_token=token)
 
     def renew(self, card_id: str, *, ttl: timedelta = DEFAULT_TTL, token: str | None = None) -> Card:
-        """Let a claim last until `ttl` from now; it never gets shorter.
+        """Extend a claim to `ttl` from now; never shortens one.
 
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: stop working.
-            NotFound, InvalidTransition, InvalidArgument: no such card; nobody holds it; a bad time or token.
+            NotFound, InvalidTransition, InvalidArgument: no such card; it is not claimed; a bad time or token.
         """
         seconds = timedelta(seconds=_seconds(ttl))
         return self._change(card_id, card_decisions.renew(card_id, self._fence(token), seconds))
@@ -172,22 +175,22 @@ class Backlog:
         retry_after: timedelta | None = timedelta(0),
         token: str | None = None,
     ) -> Card:
-        """Give a claimed card back after a failure, ready again `retry_after` from now.
+        """Record a failure and end the claim; the card is ready again `retry_after` from now.
 
-        When that is None, or the card was claimed `max_attempts` times, it is dead-lettered: its status says which.
+        If that is None, or the card was claimed `max_attempts` times, it is dead-lettered: its status says which.
 
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
-            NotFound, InvalidTransition, InvalidArgument: no such card; nobody holds it; a bad time, error or token.
+            NotFound, InvalidTransition, InvalidArgument: no such card; it is not claimed; a bad time, error or token.
         """
         known = retry_after is None or isinstance(retry_after, timedelta)
         if not known or not timedelta(0) <= (retry_after or timedelta(0)) <= timedelta(days=3650):
             raise InvalidArgument(f"retry_after must be a timedelta from zero to ten years, not {retry_after!r}")
-        told = redacted_error({"message": error} if isinstance(error, str) else error)
-        return self._change(card_id, card_decisions.fail(card_id, self._fence(token), told, retry_after))
+        redacted = redacted_error({"message": error} if isinstance(error, str) else error)
+        return self._change(card_id, card_decisions.fail(card_id, self._fence(token), redacted, retry_after))
 
     def block(self, card_id: str, *, reason: str | None = None, token: str | None = None) -> Card:
-        """Park a card, which ends its claim. Repeating it is no error.
+        """Block a card, which ends its claim. Repeating it is no error.
 
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
@@ -199,13 +202,13 @@ class Backlog:
         return self._change(card_id, card_decisions.block(card_id, self._fence(token), reason))
 
     def unblock(self, card_id: str) -> Card:
-        """Make a parked card ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead."""
+        """Set a blocked card to ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead."""
         return self._change(card_id, card_decisions.unblock(card_id))
 
     def reclaim(self, card_id: str | None = None) -> _Cards:
-        """Release all claims that ran out; or free the card of that id, whoever holds it, and if it is blocked or dead.
+        """Release all claims that ran out; or free the card of that id, whether it is claimed, blocked or dead.
 
-        Gives the cards that were freed; one whose attempts are spent is dead-lettered when its claim ran out.
+        Returns the freed cards; one with an expired claim and no attempts left is dead-lettered.
 
         Raises:
             NotFound: there is no card of that id.
@@ -215,32 +218,32 @@ class Backlog:
             return self._store.release_expired()
         return [self._change(card_id, card_decisions.reclaim(card_id))]
 
-    # --- looking ----------------------------------------------------------------------------------------------------
+    # --- reads ------------------------------------------------------------------------------------------------------
 
     def get(self, card_id: str) -> Card:
-        """Give a card. Raises `NotFound`."""
-        found = self._store.find(_id(card_id))
-        if found is None:
+        """Return a card. Raises `NotFound`."""
+        card = self._store.find(_id(card_id))
+        if card is None:
             raise card_decisions.no_card(card_id)
-        return found
+        return card
 
     def stats(self) -> Stats:
-        """Count cards by status, those that could be claimed, and claims that ran out; tell how old the oldest is."""
+        """Count cards by status, claimable cards and expired claims; measure the age of the oldest ready card."""
         return self._store.stats()
 
     def history(self, card_id: str) -> _Entries:
-        """Give all facts about a card, in order. Raises `NotFound` when there is none."""
-        found = self._store.history(_id(card_id))
-        if not found:
+        """Return all facts about a card, in order. Raises `NotFound` if there is none."""
+        entries = self._store.history(_id(card_id))
+        if not entries:
             raise card_decisions.no_card(card_id)
-        return found
+        return entries
 
     def rebuild(self) -> CardRebuild:
-        """Make the cards anew from the facts, while others go on. Raises `StorageUnavailable` as `rebuild_views`."""
+        """Rebuild the cards from the facts while writers continue. Raises `StorageUnavailable` as `rebuild_views`."""
         return self._store.rebuild()
 
     def differences(self) -> _Texts:
-        """Say which cards differ from what the facts tell of them, and in what; nothing, if all is well."""
+        """Return which cards differ from a fold of their facts, and in what; an empty list if none does."""
         return self._store.differences()
 
     def list(
@@ -251,21 +254,21 @@ class Backlog:
         ready_only: bool = False,
         limit: int | None = None,
     ) -> _Cards:
-        """List cards in the order of claims; with `ready_only` those that are ready and wait for no other card.
+        """List cards in claim order; with `ready_only` only those that are ready and have no open dependency.
 
         Raises:
             InvalidArgument: no such status, or a bad phase or limit.
         """
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _BIGINT):
             raise InvalidArgument(f"limit must be a whole number from 1 on, not {limit!r:.80}")
         if phase is not None:
             check_text(phase, "phase", CARD_NAME_MAX_LENGTH)
         try:
-            wanted = None if status is None else CardStatus(status)
+            card_status = None if status is None else CardStatus(status)
         except ValueError:
-            known = ", ".join(each.value for each in CardStatus)
+            known = ", ".join(known.value for known in CardStatus)
             raise InvalidArgument(f"{status!r} is no status of a card: take one of {known}") from None
-        return self._store.select(CardFilter(wanted, phase, ready_only, limit))
+        return self._store.select(CardFilter(card_status, phase, ready_only, limit))
 
     def _change(self, card_id: str, decision: Decision, *, frees: bool = False) -> Card:
         with _explained(f"card {_id(card_id)!r}"):
@@ -281,13 +284,13 @@ class Backlog:
 
 
 def _id(card_id: str) -> str:
-    """Give the id if a card may have it: what no card can have, no card has."""
+    """Return the id, or raise `InvalidArgument` for one that no card can have."""
     check_text(card_id, "a card's id", CARD_ID_MAX_LENGTH)
     return card_id
 
 
 def _check_new_id(card_id: str) -> None:
-    """Raise `InvalidArgument` for an id that no card may be given."""
+    """Raise `InvalidArgument` for an id that a new card cannot have."""
     known = isinstance(card_id, str) and len(card_id) <= CARD_ID_MAX_LENGTH
     if not known or not re.fullmatch(CARD_ID_PATTERN.strip("^$"), card_id):
         raise InvalidArgument(
@@ -297,34 +300,30 @@ def _check_new_id(card_id: str) -> None:
 
 
 def _ids(given: Iterable[str]) -> _Texts:
-    """Give each id once, in order. Raises `InvalidArgument` for what is no list of texts."""
+    """Return each id once, in order. Raises `InvalidArgument` unless they are a list of texts."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InvalidArgument(f"depends_on must be a list of ids, not {given!r:.80}")
-    found = list(given)
-    if not all(isinstance(each, str) for each in found):
-        raise InvalidArgument(f"depends_on must be a list of ids, which are texts, not {found!r:.80}")
-    return list(dict.fromkeys(found))
+    ids = list(given)
+    if not all(isinstance(card_id, str) for card_id in ids):
+        raise InvalidArgument(f"depends_on must be a list of ids, which are texts, not {ids!r:.80}")
+    return list(dict.fromkeys(ids))
 
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say what a fact cannot have. Raises `InvalidArgument`."""
+    """Translate validation errors of a fact to `InvalidArgument`."""
     try:
         try:
             yield
         except ValidationError as error:
             raise InvalidArgument(f"{what}: {explain(error)}") from None
-    except RecursionError:  # also where the value is to be shown
+    except RecursionError:  # also while the value is formatted
         raise InvalidArgument(f"{what}: a value is nested too deeply") from None
 
 
 def _seconds(ttl: timedelta) -> int:
-    """Give a time to live in whole seconds; raise `InvalidArgument` for one that is none."""
+    """Return a time to live in whole seconds; raise `InvalidArgument` for any other value."""
     whole = isinstance(ttl, timedelta) and not ttl % timedelta(seconds=1)
     if not whole or not timedelta(seconds=1) <= ttl <= timedelta(seconds=MAX_TTL_SECONDS):
         raise InvalidArgument(f"ttl must be a timedelta of whole seconds, from one second to 30 days, not {ttl!r}")
     return int(ttl.total_seconds())
-
-
-def _with_token(card: Card, token: str) -> Card:
-    return replace(card, claim_token=token)

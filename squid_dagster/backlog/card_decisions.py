@@ -1,4 +1,4 @@
-"""What commands write: pure functions from the cards at hand and a time to facts, or to an error that says why not."""
+"""The facts that commands on cards write: pure functions from loaded cards and a time to facts, or to an error."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from squid_dagster.protocol.facts.backlog import (
 
 
 def create(draft: CardCreated) -> Decision:
-    """Create a card, unless it is there: then the one that is there counts, and is ready again if it was blocked.
+    """Create a card, unless it exists: an existing one becomes ready if it was blocked.
 
     The decision raises:
         ConflictingCommand: the id belongs to a card with another content.
@@ -43,7 +43,7 @@ def create(draft: CardCreated) -> Decision:
     def decision(at_hand: BacklogProjection, now: datetime) -> list[CardFactType]:
         known = known_card(at_hand, draft)
         if known is None:
-            missing = [each for each in draft.depends_on if each not in at_hand.cards]
+            missing = [dependency for dependency in draft.depends_on if dependency not in at_hand.cards]
             if missing:
                 raise NotFound(
                     f"card {draft.card_id!r} cannot depend on {missing[0]!r}, which does not exist: create it"
@@ -59,7 +59,7 @@ def create(draft: CardCreated) -> Decision:
 
 
 def known_card(at_hand: BacklogProjection, draft: CardCreated) -> Card | None:
-    """Give the card that a creation is a repeat of: the one of its key, else the one of its id."""
+    """Return the card that a creation is a repeat of: the one of its key, else the one of its id."""
     keyed = at_hand.keys.get(draft.idempotency_key) if draft.idempotency_key is not None else None
     return at_hand.cards.get(keyed or draft.card_id)
 
@@ -74,12 +74,12 @@ def _check_same(known: Card, draft: CardCreated) -> None:
 
 
 def link(card_id: str, depends_on: str) -> Decision:
-    """Let a card depend on another one.
+    """Link a card to another one that it depends on.
 
     The decision raises:
         NotFound: one of them does not exist.
         InvalidArgument: both are the same.
-        InvalidTransition: it would close a circle, or the card is done.
+        InvalidTransition: it would close a cycle, or the card is done.
     """
 
     def decision(at_hand: BacklogProjection, now: datetime) -> list[CardFactType]:
@@ -92,8 +92,8 @@ def link(card_id: str, depends_on: str) -> Decision:
             raise InvalidTransition(f"card {card_id!r} is done: what it depends on changes nothing any more")
         path = find_path(at_hand.edges, other.id, card.id)
         if path is not None:
-            circle = " -> ".join([card.id, *path])
-            raise InvalidTransition(f"card {card_id!r} cannot depend on {depends_on!r}: that closes the cycle {circle}")
+            cycle = " -> ".join([card.id, *path])
+            raise InvalidTransition(f"card {card_id!r} cannot depend on {depends_on!r}: that closes the cycle {cycle}")
         return [_allowed(at_hand, CardLinked(card_id=card_id, depends_on=depends_on, occurred_at=_at(card, now)))]
 
     return decision
@@ -112,9 +112,9 @@ def complete(card_id: str, token_hash: str | None) -> Decision:
 
 
 def renew(card_id: str, token_hash: str | None, ttl: timedelta) -> Decision:
-    """Let a claim last until `ttl` from now, at least.
+    """Extend a claim to at least `ttl` from now.
 
-    The decision raises `NotFound`, `StaleClaim`, `ExpiredClaim`, or `InvalidTransition` when nobody holds the card.
+    The decision raises `NotFound`, `StaleClaim`, `ExpiredClaim`, or `InvalidTransition` when the card is not claimed.
     """
 
     def decision(at_hand: BacklogProjection, now: datetime) -> list[CardFactType]:
@@ -128,9 +128,9 @@ def renew(card_id: str, token_hash: str | None, ttl: timedelta) -> Decision:
 
 
 def fail(card_id: str, token_hash: str | None, error: dict[str, Any] | None, retry_after: timedelta | None) -> Decision:
-    """Give a claimed card back after a failure; or dead-letter it, when it may not be tried again.
+    """Release a claimed card after a failure; or dead-letter it, if it may not be tried again.
 
-    The decision raises `NotFound`, `StaleClaim`, `ExpiredClaim`, or `InvalidTransition` when nobody holds the card.
+    The decision raises `NotFound`, `StaleClaim`, `ExpiredClaim`, or `InvalidTransition` when the card is not claimed.
     """
 
     def decision(at_hand: BacklogProjection, now: datetime) -> list[CardFactType]:
@@ -150,7 +150,7 @@ def fail(card_id: str, token_hash: str | None, error: dict[str, Any] | None, ret
 
 
 def block(card_id: str, token_hash: str | None, reason: str | None) -> Decision:
-    """Park a card, and end its claim; repeating it is no error.
+    """Block a card, and end its claim; repeating it is no error.
 
     The decision raises `NotFound`, `StaleClaim`, `ExpiredClaim`, or `InvalidTransition` when it is done or dead.
     """
@@ -165,7 +165,7 @@ def block(card_id: str, token_hash: str | None, reason: str | None) -> Decision:
 
 
 def unblock(card_id: str) -> Decision:
-    """Make a parked card ready; one that is ready stays so. The decision raises `NotFound` or `InvalidTransition`."""
+    """Set a blocked card to ready; a ready one stays so. The decision raises `NotFound` or `InvalidTransition`."""
 
     def decision(at_hand: BacklogProjection, now: datetime) -> list[CardFactType]:
         card = _card(at_hand, card_id)
@@ -177,7 +177,7 @@ def unblock(card_id: str) -> Decision:
 
 
 def reclaim(card_id: str) -> Decision:
-    """Free a card whether its claim ran out or not, also a parked or dead one; a ready one stays so.
+    """Free a claimed, blocked or dead card, whether its claim ran out or not; a ready one stays so.
 
     The decision raises `NotFound`, or `InvalidTransition` when it is done.
     """
@@ -192,7 +192,7 @@ def reclaim(card_id: str) -> Decision:
 
 
 def expiry(card: Card, now: datetime) -> CardFactType:
-    """Give the fact about a claim that ran out: the card is ready again, or dead when it has no attempt left."""
+    """Return the fact about a claim that ran out: the card is ready again, or dead if it has no attempt left."""
     at = _at(card, now)
     if card.spent():
         fence: dict[str, Any] = {"card_id": card.id, "fence": "unfenced", "occurred_at": at}
@@ -201,7 +201,7 @@ def expiry(card: Card, now: datetime) -> CardFactType:
 
 
 def claim(card: Card, owner: str, ttl_seconds: int, token_hash: str, now: datetime) -> CardClaimed:
-    """Give the fact by which somebody holds a card."""
+    """Return the fact of a claim."""
     return CardClaimed(
         card_id=card.id,
         claim_owner=owner,
@@ -220,7 +220,7 @@ def _card(at_hand: BacklogProjection, card_id: str) -> Card:
 
 
 def no_card(card_id: str) -> NotFound:
-    """Say that there is no such card."""
+    """Return the error for a card that does not exist."""
     return NotFound(f"there is no card {card_id!r}: list cards to find its id")
 
 
@@ -234,7 +234,7 @@ def _fenced(card: Card, token_hash: str | None, now: datetime) -> dict[str, Any]
 
 
 def _allowed(at_hand: BacklogProjection, fact: CardFactType) -> CardFactType:
-    """Give the fact if the rules let it through; raise the error that says why they do not."""
+    """Return the fact if the rules accept it; raise the error that says why they do not."""
     reason = judge(at_hand, fact)
     if reason is not None:
         raise _REFUSALS.get(reason, _unfit)(at_hand.cards[fact.card_id], fact)

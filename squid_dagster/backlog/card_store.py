@@ -1,4 +1,4 @@
-"""The contract of a card store: what the backlog needs of a storage. One version by fold, one on Postgres."""
+"""The contract of a card store: what the backlog needs of a storage. Implemented by fold, and on Postgres."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from squid_dagster.protocol.backlog.projection import BacklogProjection
 from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 
-# Gives the facts that a command writes about the cards at hand at that time; none: nothing to do. May raise to refuse,
-# and may be asked again. Pure.
+# Returns the facts that a command writes about the loaded cards at that time; none: nothing to do. May raise to refuse,
+# and may be called again. Pure.
 Decision = Callable[[BacklogProjection, datetime], Sequence[CardFactType]]
 
 
 class CardSelection(NamedTuple):
-    """What a command looks at: cards by id, the one of an idempotency key, and all that a card depends on in the end.
+    """What a command loads: cards by id, the one of an idempotency key, and the transitive dependencies of a card.
 
-    `links` says that edges are about to change, so that nobody else changes any meanwhile; `frees`, that cards which
-    wait for these may change with them.
+    `links`: the command may change edges, so no other command changes any meanwhile. `frees`: cards that depend on
+    these may change with them.
     """
 
     ids: tuple[str, ...]
@@ -30,7 +30,7 @@ class CardSelection(NamedTuple):
 
 
 class ClaimRequest(NamedTuple):
-    """Who wants a card for how long: the best one, of a phase if that is given, or the one of that id."""
+    """A claim of the first claimable card, of a phase if that is given, or of the card of that id."""
 
     owner: str
     ttl_seconds: int
@@ -40,7 +40,7 @@ class ClaimRequest(NamedTuple):
 
 
 class CardFilter(NamedTuple):
-    """Which cards are listed."""
+    """Which cards to list."""
 
     status: CardStatus | None = None
     phase: str | None = None
@@ -50,7 +50,7 @@ class CardFilter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The backlog in numbers. Ages in seconds; None where there is no ready card."""
+    """The backlog in numbers. The age is None if there is no ready card."""
 
     counts: dict[str, int]
     claimable: int
@@ -58,7 +58,7 @@ class Stats:
     expired_claims: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Give them as JSON values."""
+        """Return the numbers as JSON values."""
         return {
             "counts": self.counts,
             "total": sum(self.counts.values()),
@@ -70,7 +70,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class CardRebuild:
-    """What a rebuild did: how many facts it folded into how many cards, and how many facts no rule lets through."""
+    """What a rebuild did: how many facts it folded to how many cards, and how many facts the rules refused."""
 
     facts: int
     cards: int
@@ -78,19 +78,19 @@ class CardRebuild:
 
 
 class CardStore(Protocol):
-    """Where cards are kept: always a view of the facts on the backlog's thread, changed in one commit with them."""
+    """The cards: a fold of the facts on the backlog's thread, changed in one commit with them."""
 
-    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
-        """Read what is wanted, write what `decision` makes of it, and give the cards as they are then.
+    def decide(self, selection: CardSelection, decision: Decision) -> BacklogProjection:
+        """Read a selection, write the facts that `decision` returns for it, and return the cards after that.
 
-        No fact about these cards comes in between.
+        No other fact about these cards comes in between.
 
         Raises:
             SquidError: whatever the decision raises; nothing is written then.
         """
 
     def claim(self, request: ClaimRequest) -> Card | None:
-        """Claim one card: of those that are claimable the best, or the one that is named; None when there is none.
+        """Claim the first claimable card, or the named one; return None if there is none.
 
         Claims that ran out are released first, with facts. Never raises a conflict.
 
@@ -99,22 +99,22 @@ class CardStore(Protocol):
         """
 
     def release_expired(self) -> list[Card]:
-        """Release all claims that ran out; give these cards, ready or dead-lettered."""
+        """Release all claims that ran out; return these cards, ready or dead-lettered."""
 
     def find(self, card_id: str) -> Card | None:
-        """Give a card, or None."""
+        """Return a card, or None."""
 
     def select(self, wanted: CardFilter) -> list[Card]:
-        """Give cards in the order of claims."""
+        """Return cards in claim order."""
 
     def stats(self) -> Stats:
-        """Count."""
+        """Count cards by status, claimable cards and expired claims."""
 
     def history(self, card_id: str) -> list[Entry]:
-        """Give all facts about a card, in order."""
+        """Return all facts about a card, in order."""
 
     def rebuild(self) -> CardRebuild:
-        """Make the cards anew from the facts."""
+        """Rebuild the cards from the facts."""
 
     def differences(self) -> list[str]:
-        """Say what differs between the cards and what the facts tell of them; nothing, if all is well."""
+        """Return the differences between the cards and a fold of their facts."""

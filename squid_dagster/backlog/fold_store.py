@@ -1,4 +1,4 @@
-"""Cards on any storage: read the thread, fold it, append if nobody else did meanwhile, else begin again."""
+"""Cards on any storage: read the thread, fold it, append if no other writer did meanwhile, else start again."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class FoldCardStore:
-    """`CardStore` by fold and compare-and-append. Looking for a card costs as much as there are cards."""
+    """`CardStore` by fold and compare-and-append. The cost of a claim or a listing grows with the number of cards."""
 
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage."""
@@ -28,9 +28,9 @@ class FoldCardStore:
         self._revision = 0
         self._projection = BacklogProjection()
 
-    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
-        """Write what a decision makes of the cards, as the contract says."""
-        del wanted  # everything is at hand
+    def decide(self, selection: CardSelection, decision: Decision) -> BacklogProjection:
+        """Write the facts of a decision, as the contract says."""
+        del selection  # all cards are loaded
         return self._write(decision)
 
     def claim(self, request: ClaimRequest) -> Card | None:
@@ -46,12 +46,11 @@ class FoldCardStore:
             after = BacklogProjection.of(at_hand.cards.values())
             for fact in facts:
                 after.follow(fact)
-            found = [card for card in after.claimable(now, request.phase) if request.card_id in (None, card.id)]
-            if found:
-                facts.append(
-                    card_decisions.claim(found[0], request.owner, request.ttl_seconds, request.token_hash, now)
-                )
-                claimed.append(found[0].id)
+            claimable = after.claimable(now, request.phase)
+            card = next((card for card in claimable if request.card_id in (None, card.id)), None)
+            if card is not None:
+                facts.append(card_decisions.claim(card, request.owner, request.ttl_seconds, request.token_hash, now))
+                claimed.append(card.id)
             return facts
 
         cards = self._write(decision).cards
@@ -70,61 +69,61 @@ class FoldCardStore:
         return [cards[card_id] for card_id in released]
 
     def find(self, card_id: str) -> Card | None:
-        """Give a card, or None."""
-        return self._read(lambda found, _: found.cards.get(card_id))
+        """Return a card, or None."""
+        return self._read(lambda projection, _: projection.cards.get(card_id))
 
     def select(self, wanted: CardFilter) -> list[Card]:
-        """Give cards in the order of claims."""
+        """Return cards in claim order."""
 
         def fits(card: Card) -> bool:
             gated = wanted.ready_only and (card.status is not CardStatus.READY or card.open_dependencies > 0)
             return not gated and wanted.status in (None, card.status) and wanted.phase in (None, card.phase)
 
-        cards = self._read(lambda found, _: sorted(filter(fits, found.cards.values()), key=claim_order))
+        cards = self._read(lambda projection, _: sorted(filter(fits, projection.cards.values()), key=claim_order))
         return cards[: wanted.limit]
 
     def stats(self) -> Stats:
-        """Count."""
+        """Count cards by status, claimable cards and expired claims."""
 
-        def count(found: BacklogProjection, now: datetime) -> Stats:
+        def count(projection: BacklogProjection, now: datetime) -> Stats:
             counts = dict.fromkeys((status.value for status in CardStatus), 0)
-            for card in found.cards.values():
+            for card in projection.cards.values():
                 counts[card.status.value] += 1
-            ready = [card.created_at for card in found.cards.values() if card.status is CardStatus.READY]
+            ready = [card.created_at for card in projection.cards.values() if card.status is CardStatus.READY]
             age = (now - min(ready)).total_seconds() if ready else None
-            return Stats(counts, len(found.claimable(now)), age, len(found.expired(now)))
+            return Stats(counts, len(projection.claimable(now)), age, len(projection.expired(now)))
 
         return self._read(count)
 
     def history(self, card_id: str) -> list[Entry]:
-        """Give all facts about a card, in order."""
+        """Return all facts about a card, in order."""
         entries = self._storage.read(BACKLOG_THREAD)
         return [entry for entry in entries if getattr(entry.fact, "card_id", None) == card_id]
 
     def rebuild(self) -> CardRebuild:
-        """Fold everything anew."""
+        """Fold the whole thread again."""
         with self._lock:
             self._revision, self._projection = 0, BacklogProjection()
-            found = self._fold()
-            return CardRebuild(self._revision, len(found.cards), len(found.anomalies))
+            projection = self._fold()
+            return CardRebuild(self._revision, len(projection.cards), len(projection.anomalies))
 
     def differences(self) -> list[str]:
-        """Compare the cards at hand with a fold from the beginning."""
+        """Compare the cached cards with a fold of the whole thread."""
         with self._lock:
-            told = BacklogProjection.fold(self._storage.read(BACKLOG_THREAD)).cards
-            kept = self._fold().cards
-            return [card_id for card_id in sorted({*told, *kept}) if told.get(card_id) != kept.get(card_id)]
+            expected = BacklogProjection.fold(self._storage.read(BACKLOG_THREAD)).cards
+            actual = self._fold().cards
+            return [card_id for card_id in sorted({*expected, *actual}) if expected.get(card_id) != actual.get(card_id)]
 
     def _fold(self) -> BacklogProjection:
-        """Bring the cards up to date; it costs what was appended since the last time."""
+        """Fold what was appended since the last time."""
         for entry in self._storage.read(BACKLOG_THREAD, after=self._revision):
             self._projection.apply(entry)
             self._revision = entry.seq
         return self._projection
 
-    def _read(self, look: Callable[[BacklogProjection, datetime], T]) -> T:
+    def _read(self, query: Callable[[BacklogProjection, datetime], T]) -> T:
         with self._lock:
-            return look(self._fold(), self._storage.now())
+            return query(self._fold(), self._storage.now())
 
     def _write(self, decision: Decision) -> BacklogProjection:
         with self._lock:

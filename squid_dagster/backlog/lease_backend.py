@@ -1,4 +1,4 @@
-"""The backlog as a lease backend: a runnable intent is a card, its phase the queue."""
+"""The backlog as a lease backend: each runnable intent is a card, whose phase names the queue."""
 
 import hashlib
 import math
@@ -18,13 +18,13 @@ from squid_dagster.runtime.runtime import Runtime
 
 logger = redacting_logger(__name__)
 
-_INTENT = TypeAdapter(Intent)  # fields that are not known here are ignored: newer workers may write some
+_INTENT = TypeAdapter(Intent)  # unknown fields are ignored: newer workers may write some
 
 
 class BacklogQueue:
-    """`HostQueue` on a backlog. Cards that people work on may be there too: theirs have other phases.
+    """`HostQueue` on a backlog. Other cards may be there too, such as those of people: they have other phases.
 
-    A card of a queue's phase that is no intent is blocked by whoever finds it, with a reason.
+    A card of a queue's phase that holds no intent is blocked, with a reason, by the worker that claims it.
     """
 
     def __init__(self, backlog: Backlog) -> None:
@@ -32,7 +32,7 @@ class BacklogQueue:
         self._backlog = backlog
 
     def offer(self, intent: Intent) -> None:
-        """Make a card of an intent, unless it is there; a dead letter that is wanted again is freed."""
+        """Create the card of an intent, unless it exists; a dead-lettered card is freed."""
         card = self._backlog.create(
             card_id(intent.item_id),
             f"{intent.step}: {intent.item_id}"[:1000],
@@ -42,29 +42,29 @@ class BacklogQueue:
             idempotency_key=card_id(intent.item_id),
         )
         if card.status is CardStatus.DEAD_LETTERED:
-            with suppress(InvalidTransition):  # somebody else freed it and has done it meanwhile
+            with suppress(InvalidTransition):  # another worker freed and completed it meanwhile
                 self._backlog.reclaim(card.id)
 
     def claim(self, queue: str, owner: str, limit: int, lease: timedelta) -> list[Delivery]:
         """Claim cards of the queue's phase."""
-        found: list[Delivery] = []
-        while len(found) < limit:
+        deliveries: list[Delivery] = []
+        while len(deliveries) < limit:
             card = self._backlog.claim(owner, ttl=_whole(lease), phase=phase(queue))
             if card is None:
                 break
             intent = self._read(card)
             if intent is not None:
-                found.append(Delivery(intent, card))
-        return found
+                deliveries.append(Delivery(intent, card))
+        return deliveries
 
     def _read(self, card: Card) -> Intent | None:
-        """Give the intent on a claimed card; or park the card, so that it stands in nobody's way."""
+        """Return the intent on a claimed card; block the card and return None if it holds no intent."""
         try:
             return _INTENT.validate_json(card.body or "{}")
         except ValidationError as error:
             reason = f"no intent that may be worked on: {explain(error)}"
         logger.warning("card %s of phase %s is blocked: %s", card.id, card.phase, reason)
-        with suppress(StaleClaim, ExpiredClaim):  # it is somebody else's by now, who does the same
+        with suppress(StaleClaim, ExpiredClaim):  # another worker has claimed it by now, and blocks it, too
             self._backlog.block(card.id, reason=reason[:10_000], token=card.claim_token)
         return None
 
@@ -79,7 +79,7 @@ class BacklogQueue:
         self._backlog.complete(card.id, token=card.claim_token)
 
     def fail(self, delivery: Delivery, why: str, retry_after: timedelta | None) -> LeaseOutcome:
-        """Give the card back, or make it a dead letter."""
+        """Release the card after a failure, or dead-letter it."""
         card = _card(delivery)
         left = self._backlog.fail(card.id, error=why, retry_after=retry_after, token=card.claim_token)
         dead = left.status is CardStatus.DEAD_LETTERED
@@ -88,25 +88,25 @@ class BacklogQueue:
 
 @checks_arguments
 class BacklogLeases(QueueLeases):
-    """`LeaseBackend` of a backlog: the reference for whoever brings a queue of his own."""
+    """`LeaseBackend` of a backlog: the reference for authors of other lease backends."""
 
     def __init__(self, runtime: Runtime, backlog: Backlog) -> None:
-        """Bind to a runtime (`squid.runtime`) and a backlog (`squid.backlog`, or one of its own)."""
+        """Bind to a runtime (`squid.runtime`) and a backlog (`squid.backlog`, or another one)."""
         super().__init__(runtime, BacklogQueue(backlog))
 
 
 def card_id(item_id: str) -> str:
-    """Give the id of the card of an item, whose own id may be longer than a card's, and of other letters."""
+    """Return the id of an item's card; an item's id may be longer than a card's, and hold other characters."""
     return f"lease:{hashlib.blake2b(item_id.encode(), digest_size=16).hexdigest()}"
 
 
 def phase(queue: str) -> str:
-    """Give the phase of a queue's cards."""
+    """Return the phase of a queue's cards."""
     return f"queue:{queue}"
 
 
 def _card(delivery: Delivery) -> Card:
-    assert isinstance(delivery.ref, Card)  # noqa: S101  a delivery goes back to where it came from
+    assert isinstance(delivery.ref, Card)  # noqa: S101  a delivery returns to the queue that created it
     return delivery.ref
 
 

@@ -1,4 +1,4 @@
-"""The table of cards made anew from the facts, or compared with them, while others go on."""
+"""Rebuild of the table of cards from the facts, and its comparison with them, while writers continue."""
 
 from typing import LiteralString
 
@@ -21,7 +21,7 @@ from squid_dagster.protocol.errors import StorageUnavailable
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 _PAGE = 5_000
-_SWAPS = 10  # each lets others wait for a second
+_SWAPS = 10  # tries; each blocks writers for up to a second
 _TABLES = ("backlog",)
 
 # journal_entries_thread
@@ -35,10 +35,10 @@ _END = 2**63 - 1
 
 
 def rebuild(storage: PostgresStorage) -> CardRebuild:
-    """Make the table anew and swap it in; a missing one is brought back.
+    """Rebuild the table and swap it in; a missing one is created.
 
     Raises:
-        StorageUnavailable: another rebuild is under way, or somebody holds a lock on the table; nothing was changed.
+        StorageUnavailable: another rebuild is under way, or a session holds a lock on the table; nothing was changed.
     """
     with storage.connection() as guard, storage.connection() as connection:
         if not take_long_lock(guard, lock_number(storage.schema, "rebuild cards")):
@@ -50,10 +50,10 @@ def rebuild(storage: PostgresStorage) -> CardRebuild:
 
 
 def rebuild_within(storage: PostgresStorage, connection: PgConnection) -> CardRebuild:
-    """Make the table anew in the transaction that is open on a connection, such as that of an import.
+    """Rebuild the table in the open transaction of a connection, such as that of an import.
 
     Raises:
-        StorageUnavailable: somebody holds a lock on the table; nothing was changed.
+        StorageUnavailable: a session holds a lock on the table; nothing was changed.
     """
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(storage.schema, "rebuild cards"),))
     return _Rebuild(storage, connection).run()
@@ -63,14 +63,14 @@ class _Rebuild:
     def __init__(self, storage: PostgresStorage, connection: PgConnection) -> None:
         self._storage, self._connection = storage, connection
         self._projection, self._revision = BacklogProjection(), 0
-        self._made: object = None  # by which the table in the making is known for ours
+        self._shadow_oid: object = None  # identifies the shadow table that this rebuild has created
 
     def run(self) -> CardRebuild:
-        """Fold what there is without stopping anybody; then let others wait, fold the rest, and swap."""
+        """Fold existing facts without blocking writers; then block them, fold the rest, and swap."""
         schema = self._storage.schema
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, "backlog" + SHADOW)))
         self._connection.execute(render("0004_1_cards", schema, SHADOW))
-        self._made = self._shadow(schema)
+        self._shadow_oid = self._find_shadow(schema)
         self._catch_up(SHADOW)
         for tries_left in reversed(range(_SWAPS)):
             try:
@@ -86,7 +86,7 @@ class _Rebuild:
             end_vacuums(self._connection, schema, _TABLES)
         return CardRebuild(self._revision, len(self._projection.cards), len(self._projection.anomalies))
 
-    def _shadow(self, schema: str) -> object:
+    def _find_shadow(self, schema: str) -> object:
         name = f'"{schema}".backlog{SHADOW}'
         return self._connection.execute("SELECT to_regclass(%s)::oid::bigint", (name,)).fetchone()
 
@@ -105,16 +105,16 @@ class _Rebuild:
 
     def _swap(self, schema: str) -> None:
         close_gate(self._connection, schema, "cards")
-        if self._shadow(schema) != self._made:  # the lock of a rebuild may be lost with its connection
+        if self._find_shadow(schema) != self._shadow_oid:  # the lock of a rebuild may be lost with its connection
             raise StorageUnavailable(f"another rebuild of the cards in schema {schema!r} is under way: wait")
         lock_tables(self._connection, schema, _TABLES)
-        # What was folded is not unfolded when the lock of a table cannot be had in time: that comes first.
+        # The swap comes first: a rollback after a lock timeout would not undo what is folded in memory.
         swap_in(self._connection, schema, "backlog")
         self._catch_up("")
 
 
 def differences(storage: PostgresStorage) -> list[str]:
-    """Name each card that is there and should not be, should be and is not, or differs, and in which columns.
+    """Return a line for each card that is missing, unexpected or different, with the columns that differ.
 
     Raises:
         ViewsMissing: there is no table to compare.
@@ -123,18 +123,18 @@ def differences(storage: PostgresStorage) -> list[str]:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row = connection.execute(storage.sql(_REVISION), (BACKLOG_THREAD,)).fetchone()
-            kept = {row["id"]: normalized_row(row) for (row,) in connection.execute(storage.sql(_ROWS))}
-        # Facts stay as they are: up to there they can be read without a transaction that keeps others from cleaning up.
+            actual = {row["id"]: normalized_row(row) for (row,) in connection.execute(storage.sql(_ROWS))}
+        # Facts never change: up to that revision they are read outside of the transaction, which would hold up VACUUM.
         last, projection, revision = row[0] if row else 0, BacklogProjection(), 0
         while page := _read(storage, connection, revision, last):
             for entry in page:
                 projection.apply(entry)
             revision = page[-1].seq
-    told = {card.id: card_row(card) for card in projection.cards.values()}
+    expected = {card.id: card_row(card) for card in projection.cards.values()}
     return [
-        f"card {card_id}: {_difference(told.get(card_id), kept.get(card_id))}"
-        for card_id in sorted({*told, *kept})
-        if told.get(card_id) != kept.get(card_id)
+        f"card {card_id}: {_difference(expected.get(card_id), actual.get(card_id))}"
+        for card_id in sorted({*expected, *actual})
+        if expected.get(card_id) != actual.get(card_id)
     ]
 
 
@@ -143,7 +143,7 @@ def _read(storage: PostgresStorage, connection: PgConnection, after: int, upto: 
     return read_entries(connection.execute(storage.sql(_READ), values).fetchall())
 
 
-def _difference(told: Row | None, kept: Row | None) -> str:
-    if told is None or kept is None:
-        return "a row that no fact explains" if told is None else "a row is missing"
-    return "other values in " + ", ".join(sorted(name for name in told if told[name] != kept.get(name)))
+def _difference(expected: Row | None, actual: Row | None) -> str:
+    if expected is None or actual is None:
+        return "a row that no fact explains" if expected is None else "a row is missing"
+    return "other values in " + ", ".join(sorted(name for name in expected if expected[name] != actual.get(name)))

@@ -1,4 +1,4 @@
-"""Cards to rows and back: how a card stands in the table of the backlog, column by column. Pure."""
+"""Cards to rows of the backlog's table, and back. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -16,7 +16,7 @@ _TIMES = ("claimed_at", "created_at", "updated_at", "not_before")
 
 
 def card_row(card: Card) -> Row:
-    """Give the card's row: what it has, and what claims are ordered by."""
+    """Return the card's row: its fields, and the times that claims are ordered by."""
     row: Row = {name: getattr(card, name) for name in _COLUMNS}
     return {**row, "queued_at": card.queued_at, "claim_expires_at": card.claim_expires_at}
 
@@ -30,13 +30,13 @@ def card_from_row(row: Row) -> Card:
 
 
 def cards_json(cards: Iterable[Card]) -> str | None:
-    """Write cards as the JSON that the database takes; None for none."""
-    found = [card_row(card) for card in cards]
-    return to_json(found).decode() if found else None
+    """Return the rows of cards as JSON for the database; None if there is no card."""
+    rows = [card_row(card) for card in cards]
+    return to_json(rows).decode() if rows else None
 
 
 def normalized_row(row: Row) -> Row:
-    """Give a row as it is read, in the form in which `card_row` makes one, so that both can be compared."""
+    """Convert a row from the database to the form of `card_row`, to compare both."""
     times = {name: _time(row[name]) for name in (*_TIMES, "queued_at", "claim_expires_at")}
     return {**row, **times, "status": CardStatus(row["status"]), "depends_on": tuple(row["depends_on"])}
 

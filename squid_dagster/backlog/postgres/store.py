@@ -1,6 +1,6 @@
-"""Cards on Postgres: a table that is changed in the transaction that appends the facts. A claim is one call."""
+"""Cards on Postgres: a table that is changed in the transaction that appends the facts. A claim is one round trip."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, LiteralString
 from uuid import uuid4
@@ -65,17 +65,17 @@ class PostgresCardStore:
         """Bind to a storage."""
         self._storage = storage
 
-    def decide(self, wanted: CardSelection, decision: Decision) -> BacklogProjection:
-        """Lock cards, write what a decision makes of them, as the contract says."""
+    def decide(self, selection: CardSelection, decision: Decision) -> BacklogProjection:
+        """Lock cards and write the facts of a decision, as the contract says."""
         commit = OneCommit[BacklogProjection]()
-        return retry_if_safe(lambda: self._decide_once(wanted, decision, commit))
+        return retry_if_safe(lambda: self._decide_once(selection, decision, commit))
 
     def _decide_once(
-        self, wanted: CardSelection, decision: Decision, commit: OneCommit[BacklogProjection]
+        self, selection: CardSelection, decision: Decision, commit: OneCommit[BacklogProjection]
     ) -> BacklogProjection:
         storage = self._storage
         with storage.connection() as connection:
-            answer = self._lock(connection, wanted)
+            answer = self._lock(connection, selection)
             transaction = storage.join_transaction(connection)
             if commit.is_made(transaction):
                 return commit.answer
@@ -93,23 +93,14 @@ class PostgresCardStore:
             transaction.write(verified, RowChanges(), commit.id)
             return at_hand
 
-    def _lock(self, connection: PgConnection, wanted: CardSelection) -> dict[str, Any]:
+    def _lock(self, connection: PgConnection, selection: CardSelection) -> Any:
         hold = int(self._storage.hold / timedelta(milliseconds=1))
-        values = (hold, list(wanted.ids), wanted.key, wanted.closure_of, wanted.links, wanted.frees)
-        found: dict[str, Any] = json_of(execute(connection, self._storage.sql(_BEGIN_AND_LOCK), values)[-1])
-        return found
+        values = (hold, list(selection.ids), *selection[1:])
+        return json_of(execute(connection, self._storage.sql(_BEGIN_AND_LOCK), values)[-1])
 
     def claim(self, request: ClaimRequest) -> Card | None:
         """Claim one card, as the contract says."""
-        values = (
-            uuid4(),
-            request.owner,
-            request.ttl_seconds,
-            request.token_hash,
-            request.card_id,
-            request.phase,
-            self._now(),
-        )
+        values = (uuid4(), *request, self._now())
         answer = self._call(_CLAIM, lambda: values)
         if not answer["known"]:
             raise card_decisions.no_card(request.card_id or "")
@@ -118,37 +109,37 @@ class PostgresCardStore:
     def release_expired(self) -> list[Card]:
         """Release all claims that ran out, some hundred in one commit."""
         released: list[Card] = []
-        # Each try is a commit of its own: what an earlier one has released is not found again.
-        while found := self._call(_RELEASE, lambda: (uuid4(), _RELEASED_AT_ONCE, self._now())):
-            released += map(card_from_row, found)
+        # Each call is a commit of its own: it does not return what an earlier one has released.
+        while rows := self._call(_RELEASE, lambda: (uuid4(), _RELEASED_AT_ONCE, self._now())):
+            released += map(card_from_row, rows)
         return released
 
     def find(self, card_id: str) -> Card | None:
-        """Give a card, or None."""
+        """Return a card, or None."""
         return next(iter(self._cards(_FIND, card_id)), None)
 
     def select(self, wanted: CardFilter) -> list[Card]:
-        """Give cards in the order of claims."""
+        """Return cards in claim order."""
         status = None if wanted.status is None else wanted.status.value
         values = {"status": status, "phase": wanted.phase, "limit": wanted.limit}
         return self._cards(_SELECT_READY if wanted.ready_only else _SELECT, values)
 
     def stats(self) -> Stats:
-        """Count."""
-        counts, claimable, age, expired = self._rows(_STATS, {"now": self._now()})[0]
-        found: Mapping[str, int] = counts or {}
-        return Stats({status.value: found.get(status.value, 0) for status in CardStatus}, claimable, age, expired)
+        """Count cards by status, claimable cards and expired claims."""
+        by_status, claimable, age, expired = self._rows(_STATS, {"now": self._now()})[0]
+        counts: dict[str, int] = dict.fromkeys((status.value for status in CardStatus), 0) | (by_status or {})
+        return Stats(counts, claimable, age, expired)
 
     def history(self, card_id: str) -> list[Entry]:
-        """Give all facts about a card, in order."""
+        """Return all facts about a card, in order."""
         return read_entries(self._rows(_HISTORY, card_id))
 
     def rebuild(self) -> CardRebuild:
-        """Make the table anew from the facts, while others go on."""
+        """Rebuild the table from the facts while writers continue."""
         return rebuild(self._storage)
 
     def differences(self) -> list[str]:
-        """Compare the table with the facts, as of one instant."""
+        """Compare the table with the facts, as of one snapshot."""
         return differences(self._storage)
 
     def _now(self) -> datetime | None:
@@ -167,7 +158,7 @@ class PostgresCardStore:
         return retry_if_safe(read)
 
     def _call(self, text: LiteralString, values: Callable[[], tuple[Value, ...]]) -> Any:
-        """Call a function that is safe to repeat, and give its answer."""
+        """Call a function that is safe to repeat, and return its answer."""
 
         def call() -> Any:
             with self._storage.connection() as connection:
@@ -177,7 +168,7 @@ class PostgresCardStore:
 
 
 def _changes(at_hand: BacklogProjection, known: set[str], facts: Iterable[CardFactType]) -> tuple[object, ...]:
-    """Give the arguments of `put_cards`."""
+    """Return the arguments of `put_cards`."""
     changed = sorted(at_hand.changed)
     done = [fact.card_id for fact in facts if fact.type == "card_completed"]
     new = cards_json(at_hand.cards[card_id] for card_id in changed if card_id not in known)
