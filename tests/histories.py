@@ -85,7 +85,7 @@ def _lists(elements: st.SearchStrategy[Any], max_size: int) -> st.SearchStrategy
     # Left alone, hypothesis keeps lists so short that hardly any attempt lives to be settled; several short ones in a
     # row are long enough and still shrink well.
     parts = [st.lists(elements, max_size=10) for _ in range(-(-max_size // 10))]
-    return st.tuples(*parts).map(lambda found: [element for part in found for element in part][:max_size])
+    return st.tuples(*parts).map(lambda lists: [element for part in lists for element in part][:max_size])
 
 
 def json_values() -> st.SearchStrategy[JsonValue]:

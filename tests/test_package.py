@@ -40,8 +40,8 @@ def test_every_logger_of_ours_redacts() -> None:
         "testing/simulation/campaign.py",
     }
     root = Path(squid_dagster.__file__).parent
-    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if "getLogger(" in path.read_text("utf-8")}
-    assert found <= own, "take redacting_logger of squid_dagster.logs: no secret may get into a log"
+    modules = {str(path.relative_to(root)) for path in root.rglob("*.py") if "getLogger(" in path.read_text("utf-8")}
+    assert modules <= own, "take redacting_logger of squid_dagster.logs: no secret may get into a log"
 
 
 def test_no_package_exports_a_name_that_one_of_its_modules_has() -> None:

@@ -47,7 +47,7 @@ def workflows() -> list[Workflow]:
 
 
 numbers = count(1)
-_WORKFLOWS = [each.freeze() for each in workflows()]
+_WORKFLOWS = [workflow.freeze() for workflow in workflows()]
 _OUTSIDE = Workflow("outside")
 _OUTSIDE.external("report", kind="dagster_job", job="report")
 _WORKFLOWS.append(_OUTSIDE.freeze())

@@ -61,22 +61,22 @@ def public() -> Iterator[str]:
     """Yield the name of every public callable: functions, constructors and methods."""
     for module in MODULES:
         for name in module.__all__:
-            found = getattr(module, name)
-            if inspect.isclass(found) and not issubclass(found, BaseException):
-                methods = (method for method, each in inspect.getmembers(found) if _is_public(method, each))
+            value = getattr(module, name)
+            if inspect.isclass(value) and not issubclass(value, BaseException):
+                methods = (method for method, member in inspect.getmembers(value) if _is_public(method, member))
                 yield from (name, *(f"{name}.{method}" for method in methods))
-            elif inspect.isfunction(found):
+            elif inspect.isfunction(value):
                 yield name
 
 
-def _is_public(name: str, found: object) -> bool:
-    plain = inspect.isfunction(found) or inspect.ismethod(found)
-    return plain and not name.startswith("_") and str(getattr(found, "__module__", "")).startswith("squid_dagster")
+def _is_public(name: str, value: object) -> bool:
+    plain = inspect.isfunction(value) or inspect.ismethod(value)
+    return plain and not name.startswith("_") and str(getattr(value, "__module__", "")).startswith("squid_dagster")
 
 
 def _is_exempt(name: str) -> bool:
     owner, _, method = name.partition(".")
-    enumeration = any(hasattr(getattr(each, owner, None), "__members__") for each in MODULES)
+    enumeration = any(hasattr(getattr(module, owner, None), "__members__") for module in MODULES)
     return (
         name in _ELSEWHERE
         or owner in _ELSEWHERE
@@ -142,12 +142,12 @@ TAKING_STORAGE = {
 
 
 def test_a_wrong_argument_is_refused_by_postgres_as_well(postgres: PostgresStorage) -> None:
-    found = [
+    actual = [
         complaint
         for name, make in postgres_table().items()
         for complaint in complaints(name, make, lambda: ApiFixture(postgres), ApiFixture.facts)
     ]
-    assert found == []
+    assert actual == []
 
 
 def test_a_wrong_place_is_refused(postgres: PostgresStorage, postgres_url: str) -> None:
@@ -167,8 +167,8 @@ def test_a_wrong_place_is_refused(postgres: PostgresStorage, postgres_url: str) 
         "verify": lambda w: Call(verify, {"storage": postgres}),
         "rebuild_views": lambda w: Call(rebuild_views, {"storage": postgres}, {"fill": "a part of ours"}),
     }
-    found = [each for name, make in calls.items() for each in complaints(name, make, lambda: None, lambda _: 0)]
-    assert found == []
+    actual = [text for name, make in calls.items() for text in complaints(name, make, lambda: None, lambda _: 0)]
+    assert actual == []
 
 
 def test_a_wrong_stream_is_refused(postgres: PostgresStorage, postgres_url: str, schema_names: Iterator[str]) -> None:
@@ -194,10 +194,10 @@ def test_a_wrong_stream_is_refused(postgres: PostgresStorage, postgres_url: str,
             called_back=frozenset({"progress", "begin", "also"}),
         ),
     }
-    found = [each for name, make in calls.items() for each in complaints(name, make, empty, PostgresStorage.cut)]
+    actual = [text for name, make in calls.items() for text in complaints(name, make, empty, PostgresStorage.cut)]
     for storage in opened:
         storage.close()
-    assert found == []
+    assert actual == []
 
 
 def test_a_check_is_made_of_the_annotation_each_time_and_names_what_it_takes() -> None:

@@ -115,7 +115,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "class": lambda: int,
     "our class": lambda: SquidError,
     "function": lambda: lambda *a, **k: None,
-    "generator": lambda: (each for each in ("a", 1)),
+    "generator": lambda: (item for item in ("a", 1)),
     "enum": lambda: Colour.RED,
     "error": lambda: ValueError("x"),
     "module": lambda: inspect,
@@ -151,13 +151,13 @@ def parameters(call: Call) -> Iterator[str]:
 
 def do(call: Call, **changed: Any) -> Any:
     """Call it, with some arguments changed."""
-    found = inspect.signature(call.called).parameters
+    parameters = inspect.signature(call.called).parameters
     kwargs = {**call.kwargs, **changed}
-    args = [kwargs.pop(p.name) for p in found.values() if p.kind is p.POSITIONAL_ONLY and p.name in kwargs]
-    found = call.called(*args, **kwargs)
+    args = [kwargs.pop(p.name) for p in parameters.values() if p.kind is p.POSITIONAL_ONLY and p.name in kwargs]
+    answer = call.called(*args, **kwargs)
     if call.close:
-        found.close()
-    return found
+        answer.close()
+    return answer
 
 
 def complaints(

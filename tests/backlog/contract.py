@@ -38,17 +38,17 @@ class Board:
 
     def claim(self, owner: str = "w", **options: Any) -> Card:
         """Claim a card that must be there."""
-        found = self.backlog.claim(owner, **options)
-        assert found is not None, "there is nothing to claim"
-        return found
+        card = self.backlog.claim(owner, **options)
+        assert card is not None, "there is nothing to claim"
+        return card
 
     def claimed_in_order(self) -> list[str]:
         """Claim until nothing is left; give the ids."""
-        found = []
+        ids = []
         while (card := self.backlog.claim("w")) is not None:
-            found.append(card.id)
-            assert len(found) < 1000, "claims give the same cards again and again"
-        return found
+            ids.append(card.id)
+            assert len(ids) < 1000, "claims give the same cards again and again"
+        return ids
 
     def facts(self, card_id: str) -> list[Any]:
         """Return all facts about a card."""
@@ -64,9 +64,9 @@ class Board:
 
     def check(self) -> None:
         """Assert that the cards equal a fold of the facts, and that no fact breaks a rule."""
-        told = BacklogProjection.fold(self.storage.read(BACKLOG_THREAD))
-        assert told.anomalies == []
-        assert {card.id: card for card in self.backlog.list()} == told.cards
+        projection = BacklogProjection.fold(self.storage.read(BACKLOG_THREAD))
+        assert projection.anomalies == []
+        assert {card.id: card for card in self.backlog.list()} == projection.cards
         assert self.backlog.differences() == []
 
 

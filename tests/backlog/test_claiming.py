@@ -127,7 +127,7 @@ def test_a_claim_fills_the_columns_and_stores_no_token(board: Board) -> None:
     assert card.claim_expires_at == board.clock.now() + timedelta(seconds=600)
     assert card.claim_token is not None
     stored = [entry.fact.model_dump_json() for entry in board.backlog.history("A")]  # type: ignore[union-attr]
-    assert not any(card.claim_token in each for each in (*stored, repr(card), repr(board.backlog.get("A"))))
+    assert not any(card.claim_token in text for text in (*stored, repr(card), repr(board.backlog.get("A"))))
     assert "claim_token" not in card.to_dict()
     assert board.backlog.get("A").claim_token is None
 

@@ -54,7 +54,7 @@ def said(result: Result) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["claim", "--owner", ""], 2, "owner"),
         (["claim", "--owner", " "], 2, "owner"),
@@ -97,7 +97,7 @@ def said(result: Result) -> Any:
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_what_is_wrong_is_told_in_one_line_and_nothing_changes(
-    squid: Run, at_command: PostgresStorage, arguments: list[str], code: int, told: str
+    squid: Run, at_command: PostgresStorage, arguments: list[str], code: int, message: str
 ) -> None:
     # given a card and one that depends on it
     backlog = Backlog(at_command)
@@ -109,14 +109,14 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_changes(
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
-    assert told in result.stderr
+    assert message in result.stderr
     # and with --json as JSON
     result = squid(*arguments, "--json")
     assert (result.exit_code, result.stdout) == (code, "")
-    found = json.loads(result.stderr)
-    assert list(found) == ["error", "message", "exit_code"]
-    assert found["exit_code"] == code
-    assert told in found["message"]
+    error = json.loads(result.stderr)
+    assert list(error) == ["error", "message", "exit_code"]
+    assert error["exit_code"] == code
+    assert message in error["message"]
     assert at_command.revision(BACKLOG_THREAD) == before
 
 
@@ -162,9 +162,9 @@ def test_every_command_prints_json_with_stable_keys_and_nothing_else(squid: Run)
     assert [card["id"] for card in said(squid("list", "--phase", "M1", "--json"))] == ["C"]
     stats = said(squid("stats", "--json"))
     assert list(stats) == ["counts", "total", "claimable", "oldest_ready_age_seconds", "expired_claims"]
-    told = said(squid("history", "--id", "B", "--json"))
-    assert [each["type"] for each in told][-3:] == ["card_released", "card_blocked", "card_unblocked"]
-    assert list(told[0]) == ["seq", "position", "type", "occurred_at", "data"]
+    history = said(squid("history", "--id", "B", "--json"))
+    assert [line["type"] for line in history][-3:] == ["card_released", "card_blocked", "card_unblocked"]
+    assert list(history[0]) == ["seq", "position", "type", "occurred_at", "data"]
     assert said(squid("rebuild", "--json"))["cards"] == 3
 
 
@@ -186,8 +186,8 @@ def test_people_get_lines_and_tables(squid: Run) -> None:
 
 
 def test_a_card_that_cannot_be_claimed_says_why(squid: Run) -> None:
-    for card_id, more in (("A", ()), ("B", ("--depends-on", "A")), ("C", ("--not-before", "2999-01-01T00:00:00Z"))):
-        squid("create", "--id", card_id, "--title", "t", *more)
+    for card_id, options in (("A", ()), ("B", ("--depends-on", "A")), ("C", ("--not-before", "2999-01-01T00:00:00Z"))):
+        squid("create", "--id", card_id, "--title", "t", *options)
     for card_id in ("D", "E", "F"):
         squid("create", "--id", card_id, "--title", "t", "--priority", "-1")
     squid("claim", "--owner", "ada", "--id", "A")

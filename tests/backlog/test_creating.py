@@ -17,10 +17,10 @@ from tests.facts import T0, t
 
 def nested(depth: int) -> list[Any]:
     """Return lists nested so deep."""
-    found: list[Any] = []
+    value: list[Any] = []
     for _ in range(depth):
-        found = [found]
-    return found
+        value = [value]
+    return value
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -127,11 +127,11 @@ def test_a_claim_that_is_repeated_while_the_first_still_waits_gives_the_card(
             wire.cut()
             wait_for_a_lock(storage, 2)
             other.rollback()
-            found = claimed.result(60)
+            card = claimed.result(60)
         # then the caller has the card of the first one, and its token is good
-        assert found is not None
-        assert (found.id, found.attempts) == ("A", 1)
-        postgres_board.backlog.complete("A", token=found.claim_token)
+        assert card is not None
+        assert (card.id, card.attempts) == ("A", 1)
+        postgres_board.backlog.complete("A", token=card.claim_token)
         postgres_board.check()
     finally:
         far.close()

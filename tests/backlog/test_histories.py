@@ -73,7 +73,7 @@ def histories(draw: st.DrawFn) -> list[Operation]:
                 "title": "one",
                 "priority": draw(st.integers(0, 1)),
                 "phase": draw(st.sampled_from((None, *PHASES))),
-                "depends_on": [each for each in IDS[:place] if draw(st.integers(0, 3)) == 0],
+                "depends_on": [other for other in IDS[:place] if draw(st.integers(0, 3)) == 0],
                 "max_attempts": draw(st.sampled_from((None, 1, 2))),
             },
         )
@@ -97,12 +97,12 @@ class Player:
             given["token"] = self._token(given["card_id"], given["token"])
         command: Callable[..., Any] = getattr(self.backlog, name)
         try:
-            found = command(**given)
+            answer = command(**given)
         except SquidError as error:
             return type(error).__name__, str(error)
-        if name == "claim" and found is not None:
-            self.tokens.setdefault(found.id, []).append(found.claim_token)
-        return [_shown(card) for card in found] if isinstance(found, list) else _shown(found)
+        if name == "claim" and answer is not None:
+            self.tokens.setdefault(answer.id, []).append(answer.claim_token)
+        return [_shown(card) for card in answer] if isinstance(answer, list) else _shown(answer)
 
     def _token(self, card_id: str, which: int) -> str | None:
         known = self.tokens.get(card_id, [])
@@ -132,11 +132,11 @@ def test_both_storages_answer_alike_and_cards_are_what_the_facts_tell(
         ours, theirs = (player.play(name, arguments) for player in players)
         assert ours == theirs, name
     # and have the same facts, no rule was broken, and each card is what they tell
-    told = [BacklogProjection.fold(storage.read(BACKLOG_THREAD)) for storage in (memory, module_postgres)]
-    assert [each.anomalies for each in told] == [[], []]
-    assert list(map(_shown, told[0].cards.values())) == list(map(_shown, told[1].cards.values()))
+    projections = [BacklogProjection.fold(storage.read(BACKLOG_THREAD)) for storage in (memory, module_postgres)]
+    assert [projection.anomalies for projection in projections] == [[], []]
+    assert list(map(_shown, projections[0].cards.values())) == list(map(_shown, projections[1].cards.values()))
     assert players[1].backlog.differences() == players[0].backlog.differences() == []
-    assert {card.id: card for card in players[1].backlog.list()} == told[1].cards
+    assert {card.id: card for card in players[1].backlog.list()} == projections[1].cards
     assert players[0].backlog.stats() == players[1].backlog.stats()
 
 
@@ -144,23 +144,25 @@ def test_both_storages_answer_alike_and_cards_are_what_the_facts_tell(
     st.lists(st.tuples(st.sampled_from(CARD_EXAMPLES), ids, st.integers(0, 5)), max_size=25),
     st.integers(0, 25),
 )
-def test_folding_any_facts_raises_nothing_and_can_be_split_anywhere(found: list[tuple[Any, str, int]], at: int) -> None:
-    facts = [with_fields(fact, **_fitting(fact, card_id), occurred_at=t(seconds)) for fact, card_id, seconds in found]
+def test_folding_any_facts_raises_nothing_and_can_be_split_anywhere(
+    changes: list[tuple[Any, str, int]], at: int
+) -> None:
+    facts = [with_fields(fact, **_fitting(fact, card_id), occurred_at=t(seconds)) for fact, card_id, seconds in changes]
     entries = [Entry(BACKLOG_THREAD, i, i, fact) for i, fact in enumerate(facts, 1)]
     whole = BacklogProjection.fold(entries)
     first = BacklogProjection.fold(entries[:at])
-    kept = first.copy()
+    copy = first.copy()
     split = BacklogProjection.fold(entries[at:], onto=first)
     assert (split.cards, split.anomalies, split.keys) == (whole.cards, whole.anomalies, whole.keys)
-    assert first == kept
+    assert first == copy
     for card in whole.cards.values():
-        done = [whole.cards[each].status == "done" for each in card.depends_on]
+        done = [whole.cards[other].status == "done" for other in card.depends_on]
         assert card.open_dependencies == done.count(False)
 
 
 def _fitting(fact: Any, card_id: str) -> dict[str, Any]:
     """Return changes that make a fact be about one of few cards, which depends on nothing that is not there."""
-    others = [each for each in IDS if each != card_id]
+    others = [other for other in IDS if other != card_id]
     if fact.type == "card_created":
         return {"card_id": card_id, "depends_on": []}
     return {"card_id": card_id, "depends_on": others[0]} if fact.type == "card_linked" else {"card_id": card_id}

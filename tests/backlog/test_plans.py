@@ -78,17 +78,17 @@ def _claim(connection: psycopg.Connection[Any], storage: PostgresStorage, phase:
 def test_a_claim_reads_few_cards_whatever_else_is_there(crowded: PostgresStorage, phase: str | None) -> None:
     with raw(crowded) as connection:
         for _ in range(10):  # often enough that the statements inside go over to their generic plans
-            found = _claim(connection, crowded, phase)
-            assert found.answer["card"] is not None
-            assert found.seq_scans == 0
-            assert found.rows <= 12
+            reads = _claim(connection, crowded, phase)
+            assert reads.answer["card"] is not None
+            assert reads.seq_scans == 0
+            assert reads.rows <= 12
 
 
 def test_a_claim_that_finds_nothing_reads_almost_nothing(crowded: PostgresStorage) -> None:
     with raw(crowded) as connection:
-        found = _claim(connection, crowded, "another phase")
-    assert (found.answer["card"], found.seq_scans) == (None, 0)
-    assert found.rows <= 2
+        reads = _claim(connection, crowded, "another phase")
+    assert (reads.answer["card"], reads.seq_scans) == (None, 0)
+    assert reads.rows <= 2
 
 
 def test_completing_reads_the_card_and_those_that_wait_for_it(crowded: PostgresStorage) -> None:
@@ -97,9 +97,9 @@ def test_completing_reads_the_card_and_those_that_wait_for_it(crowded: PostgresS
     with raw(crowded) as connection:
         for statement, values in ((locking, (["c0"],)), (putting, (None, None, ["c0"]))):
             for _ in range(10):
-                found = _call(connection, statement, values)
-                assert found.seq_scans == 0
-                assert found.rows <= 4
+                reads = _call(connection, statement, values)
+                assert reads.seq_scans == 0
+                assert reads.rows <= 4
 
 
 def test_the_statements_take_the_indexes_that_are_named_beside_them(crowded: PostgresStorage) -> None:

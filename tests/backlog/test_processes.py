@@ -20,7 +20,7 @@ def _cards(rng: random.Random, at: datetime) -> list[CardCreated]:
             card_id=f"card-{number}",
             title="x",
             priority=rng.randint(-2, 2),
-            depends_on=[f"card-{each}" for each in rng.sample(range(number), min(number, rng.choice((0, 0, 1, 2, 3))))],
+            depends_on=[f"card-{n}" for n in rng.sample(range(number), min(number, rng.choice((0, 0, 1, 2, 3))))],
             occurred_at=at,
         )
         for number in range(CARDS)

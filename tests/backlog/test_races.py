@@ -36,8 +36,8 @@ def waits(storage: PostgresStorage, call: Future[Any]) -> bool:
     with raw(storage) as connection:
 
         def is_waiting() -> bool:
-            found = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
-            return found is not None and found[0] > 0
+            row = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+            return row is not None and row[0] > 0
 
         eventually(lambda: call.done() or is_waiting())
     return not call.done()
@@ -138,8 +138,8 @@ def test_eight_claimers_get_eight_cards(postgres_board: Board) -> None:
     def claim() -> Card | None:
         return Backlog(postgres_board.storage).claim("w")
 
-    found = at_once([claim] * 8)
-    assert sorted(card.id for card in found if card is not None) == [f"c{number}" for number in range(8)]
+    cards = at_once([claim] * 8)
+    assert sorted(card.id for card in cards if card is not None) == [f"c{number}" for number in range(8)]
     postgres_board.check()
 
 
@@ -156,8 +156,8 @@ def test_claimers_of_expired_cards_get_one_each(postgres_board: Board) -> None:
             claims = [pool.submit(Backlog(storage).claim, "w") for _ in range(4)]
             wait_for_a_lock(storage, 4)
         # then the others wait for the first one, and find what it has left
-        found = [claim.result(60) for claim in claims]
-    assert sorted(card.id for card in found if card is not None) == names[:4]
+        cards = [claim.result(60) for claim in claims]
+    assert sorted(card.id for card in cards if card is not None) == names[:4]
     postgres_board.check()
 
 
@@ -174,8 +174,8 @@ def test_a_card_that_ran_out_and_is_held_is_passed_by(postgres_board: Board) -> 
 
 def test_claims_by_id_wait_for_each_other_and_one_gets_it(postgres_board: Board) -> None:
     postgres_board.cards("A")
-    found = at_once([lambda: postgres_board.backlog.claim("w", card_id="A")] * 6)
-    assert [card.attempts for card in found if card is not None] == [1]
+    cards = at_once([lambda: postgres_board.backlog.claim("w", card_id="A")] * 6)
+    assert [card.attempts for card in cards if card is not None] == [1]
     postgres_board.check()
 
 
@@ -188,8 +188,8 @@ def test_a_claim_by_id_waits_for_a_rival_that_is_about_to_take_the_card(postgres
             claims = [pool.submit(Backlog(storage).claim, "w", card_id="A") for _ in range(2)]
             wait_for_a_lock(storage, 2)
         # when it goes on, then the card is its own
-        found = [claim.result(30) for claim in claims]
-    assert [card.attempts for card in found if card is not None] == [1]
+        cards = [claim.result(30) for claim in claims]
+    assert [card.attempts for card in cards if card is not None] == [1]
     postgres_board.check()
 
 
@@ -237,9 +237,9 @@ def test_a_link_that_waits_sees_what_the_first_one_made(postgres_board: Board) -
             held.rollback()
             return "let go"
 
-        found = at_once([link("A", "B"), link("B", "A"), let_go])
-    assert sorted(each == "linked" for each in found) == [False, False, True]
-    assert any("closes the cycle" in each for each in found)
+        answers = at_once([link("A", "B"), link("B", "A"), let_go])
+    assert sorted(answer == "linked" for answer in answers) == [False, False, True]
+    assert any("closes the cycle" in answer for answer in answers)
     postgres_board.check()
 
 

@@ -31,7 +31,7 @@ def test_the_table_is_rebuilt_equal_to_the_live_one(postgres_board: Board) -> No
         connection.execute("UPDATE backlog SET priority = 7, open_dependencies = 0 WHERE id = 'C'")
         connection.execute("DELETE FROM backlog WHERE id = 'A'")
         connection.execute("UPDATE backlog SET id = 'X' WHERE id = 'B'")
-    assert [each.split(": ") for each in postgres_board.backlog.differences()] == [
+    assert [difference.split(": ") for difference in postgres_board.backlog.differences()] == [
         ["card A", "a row is missing"],
         ["card B", "a row is missing"],
         ["card C", "other values in open_dependencies, priority"],
@@ -166,10 +166,10 @@ def test_facts_that_break_a_rule_are_noted_and_not_followed(board: Board) -> Non
             CardCompleted(card_id="A", fence="unfenced", occurred_at=T0 - MINUTE),
         ],
     )
-    told = BacklogProjection.fold(storage.read(BACKLOG_THREAD))
-    reasons = [anomaly.reason.value for anomaly in told.anomalies]
+    projection = BacklogProjection.fold(storage.read(BACKLOG_THREAD))
+    reasons = [anomaly.reason.value for anomaly in projection.anomalies]
     assert reasons == ["open_dependency", "wrong_attempt", "stale_claim", "unknown_card", "out_of_order"]
-    assert told.cards == {card.id: card for card in board.backlog.list()}
+    assert projection.cards == {card.id: card for card in board.backlog.list()}
 
 
 def test_an_entry_that_was_changed_is_surfaced(postgres_board: Board) -> None:

@@ -28,7 +28,7 @@ def test_a_ratio_above_one_means_that_ours_is_better_for_rates_and_for_times() -
 
 def test_targets_are_judged_for_the_peers_that_were_measured_only() -> None:
     (figure,) = results.figures("one-step drain", "jobs/s", RATES)
-    assert {target.peer: kept for target, kept in figure.targets().items()} == {"dbos": True, "pgqueuer": False}
+    assert {target.peer: reached for target, reached in figure.targets().items()} == {"dbos": True, "pgqueuer": False}
     assert "0.3x pgqueuer MISSED" in results.table([figure])
 
 
@@ -42,8 +42,8 @@ def test_the_better_of_two_settings_counts() -> None:
 
 
 def test_the_file_is_a_list_with_versions_and_settings_in_every_item(tmp_path: Path) -> None:
-    found = [(figure, {"rounds": 3}) for figure in results.figures("idle latency", "ms", TIMES)]
-    results.write(tmp_path / "results.json", found, {OURS: "1"})
+    figures = [(figure, {"rounds": 3}) for figure in results.figures("idle latency", "ms", TIMES)]
+    results.write(tmp_path / "results.json", figures, {OURS: "1"})
     items = json.loads((tmp_path / "results.json").read_text())
     assert [item["name"] for item in items] == ["idle latency p50", "idle latency p99"]
     for item in items:
@@ -71,9 +71,9 @@ def test_every_target_is_about_a_figure_that_the_peer_has() -> None:
 
 def test_four_processes_of_ours_are_judged_beside_one() -> None:
     slow, fast = ({OURS: [ours], ONE_PROCESS: [1000.0]} for ours in (1299.0, 1300.0))
-    for samples, kept in ((slow, False), (fast, True)):
+    for samples, reached in ((slow, False), (fast, True)):
         (figure,) = results.figures(SHARED, "workflows/s", samples)
-        assert list(figure.targets().values()) == [kept]
+        assert list(figure.targets().values()) == [reached]
 
 
 def test_every_drain_of_a_system_is_measured() -> None:

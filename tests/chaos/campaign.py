@@ -246,12 +246,12 @@ class Campaign:
             parts = chance.choice([("daemon",), ("code",), ("code", "daemon")])
             stack.kill(*parts)
             crew.kills["Dagster"] += 1
-            told = f"SIGKILL Dagster's {' and '.join(parts)}"
+            event = f"SIGKILL Dagster's {' and '.join(parts)}"
             if len(parts) == 2 and chance.random() < 0.5:
                 with suppress(FileNotFoundError):
                     stack.wipe()
-                told += ", and its storage is deleted"
-            self._tell(told)
+                event += ", and its storage is deleted"
+            self._tell(event)
             self._start_dagster(stack)
         self._start_dagster(stack)
 

@@ -113,7 +113,7 @@ class Crew:
     def kill(self, chance: random.Random) -> str:
         """End one process by SIGKILL."""
         with self._lock:
-            alive = [each for each in self.members if each.process is not None]
+            alive = [member for member in self.members if member.process is not None]
             if not alive:
                 return "nothing to kill"
             member = chance.choice(alive)
@@ -139,7 +139,7 @@ class Crew:
     def suspend(self, chance: random.Random, seconds: float) -> str:
         """Suspend one process for a while, without waiting for it."""
         with self._lock:
-            free = [each for each in self.members if each.process is not None and not each.stopped]
+            free = [member for member in self.members if member.process is not None and not member.stopped]
             if not free:
                 return "nothing to suspend"
             member = chance.choice(free)

@@ -14,16 +14,16 @@ _BORROWED = ("tests/chaos", "tests/processes.py", "tests/shifted_clock.py", "tes
 
 def check_out(home: Path) -> Path | None:
     """Write the earlier code into a folder, with the workflows of chaos; return None where git does not have it."""
-    found = subprocess.run(
+    archived = subprocess.run(
         ["git", "archive", COMMIT, "squid_dagster", "examples", "tests/__init__.py"],
         cwd=REPOSITORY,
         capture_output=True,
         check=False,
     )
-    if found.returncode != 0:
+    if archived.returncode != 0:
         return None
     folder = home / "older"
-    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as archive:
         archive.extractall(folder, filter="data")
     for name in _BORROWED:
         source, target = REPOSITORY / name, folder / name

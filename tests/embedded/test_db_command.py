@@ -74,9 +74,9 @@ def test_the_server_is_started_shown_and_stopped(used: Path) -> None:
 def test_a_server_that_does_not_answer_is_no_usable_database_and_its_password_is_hidden() -> None:
     done = squid("db", "status", "--json", DATABASE_URL="postgres://u:hunter2@127.0.0.1:1/app")
     assert done.returncode == 4
-    told = json.loads(done.stdout)
-    assert [*told] == KEYS
-    assert {name: value for name, value in told.items() if value is not None} == {
+    status = json.loads(done.stdout)
+    assert [*status] == KEYS
+    assert {name: value for name, value in status.items() if value is not None} == {
         "tier": "server",
         "source": "DATABASE_URL",
         "running": False,
@@ -89,9 +89,9 @@ def test_a_server_that_does_not_answer_is_no_usable_database_and_its_password_is
 def test_a_server_that_refuses_us_is_no_usable_database(postgres_url: str) -> None:
     elsewhere = make_url(postgres_url).set(database="no_such_database").render_as_string(hide_password=False)
     done = squid("db", "status", "--json", SQUID_DATABASE_URL=elsewhere)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["running"], told["version"]) == (4, True, None)
-    assert "no_such_database" in told["problem"]
+    status = json.loads(done.stdout)
+    assert (done.returncode, status["running"], status["version"]) == (4, True, None)
+    assert "no_such_database" in status["problem"]
 
 
 def test_status_shows_the_version_of_the_schema_that_was_named(postgres_url: str, schema: str) -> None:
@@ -101,8 +101,8 @@ def test_status_shows_the_version_of_the_schema_that_was_named(postgres_url: str
     after = squid(*asked, SQUID_DATABASE_URL=postgres_url)
     shown = squid("db", "status", SQUID_DATABASE_URL=postgres_url, SQUID_SCHEMA=schema)
     assert [one.returncode for one in (before, after, shown)] == [0, 0, 0]
-    told = [json.loads(one.stdout) for one in (before, after)]
-    assert [(one["schema"], one["version"]) for one in told] == [(schema, None), (schema, CODE_VERSION)]
+    reports = [json.loads(one.stdout) for one in (before, after)]
+    assert [(one["schema"], one["version"]) for one in reports] == [(schema, None), (schema, CODE_VERSION)]
     assert f"schema {schema} at version {CODE_VERSION}" in shown.stdout
 
 

@@ -189,9 +189,9 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(home: Path) -
 
 
 def test_only_the_owner_reaches_the_socket(server: EmbeddedPostgres) -> None:
-    found = server.status().socket_dir.stat()
-    assert stat.S_IMODE(found.st_mode) == 0o700
-    assert found.st_uid == account_for(server.data_dir / "pgdata").uid
+    directory = server.status().socket_dir.stat()
+    assert stat.S_IMODE(directory.st_mode) == 0o700
+    assert directory.st_uid == account_for(server.data_dir / "pgdata").uid
     assert stat.S_IMODE((server.status().socket_dir / ".s.PGSQL.5432").stat().st_mode) == 0o700
 
 

@@ -18,8 +18,8 @@ PACKAGE = next(iter(wheel.installed().values())).root.parent
 
 def modes(*trees: Path) -> dict[Path, int]:
     """Return the permissions and owners of everything below, and of all directories above."""
-    found = [path for tree in trees for path in (tree, *tree.parents, *tree.rglob("*"))]
-    return {path: (path.lstat().st_mode << 40) + (path.lstat().st_uid << 20) + path.lstat().st_gid for path in found}
+    paths = [path for tree in trees for path in (tree, *tree.parents, *tree.rglob("*"))]
+    return {path: (path.lstat().st_mode << 40) + (path.lstat().st_uid << 20) + path.lstat().st_gid for path in paths}
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(

@@ -90,10 +90,10 @@ def plain_url(url: str) -> str:
 def terminate_backends(storage: PostgresStorage) -> int:
     """Terminate every connection that the storage holds open; return how many there were."""
     with raw(storage) as connection:
-        found = connection.execute(
+        terminated = connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'squid_dagster'"
         ).fetchall()
-    return len(found)
+    return len(terminated)
 
 
 def wait_for_a_lock(storage: PostgresStorage, least: int = 1) -> None:
@@ -133,12 +133,12 @@ def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Seque
         assert {row["child_run_id"]: row["digest"] for row in children if row["run_id"] == run_id} == {
             child: link.digest for child, link in unit.run.children.items()
         }
-        found = [
+        actual = [
             (a["position"], a["thread"], a["seq"], a["reason"], a["subject"])
             for a in sorted(anomalies, key=lambda a: (a["position"], a["ordinal"]))
             if a["run_id"] == run_id
         ]
-        assert found == [(a.position, a.thread, a.seq, a.reason.value, a.subject) for a in unit.anomalies]
+        assert actual == [(a.position, a.thread, a.seq, a.reason.value, a.subject) for a in unit.anomalies]
 
 
 # --- many at once ---------------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ def _storage(name: str, clock: VirtualClock, request: pytest.FixtureRequest) -> 
             return MemoryStorage(clock)
         case "memory, thread by thread":
             return MemoryStorage(clock, atomic_across_threads=False)
-    found = request.getfixturevalue("postgres_virtual")
-    assert isinstance(found, PostgresStorage)
-    return found
+    postgres = request.getfixturevalue("postgres_virtual")
+    assert isinstance(postgres, PostgresStorage)
+    return postgres
 
 
 @pytest.fixture(params=["memory", "memory, thread by thread", "postgres"])
@@ -127,7 +127,7 @@ def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Postgres
 
 @pytest.fixture
 def open_storage(postgres_url: str, schema: str) -> Iterator[Opener]:
-    """A function that opens a journal without its schema, by default on the shared server; all are closed in the end."""
+    """A function that opens a journal without a schema, by default on the shared server; all are closed at the end."""
     opened: list[PostgresStorage] = []
 
     def open_(url: str = postgres_url, name: str = schema, **options: Any) -> PostgresStorage:

@@ -78,8 +78,8 @@ def claim(desk: Desk, limit: int = 1, lease: timedelta = MINUTE, **options: Any)
 
 def one(desk: Desk, lease: timedelta = MINUTE) -> Claim:
     """Claim the one attempt that is due."""
-    (found,) = claim(desk, lease=lease)
-    return found
+    (claimed,) = claim(desk, lease=lease)
+    return claimed
 
 
 def keys(claims: Sequence[Claim]) -> list[str]:

@@ -88,8 +88,8 @@ def deep(postgres_url: str) -> Iterator[PostgresStorage]:
     with raw(storage) as connection:
         connection.execute(_MORE_ATTEMPTS, (DEPTH,))
         connection.execute("VACUUM ANALYZE attempts")
-        found = connection.execute("SELECT count(*) FILTER (WHERE rank < 0), count(*) FROM attempts").fetchone()
-        assert found == (DEPTH // 2, DEPTH + 1)
+        counts = connection.execute("SELECT count(*) FILTER (WHERE rank < 0), count(*) FROM attempts").fetchone()
+        assert counts == (DEPTH // 2, DEPTH + 1)
     yield storage
     storage.close()
 
@@ -139,9 +139,9 @@ def test_a_thread_after_a_revision_costs_what_came_after_it(loaded: PostgresStor
         page = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 100, 7))
         queue = explain(connection, loaded.sql(storage_module._READ), ("squid:dispatch:default", 1000 + OTHERS * 10, 5))
     assert (plan.rows, page.rows, queue.rows) == (5, 7, 2)
-    for found in (plan, page, queue):
-        reads_only(found, "journal_entries_thread")
-        assert found.blocks <= 20
+    for scanned in (plan, page, queue):
+        reads_only(scanned, "journal_entries_thread")
+        assert scanned.blocks <= 20
 
 
 def test_all_facts_of_one_run_are_read_by_its_index(loaded: PostgresStorage) -> None:
@@ -150,8 +150,8 @@ def test_all_facts_of_one_run_are_read_by_its_index(loaded: PostgresStorage) -> 
         earlier = loaded.read_run(MINE)[4].position
         before = explain(connection, loaded.sql(storage_module._READ_RUN), (MINE, earlier))
     assert (whole.rows, before.rows) == (306, 4)
-    for found in (whole, before):
-        reads_only(found, "journal_entries_run")
+    for scanned in (whole, before):
+        reads_only(scanned, "journal_entries_run")
 
 
 def test_a_command_is_found_by_its_key_however_many_its_run_has(loaded: PostgresStorage) -> None:
@@ -172,9 +172,9 @@ def test_a_slice_between_cuts_is_read_by_position(loaded: PostgresStorage) -> No
         last = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end - 50, end, None))
         middle = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end // 2, end, 20))
     assert (last.rows, middle.rows) == (50, 20)
-    for found in (last, middle):
-        reads_only(found, "journal_entries_pkey")
-        assert found.blocks <= 20
+    for scanned in (last, middle):
+        reads_only(scanned, "journal_entries_pkey")
+        assert scanned.blocks <= 20
 
 
 def test_a_cut_reads_one_place_of_one_index_and_a_revision_no_entries(loaded: PostgresStorage) -> None:
@@ -265,12 +265,12 @@ def test_claims_and_settlements_read_few_rows_also_by_plans_that_were_made_while
 def _fetched(storage: PostgresStorage) -> dict[str, int]:
     """Count the rows of each table that were fetched so far; the storage's one connection tells its own at once."""
     storage.rows("SELECT pg_stat_force_next_flush()")
-    found = storage.rows(
+    rows = storage.rows(
         """SELECT relname, coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
              FROM pg_stat_user_tables WHERE schemaname = %s""",
         storage.schema,
     )
-    return {str(name): int(fetched) for name, fetched in found}
+    return {str(name): int(fetched) for name, fetched in rows}
 
 
 def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep: PostgresStorage) -> None:

@@ -57,8 +57,8 @@ def family() -> Workflow:
 
     @workflow.step
     def start_all(ctx: StepContext, keys: list[str]) -> None:
-        for each in keys:
-            ctx.start_child_run("one", child_key=each)
+        for child_key in keys:
+            ctx.start_child_run("one", child_key=child_key)
 
     return workflow
 
@@ -195,13 +195,13 @@ def test_what_an_operation_reads_does_not_depend_on_what_statistics_say(stale: P
     squid = Squid(stale, WORKFLOWS)
     claims = squid.runtime.dispatch.claim("default", "worker", limit=TIMES)
     # when as many operations come, each by itself
-    found = reads(stale, lambda: OPERATIONS[name](squid, claims))
+    count = reads(stale, lambda: OPERATIONS[name](squid, claims))
     # then none of them reads what is beside it
-    assert found / TIMES < MOST, f"{found / TIMES:.0f} rows and entries for each"
+    assert count / TIMES < MOST, f"{count / TIMES:.0f} rows and entries for each"
 
 
 def test_what_a_child_start_reads_does_not_depend_on_what_statistics_say(stale: PostgresStorage) -> None:
     squid = Squid(stale, WORKFLOWS)
     squid.start("family", {"keys": [f"c-{n}" for n in range(WIDTH)]}, queue="families")
-    found = reads(stale, lambda: squid.worker("families", until_idle=True))
-    assert found / WIDTH < MOST, f"{found / WIDTH:.0f} rows and entries for each"
+    count = reads(stale, lambda: squid.worker("families", until_idle=True))
+    assert count / WIDTH < MOST, f"{count / WIDTH:.0f} rows and entries for each"

@@ -58,11 +58,11 @@ def judge(mutant: Mutant, wanted: Sequence[str], healthy: Path, servers: Servers
 
 def healthy_files(mutants: Sequence[Mutant], wanted: Sequence[str]) -> Mapping[str, list[str]]:
     """Return all files that judge these mutants, by suite."""
-    found: dict[str, dict[str, None]] = {}
+    files_by_suite: dict[str, dict[str, None]] = {}
     for mutant in mutants:
         for suite, files in suites_of(mutant, wanted).items():
-            found.setdefault(suite, {}).update(dict.fromkeys(files))
-    return {suite: list(files) for suite, files in found.items()}
+            files_by_suite.setdefault(suite, {}).update(dict.fromkeys(files))
+    return {suite: list(files) for suite, files in files_by_suite.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

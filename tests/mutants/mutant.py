@@ -43,14 +43,14 @@ def function(name: str) -> str:
 
 def misplaced(mutants: Iterable[Mutant]) -> list[str]:
     """Return one line for each mutant that no longer fits: by its text, or by tests that are not there."""
-    found = []
+    lines = []
     for mutant in mutants:
         count = (ROOT / mutant.source).read_text("utf-8").count(mutant.text)
         if count != mutant.times:
-            found.append(
+            lines.append(
                 f"{mutant.name!r}: its text stands {count} times in {mutant.file}, not {mutant.times}: {mutant.text!r}"
             )
         if mutant.replacement == mutant.text:
-            found.append(f"{mutant.name!r} changes nothing")
-        found += [f"{mutant.name!r}: there is no {test}" for test in mutant.tests if not (ROOT / test).is_file()]
-    return found
+            lines.append(f"{mutant.name!r} changes nothing")
+        lines += [f"{mutant.name!r}: there is no {test}" for test in mutant.tests if not (ROOT / test).is_file()]
+    return lines

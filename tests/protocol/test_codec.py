@@ -272,25 +272,25 @@ def test_metadata_that_slipped_by_the_redaction_is_refused() -> None:
     ["", "null", "5", "[]", '"x"', "{", "{}}", '{"a":', "not json", " ", '{"queue": 5}', "{'a': 1}", '{"a":1,}', "\0"],
 )
 def test_what_cannot_be_read_comes_back_as_a_malformed_fact(data: str) -> None:
-    found = decode(QUEUE_THREAD, "run_queued", "run-1", T0, data)
+    decoded = decode(QUEUE_THREAD, "run_queued", "run-1", T0, data)
 
-    assert isinstance(found, MalformedFact)
-    assert (found.type, found.run_id, found.occurred_at, found.data) == ("run_queued", "run-1", T0, data)
-    assert found.reason
+    assert isinstance(decoded, MalformedFact)
+    assert (decoded.type, decoded.run_id, decoded.occurred_at, decoded.data) == ("run_queued", "run-1", T0, data)
+    assert decoded.reason
 
 
 def test_a_malformed_fact_names_the_field_that_is_missing() -> None:
-    found = decode(QUEUE_THREAD, "attempt_claimed", "run-1", T0, '{"queue":"default"}')
+    decoded = decode(QUEUE_THREAD, "attempt_claimed", "run-1", T0, '{"queue":"default"}')
 
-    assert isinstance(found, MalformedFact)
-    assert "runnable_key: Field required" in found.reason
+    assert isinstance(decoded, MalformedFact)
+    assert "runnable_key: Field required" in decoded.reason
 
 
 def test_a_fact_on_a_thread_where_it_does_not_belong_is_malformed() -> None:
-    found = decode(run_thread("run-1"), *encode(queued()))
+    decoded = decode(run_thread("run-1"), *encode(queued()))
 
-    assert isinstance(found, MalformedFact)
-    assert "squid:dispatch:default" in found.reason
+    assert isinstance(decoded, MalformedFact)
+    assert "squid:dispatch:default" in decoded.reason
 
 
 @pytest.mark.parametrize(
@@ -313,10 +313,10 @@ def test_a_time_that_utc_cannot_express_is_malformed(time: str) -> None:
 
 
 def test_a_fact_of_a_later_version_is_kept_whole() -> None:
-    found = decode(QUEUE_THREAD, "attempt_teleported", "run-1", T0, '{"to": "mars", "n": [1]}')
+    decoded = decode(QUEUE_THREAD, "attempt_teleported", "run-1", T0, '{"to": "mars", "n": [1]}')
 
-    assert found == UnknownFact("attempt_teleported", "run-1", T0, {"to": "mars", "n": [1]})
-    assert json.loads(to_json(found)) == {
+    assert decoded == UnknownFact("attempt_teleported", "run-1", T0, {"to": "mars", "n": [1]})
+    assert json.loads(to_json(decoded)) == {
         "type": "attempt_teleported",
         "run_id": "run-1",
         "occurred_at": "2026-01-01T00:00:00+00:00",
@@ -331,15 +331,15 @@ def test_a_fact_of_a_later_version_that_cannot_be_read_is_malformed(data: str) -
 
 
 def test_a_run_column_and_data_that_disagree_never_move_a_fact_to_another_run() -> None:
-    found = decode(QUEUE_THREAD, "run_queued", "run-1", T0, '{"queue":"default","run_id":"run-2"}')
+    decoded = decode(QUEUE_THREAD, "run_queued", "run-1", T0, '{"queue":"default","run_id":"run-2"}')
 
-    assert found.run_id == "run-1"  # type: ignore[union-attr]
+    assert decoded.run_id == "run-1"  # type: ignore[union-attr]
 
 
 def test_a_run_column_is_data_and_never_syntax() -> None:
     for odd in ('a","run_id":"b', "a\\", "a\n", "a\\u0062", ""):
-        found = decode(QUEUE_THREAD, "run_queued", odd, T0, '{"queue":"default"}')
-        assert isinstance(found, MalformedFact), odd
+        decoded = decode(QUEUE_THREAD, "run_queued", odd, T0, '{"queue":"default"}')
+        assert isinstance(decoded, MalformedFact), odd
 
 
 def test_a_missing_run_column_is_malformed_where_a_run_is_needed() -> None:
@@ -354,9 +354,9 @@ def test_a_missing_run_column_is_malformed_where_a_run_is_needed() -> None:
     st.text(max_size=30) | json_objects().map(json.dumps) | json_values().map(json.dumps),
 )
 def test_reading_never_raises(type_name: str, run_id: str | None, data: str) -> None:
-    found = decode(QUEUE_THREAD, type_name, run_id, T0, data)
+    decoded = decode(QUEUE_THREAD, type_name, run_id, T0, data)
 
-    assert found.type == type_name
+    assert decoded.type == type_name
 
 
 @settings(max_examples=100)
@@ -367,6 +367,6 @@ def test_a_stored_fact_with_a_value_bent_is_read_or_surfaced_but_never_raises(fa
     name = data.draw(st.sampled_from(sorted(values) or ["queue"]))
     values[name] = data.draw(json_values())
 
-    found = decode(fact.thread, *EncodedFact(fact.type, stored.run_id, stored.occurred_at, json.dumps(values)))
+    decoded = decode(fact.thread, *EncodedFact(fact.type, stored.run_id, stored.occurred_at, json.dumps(values)))
 
-    assert isinstance(found, MalformedFact) or there_and_back(found) == found  # type: ignore[arg-type]
+    assert isinstance(decoded, MalformedFact) or there_and_back(decoded) == decoded  # type: ignore[arg-type]

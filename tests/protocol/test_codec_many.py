@@ -27,8 +27,8 @@ def columns(fact: Fact) -> StoredColumns:
 
 def spelled(fact: Fact, name: str, number: str) -> StoredColumns:
     """Return the columns of a fact that holds a number in this spelling under that name."""
-    found = columns(fact)
-    return found._replace(data=json.dumps({**json.loads(found.data), name: "<here>"}).replace('"<here>"', number))
+    good = columns(fact)
+    return good._replace(data=json.dumps({**json.loads(good.data), name: "<here>"}).replace('"<here>"', number))
 
 
 def _awkward(draw: st.DrawFn, good: StoredColumns) -> StoredColumns:
@@ -46,8 +46,8 @@ def _awkward(draw: st.DrawFn, good: StoredColumns) -> StoredColumns:
         case 4:
             return good._replace(run_id=draw(st.sampled_from([None, "other", "", 'quoted"', "ü", "\n"])))
         case 5:
-            found = st.sampled_from(["{}", "[]", "null", "1", '"{}"', "{ }", "\t{}\n"])
-            return good._replace(data=draw(found | json_objects().map(json.dumps)))
+            texts = st.sampled_from(["{}", "[]", "null", "1", '"{}"', "{ }", "\t{}\n"])
+            return good._replace(data=draw(texts | json_objects().map(json.dumps)))
         case 6:
             deep = draw(st.sampled_from([90, 120, 190, 200, 300, 5000]))
             return good._replace(data=f'{good.data[:-1]},"deep":{"[" * deep}{"]" * deep}}}')
@@ -60,24 +60,24 @@ def stored(draw: st.DrawFn) -> list[StoredColumns]:
     """Generate columns of few types, most of them good."""
     some = draw(st.lists(st.sampled_from(EXAMPLES) | facts(), min_size=1, max_size=3))
     good = [columns(draw(st.sampled_from(some))) for _ in range(draw(st.integers(2, 10)))]
-    return [_awkward(draw, each) if draw(st.integers(0, 3)) == 0 else each for each in good]
+    return [_awkward(draw, row) if draw(st.integers(0, 3)) == 0 else row for row in good]
 
 
 @settings(max_examples=300)
 @given(stored())
 def test_many_are_read_as_each_of_them_is(some: list[StoredColumns]) -> None:
-    one_by_one = [decode(*each) for each in some]
+    one_by_one = [decode(*row) for row in some]
     together = decode_many(some)
     assert together == one_by_one
-    assert [type(each) for each in together] == [type(each) for each in one_by_one]
+    assert [type(fact) for fact in together] == [type(fact) for fact in one_by_one]
 
 
 @pytest.mark.parametrize("number", ["1e400", "[-1e999]", DIGITS + "e99", "NaN"], ids=lambda number: number[:8])
 @pytest.mark.parametrize("name", ["result", "transition", "unheard_of"])
 def test_a_number_that_is_not_finite_makes_one_of_many_unreadable(name: str, number: str) -> None:
     good, bad = columns(applied()), spelled(applied(), name, f'{{"a":{number}}}')
-    found = decode_many([good, bad, good])
-    assert [type(each) is MalformedFact for each in found] == [False, True, False]
+    decoded = decode_many([good, bad, good])
+    assert [type(fact) is MalformedFact for fact in decoded] == [False, True, False]
     assert isinstance(decode(*bad), MalformedFact)
 
 
@@ -86,7 +86,7 @@ def test_a_number_that_is_not_finite_is_found_in_a_part_and_in_a_fact_of_an_unkn
     origin = f'{{"runnable_key":"k","step":"s","attempt":1,"unheard_of":{number}}}'
     for bad in (spelled(child(), "origin", origin), spelled(child(), "x", number)._replace(type="unheard_of")):
         assert isinstance(decode(*bad), MalformedFact)
-        assert all(isinstance(each, MalformedFact) for each in decode_many([bad, bad]))
+        assert all(isinstance(fact, MalformedFact) for fact in decode_many([bad, bad]))
     fine = spelled(child(), "x", "1e300")._replace(type="unheard_of")
     assert isinstance(decode(*fine), UnknownFact)
 
@@ -119,7 +119,7 @@ def _full(fact: Fact) -> Fact:
 
 PLACES = [
     pytest.param(fact, where, id=f"{'full' if fact is full else 'bare'} {fact.type}{where}")
-    for bare, full in ((each, _full(each)) for each in EXAMPLES)
+    for bare, full in ((fact, _full(fact)) for fact in EXAMPLES)
     for fact in (bare, full)
     for where, _ in containers(fact)
 ]
@@ -162,5 +162,5 @@ def test_nothing_is_read_as_nothing() -> None:
 
 
 def test_places_are_found_in_parts_too() -> None:
-    found = {where for where, _ in containers(_full(planned()))} | {where for where, _ in containers(_full(child()))}
-    assert {".runnables.0.input", ".runnables.0.*", ".*", ".origin.*", ".metadata", ".child_input"} <= found
+    places = {where for where, _ in containers(_full(planned()))} | {where for where, _ in containers(_full(child()))}
+    assert {".runnables.0.input", ".runnables.0.*", ".*", ".origin.*", ".metadata", ".child_input"} <= places

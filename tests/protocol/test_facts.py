@@ -95,9 +95,9 @@ def test_a_fact_never_changes(fact: Fact) -> None:
 
 @pytest.mark.parametrize("fact", EXAMPLES, ids=lambda fact: fact.type)
 def test_a_fact_keeps_the_fields_that_it_does_not_know(fact: Fact) -> None:
-    found = parse_fact({**values(fact), "added_later": {"a": [1, None]}})
+    parsed = parse_fact({**values(fact), "added_later": {"a": [1, None]}})
 
-    assert found.__pydantic_extra__ == {"added_later": {"a": [1, None]}}
+    assert parsed.__pydantic_extra__ == {"added_later": {"a": [1, None]}}
 
 
 @pytest.mark.parametrize(("fact", "name"), REQUIRED, ids=lambda value: getattr(value, "type", value))

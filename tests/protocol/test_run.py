@@ -327,9 +327,9 @@ def test_a_quarantined_run_can_still_be_ended() -> None:
 def test_an_unreadable_entry_is_an_anomaly_with_thread_and_sequence(lost: OnThread, reason: Reason) -> None:
     projection = fold(started(), lost)
 
-    [found] = projection.anomalies
-    assert (found.reason, found.run_id, found.thread, found.seq) == (reason, "run-1", run_thread("run-1"), 2)
-    assert (found.entry_type, projection.status) == (lost.fact.type, "started")
+    [anomaly] = projection.anomalies
+    assert (anomaly.reason, anomaly.run_id, anomaly.thread, anomaly.seq) == (reason, "run-1", run_thread("run-1"), 2)
+    assert (anomaly.entry_type, projection.status) == (lost.fact.type, "started")
 
 
 def test_a_fact_of_another_run_is_refused() -> None:
@@ -357,9 +357,9 @@ def test_an_anomaly_never_takes_an_unknown_field_for_its_subject() -> None:
 def test_any_journal_folds_and_every_anomaly_names_its_entry(journal: list[Entry]) -> None:
     places = {(entry.thread, entry.seq, entry.position) for entry in journal}
 
-    for found in RunProjection.fold(journal).anomalies:
-        assert (found.thread, found.seq, found.position) in places
-        assert found.subject is None or isinstance(found.subject, str)
+    for anomaly in RunProjection.fold(journal).anomalies:
+        assert (anomaly.thread, anomaly.seq, anomaly.position) in places
+        assert anomaly.subject is None or isinstance(anomaly.subject, str)
 
 
 @settings(max_examples=60)

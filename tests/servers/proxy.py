@@ -206,7 +206,7 @@ class Proxy:
                         link.lost |= set(_BOTH)
                         trigger.happened.set()
                 if self._as_pooler and direction == "answers" and not renumbered:
-                    data, renumbered = _KEY_DATA.subn(lambda found: found[1] + b"\x7f\xff\xff\xff", data, count=1)
+                    data, renumbered = _KEY_DATA.subn(lambda match: match[1] + b"\x7f\xff\xff\xff", data, count=1)
                 tail = (tail + data)[-100:]
                 if goes:
                     sink.sendall(data)

@@ -28,10 +28,10 @@ class StrictPooler:
 
     def close(self) -> None:
         """Cut everything."""
-        for each in self._sockets:
+        for one in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -42,8 +42,8 @@ def _pid(connection: psycopg.Connection) -> int:
 
 def _lives(postgres_url: str, pid: int) -> bool:
     with psycopg.connect(plain_url(postgres_url)) as connection:
-        found = connection.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone()
-    return found is not None
+        row = connection.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchone()
+    return row is not None
 
 
 def _ask_in_background(connection: psycopg.Connection, query: bytes) -> tuple[threading.Thread, list[object]]:

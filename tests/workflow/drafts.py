@@ -32,9 +32,9 @@ def problems_of(workflow: Workflow) -> dict[Path, Code]:
         workflow.check()
     except InvalidWorkflow as refused:
         problems = refused.problems
-    found = {problem.path: problem.code for problem in problems}
-    assert len(found) == len(problems), "one mistake, one problem"
-    return found
+    codes = {problem.path: problem.code for problem in problems}
+    assert len(codes) == len(problems), "one mistake, one problem"
+    return codes
 
 
 def message_of(workflow: Workflow) -> str:

@@ -205,11 +205,11 @@ def test_every_code_has_a_test() -> None:
 
 @given(graphs)
 def test_circles_are_real_and_none_is_left_unseen(graph: dict[str, list[str]]) -> None:
-    found = cycles(graph)
+    circles = cycles(graph)
     turning = any(name in reachable(targets, graph) for name, targets in graph.items())
 
-    assert bool(found) == turning
-    for circle in found:
+    assert bool(circles) == turning
+    for circle in circles:
         assert all(target in graph[source] for source, target in zip(circle, circle[1:] + circle[:1], strict=True))
 
 
@@ -225,7 +225,7 @@ def outputs_on_every_way(entry: str, ways: list[tuple[str, str, bool]]) -> dict[
                 seen.add(after)
                 todo.append(after)
     return {
-        step: frozenset.intersection(*(found for reached, found in seen if reached == step))
+        step: frozenset.intersection(*(arrived for reached, arrived in seen if reached == step))
         for step in {reached for reached, _ in seen}
     }
 

@@ -69,8 +69,8 @@ def test_the_fingerprint_covers_what_is_done_and_not_how() -> None:
         frozen(partition_key_from="day"),
         with_external("dagster_assets", assets="a").freeze(),
     ]
-    assert {each.fingerprint for each in same} == {frozen().fingerprint}
-    assert len({frozen().fingerprint, *(each.fingerprint for each in other)}) == 4
+    assert {variant.fingerprint for variant in same} == {frozen().fingerprint}
+    assert len({frozen().fingerprint, *(variant.fingerprint for variant in other)}) == 4
     order = [with_external("dagster_assets", assets=some).freeze().fingerprint for some in (["a", "b"], ["b", "a"])]
     assert order[0] == order[1]
 

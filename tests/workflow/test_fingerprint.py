@@ -208,8 +208,8 @@ def test_the_order_of_parameters_does_not_matter() -> None:
 
     def declared(function: Any) -> str:
         workflow = Workflow("orders")
-        for name, each in (("left", left), ("right", right), ("join", function)):
-            workflow.step(name=name)(each)
+        for name, task in (("left", left), ("right", right), ("join", function)):
+            workflow.step(name=name)(task)
         return workflow.freeze().fingerprint
 
     assert declared(turned) == declared(join)

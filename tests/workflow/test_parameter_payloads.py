@@ -235,7 +235,7 @@ def test_the_fingerprint_covers_what_the_payload_must_be_but_not_its_defaults() 
     def optional(amount: int = 5) -> None: ...
     def other_default(amount: int = 6) -> None: ...
 
-    prints = [definition_of(each).fingerprint for each in (plain, text, optional, other_default)]
+    prints = [definition_of(variant).fingerprint for variant in (plain, text, optional, other_default)]
     assert len(set(prints)) == 3
     assert prints[2] == prints[3]
 

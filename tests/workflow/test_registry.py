@@ -120,9 +120,9 @@ def test_versions_that_differ_in_function_bodies_only_stand_side_by_side(order: 
     assert len(registry.keys) == 1, "they share a lane: each can execute the other's runs"
     assert registry.select("orders") is given[-1]
     assert (registry.select("orders", "1"), registry.select("orders", "1.1")) == (OLD, renamed)
-    for each in given:
-        assert registry.find("orders", OLD.fingerprint, each.version) is each
-        assert registry.require("r-1", "orders", each.version, OLD.fingerprint) is each
+    for version in given:
+        assert registry.find("orders", OLD.fingerprint, version.version) is version
+        assert registry.require("r-1", "orders", version.version, OLD.fingerprint) is version
     assert registry.find("orders", OLD.fingerprint, "0.9") is given[-1], "a version that is gone"
     assert Registry([renamed]).find("orders", OLD.fingerprint, "1") is renamed
 

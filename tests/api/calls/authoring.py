@@ -117,6 +117,6 @@ def _frozen(declare: Callable[..., Workflow], of: Any, *without: str) -> Callabl
         return declare(**options).freeze()
 
     signature = inspect.signature(of)
-    kept = [each for name, each in signature.parameters.items() if name not in without]
-    frozen.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    parameters = [parameter for name, parameter in signature.parameters.items() if name not in without]
+    frozen.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return frozen

@@ -44,7 +44,7 @@ def dispatch_calls(name: str) -> dict[str, Make]:
             return w.runtime.dispatch.heartbeat([journal.ClaimRef(**parts)])
 
         ref = w.claim.claim.ref
-        return Call(heartbeat, {each.name: getattr(ref, each.name) for each in dataclasses.fields(ref) if each.init})
+        return Call(heartbeat, {f.name: getattr(ref, f.name) for f in dataclasses.fields(ref) if f.init})
 
     return {
         "ClaimRef": shown,

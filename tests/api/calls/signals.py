@@ -42,14 +42,14 @@ def _signals() -> dict[str, Callable[[ApiFixture], dict[str, Any]]]:
         return {**_external(w), "launcher": "dagster", "external_run_id": None, "launch": None}
 
     outcome = {"succeeded": True, "result": None, "error": None, "final": None, "external_run_id": None}
-    told = {"step": None, "actor": None, "comment": None}
+    decision = {"step": None, "actor": None, "comment": None}
     return {
         "start_run": start,
         "start_cron": start_cron,
         "replay_run": lambda w: {"run_id": w.open, "allow_irreversible": True},
-        "approve_run": lambda w: {"run_id": w.waiting, **told},
-        "reject_run": lambda w: {"run_id": w.waiting, **told},
-        "resume_run": lambda w: {"run_id": w.paused, **told},
+        "approve_run": lambda w: {"run_id": w.waiting, **decision},
+        "reject_run": lambda w: {"run_id": w.waiting, **decision},
+        "resume_run": lambda w: {"run_id": w.paused, **decision},
         "cancel_run": lambda w: {"run_id": w.open, "cascade": True},
         "retry_attempt": _dead_letter,
         "external_requested": lambda w: {**note(w), "launch": 1},

@@ -9,7 +9,7 @@ from tests.facts import T0
 
 
 def squid_calls() -> dict[str, Make]:
-    found: dict[str, Make] = {
+    calls: dict[str, Make] = {
         "Squid": lambda w: Call(
             Squid,
             {
@@ -97,7 +97,7 @@ def squid_calls() -> dict[str, Make]:
             {"workflow": "orders", "payload": {}, "child_key": "c", "metadata": {}, "trigger": None, "queue": None},
         ),
     }
-    return found
+    return calls
 
 
 def retry_call(w: ApiFixture) -> Call:

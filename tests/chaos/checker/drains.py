@@ -14,9 +14,9 @@ def failed_drains(home: Path) -> dict[str, str]:
         return {}
     with DagsterInstance.from_config(str(home)) as instance:
         runs = instance.get_runs(RunsFilter(job_name=DISPATCH_JOB, statuses=[dg.DagsterRunStatus.FAILURE]))
-        found = {}
+        errors = {}
         for run in runs:
             for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE):
                 assert entry.dagster_event is not None
-                found[run.run_id] = str(entry.dagster_event.step_failure_data.error)[-2000:]
-        return found
+                errors[run.run_id] = str(entry.dagster_event.step_failure_data.error)[-2000:]
+        return errors

@@ -63,7 +63,7 @@ class Evidence:
     def runs(self) -> dict[str, Run]:
         """The runs of the journal, by id."""
         groups = by_run(self.entries)
-        return {run_id: Run(run_id, [each.fact for each in group]) for run_id, group in groups.items() if run_id}
+        return {run_id: Run(run_id, [entry.fact for entry in group]) for run_id, group in groups.items() if run_id}
 
     def of(self, workflow: str) -> Iterator[Run]:
         """Yield the runs of one workflow."""

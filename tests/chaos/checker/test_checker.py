@@ -93,7 +93,7 @@ PLANNED |= {13: "reviewed", 14: "routed", 15: "routed", 16: "isolated"}
 
 
 @dataclass(frozen=True)
-class Told:
+class HonestHistory:
     """An honest history, and the storage that holds it."""
 
     evidence: Evidence
@@ -101,7 +101,9 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(postgres_url: str, schema_names: Iterator[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def honest(
+    postgres_url: str, schema_names: Iterator[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HonestHistory]:
     """What real steps wrote: one run of each workflow that is kind to its process."""
     path = tmp_path_factory.mktemp("chaos") / "effects"
     storage = PostgresStorage(postgres_url, next(schema_names), clock=VirtualClock(T0))
@@ -118,16 +120,16 @@ def told(postgres_url: str, schema_names: Iterator[str], tmp_path_factory: pytes
                 execute_until_blocked(squid, run_id)
             operate_once(squid)
             execute_until_blocked(squid, run_id)
-    yield Told(gather(storage, path, "LOG: all is well\n", PLANNED), storage)
+    yield HonestHistory(gather(storage, path, "LOG: all is well\n", PLANNED), storage)
     with pooled_connection(storage.engine) as connection:
         connection.execute(f"DROP TABLE {TABLE}".encode())
     storage.close()
 
 
-def test_an_honest_history_is_found_without_fault(told: Told) -> None:
-    assert list(judge(told.evidence)) == []
-    assert judge_storage(told.storage, told.evidence.entries) == []
-    assert {run.workflow for run in told.evidence.runs.values()} == set(PLANNED.values())
+def test_an_honest_history_is_found_without_fault(honest: HonestHistory) -> None:
+    assert list(judge(honest.evidence)) == []
+    assert judge_storage(honest.storage, honest.evidence.entries) == []
+    assert {run.workflow for run in honest.evidence.runs.values()} == set(PLANNED.values())
 
 
 @pytest.mark.parametrize(
@@ -172,30 +174,30 @@ def test_an_honest_history_is_found_without_fault(told: Told) -> None:
         (deadlock, "wrong", "40P01"),
     ],
 )
-def test_a_planted_wrong_history_is_found(told: Told, plant: Plant, kind: str, text: str) -> None:
-    verdict = judge(plant(told.evidence))
-    assert any(text in each for each in getattr(verdict, kind)), list(verdict)
+def test_a_planted_wrong_history_is_found(honest: HonestHistory, plant: Plant, kind: str, text: str) -> None:
+    verdict = judge(plant(honest.evidence))
+    assert any(text in finding for finding in getattr(verdict, kind)), list(verdict)
     assert str(_outcome(verdict)).startswith("CHAOS FAILED")
 
 
-def test_a_view_that_differs_from_the_fold_is_found(told: Told) -> None:
-    run_id = run_of(told.evidence, "chain").run_id
+def test_a_view_that_differs_from_the_fold_is_found(honest: HonestHistory) -> None:
+    run_id = run_of(honest.evidence, "chain").run_id
     changes = ("'failed'", "'completed'")
-    found = []
+    findings = []
     for status in changes:
-        with pooled_connection(told.storage.engine) as connection:
-            text = f"UPDATE {told.storage.schema}.runs SET terminal_status = {status} WHERE run_id = '{run_id}'"
+        with pooled_connection(honest.storage.engine) as connection:
+            text = f"UPDATE {honest.storage.schema}.runs SET terminal_status = {status} WHERE run_id = '{run_id}'"
             connection.execute(text.encode())
-        found.append(judge_storage(told.storage, told.evidence.entries))
-    assert [len(each) for each in found] == [1, 0]
-    assert "terminal_status" in found[0][0]
+        findings.append(judge_storage(honest.storage, honest.evidence.entries))
+    assert [len(texts) for texts in findings] == [1, 0]
+    assert "terminal_status" in findings[0][0]
 
 
-def test_entries_that_one_way_of_reading_misses_are_found(told: Told) -> None:
-    entry = next(entry for entry in told.evidence.entries if isinstance(entry.fact, AttemptClaimed))
-    seen: list[Entry] = [each for each in told.evidence.entries if each is not entry]
-    found = judge_storage(told.storage, seen)
-    assert [text.split()[1] for text in found] == ["thread", "run"]
+def test_entries_that_one_way_of_reading_misses_are_found(honest: HonestHistory) -> None:
+    entry = next(entry for entry in honest.evidence.entries if isinstance(entry.fact, AttemptClaimed))
+    seen: list[Entry] = [other for other in honest.evidence.entries if other is not entry]
+    findings = judge_storage(honest.storage, seen)
+    assert [text.split()[1] for text in findings] == ["thread", "run"]
 
 
 # --- ends of processes ----------------------------------------------------------------------------------------------

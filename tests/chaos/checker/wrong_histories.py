@@ -33,30 +33,30 @@ def run_of(evidence: Evidence, workflow: str, *, odd: bool | None = None) -> Run
 def _first(run: Run, kind: type[Any], **fields: Any) -> Any:
     """Return the first fact of a kind, of a step if one is named."""
     step = fields.get("step")
-    found = (fact for fact in run.facts if isinstance(fact, kind))
-    return next(fact for fact in found if step is None or f":{step}:" in fact.runnable_key)
+    facts = (fact for fact in run.facts if isinstance(fact, kind))
+    return next(fact for fact in facts if step is None or f":{step}:" in fact.runnable_key)
 
 
-def _told_as(evidence: Evidence, change: Callable[[StoredFact], list[StoredFact]]) -> Evidence:
+def _with_facts(evidence: Evidence, change: Callable[[StoredFact], list[StoredFact]]) -> Evidence:
     """Return the history with each fact replaced by some, in its place; sequences stay whole."""
     items = [OnThread(entry.thread, fact) for entry in evidence.entries for fact in change(entry.fact)]
     return replace(evidence, entries=entries(items))
 
 
 def _without(evidence: Evidence, *facts: StoredFact) -> Evidence:
-    return _told_as(evidence, lambda fact: [] if any(fact is each for each in facts) else [fact])
+    return _with_facts(evidence, lambda fact: [] if any(fact is other for other in facts) else [fact])
 
 
 def _after(evidence: Evidence, place: StoredFact, *facts: StoredFact) -> Evidence:
-    return _told_as(evidence, lambda fact: [fact, *facts] if fact is place else [fact])
+    return _with_facts(evidence, lambda fact: [fact, *facts] if fact is place else [fact])
 
 
 def _with(evidence: Evidence, place: Fact, **fields: Any) -> Evidence:
-    return _told_as(evidence, lambda fact: [with_fields(place, **fields)] if fact is place else [fact])
+    return _with_facts(evidence, lambda fact: [with_fields(place, **fields)] if fact is place else [fact])
 
 
 def _lines(evidence: Evidence, change: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Evidence:
-    return replace(evidence, lines=[line for each in evidence.lines for line in change(each)])
+    return replace(evidence, lines=[line for original in evidence.lines for line in change(original)])
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def end_before_the_last_compensation(evidence: Evidence) -> Evidence:
     run = run_of(evidence, "saga", odd=True)
     end = _first(run, RunTerminal)
     last = _first(run, AttemptCompleted, step="compensate:book_flight")
-    return _told_as(evidence, lambda fact: [] if fact is end else [end, fact] if fact is last else [fact])
+    return _with_facts(evidence, lambda fact: [] if fact is end else [end, fact] if fact is last else [fact])
 
 
 def compensate_oldest_first(evidence: Evidence) -> Evidence:

@@ -57,25 +57,25 @@ def test_a_claim_gives_the_attempt_its_input_its_fence_and_its_lease(desk: Desk)
     desk.put(scheduled_fact)
     # when it is claimed
     desk.wait(10)
-    (found,) = desk.store.claim(QUEUE, "worker-9", lease=seconds(30))
+    (claim_,) = desk.store.claim(QUEUE, "worker-9", lease=seconds(30))
     # then the claim says all that a worker needs
-    attempt = found.attempt
+    attempt = claim_.attempt
     assert (attempt.run_id, attempt.runnable_key, attempt.step, attempt.queue) == (RUN, key(), "charge", QUEUE)
     assert attempt.input == {"amount": 5, "big": 10**30}
     assert (attempt.status, attempt.owner_id) == (AttemptStatus.CLAIMED, "worker-9")
     assert (attempt.deliveries, attempt.fencing_token, attempt.attempt_number) == (1, 1, 1)
     assert (attempt.workflow, attempt.definition_fingerprint, attempt.definition_version) == ("billing", "f1", "1")
-    assert found.lease_until == t(40)
-    assert (found.ref.queue, found.ref.run_id, found.ref.runnable_key) == (QUEUE, RUN, key())
+    assert claim_.lease_until == t(40)
+    assert (claim_.ref.queue, claim_.ref.run_id, claim_.ref.runnable_key) == (QUEUE, RUN, key())
     # and the journal has the fact
     fact = facts_of(desk.storage.read(scheduled_fact.thread))[-1]
     assert (fact.type, fact.claim_id, fact.occurred_at, fact.lease_until) == (
         "attempt_claimed",
-        found.ref.claim_id,
+        claim_.ref.claim_id,
         t(10),
         t(40),
     )
-    assert (fact.owner_id, fact.fencing_token, fact.claim_token_hash) == ("worker-9", 1, found.ref.token_hash)
+    assert (fact.owner_id, fact.fencing_token, fact.claim_token_hash) == ("worker-9", 1, claim_.ref.token_hash)
     assert statuses(desk) == {key(): "claimed"}
 
 
@@ -167,12 +167,12 @@ def test_any_set_of_attempts_is_claimed_in_claim_order(data: st.DataObject, post
         projection = DispatchProjection.fold(storage.read(f"squid:dispatch:{queue}"))
         assert [a.run_id for a in sorted(projection.claimable(t(40)), key=claim_order)] == in_order
         # when they are claimed, few at a time
-        found: list[str] = []
+        claimed_runs: list[str] = []
         while claims := store.claim(queue, "worker", limit=limit):
             assert len(claims) <= limit
-            found += keys(claims)
+            claimed_runs += keys(claims)
         # then they come by priority, due time and position; an expired claim was due when its lease ran out
-        assert found == in_order
+        assert claimed_runs == in_order
 
 
 def test_many_who_claim_at_once_share_the_work_without_overlap(desk: Desk) -> None:
@@ -297,9 +297,9 @@ def test_what_is_shown_can_be_kept_to_definitions_before_it_is_limited(desk: Des
     desk.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(5)), work("mine"), work("mine-too"))
     desk.wait(10)
     # when only mine is asked for, then the rest does not count towards the limit
-    for look, found in ((desk.store.visible, ["mine", "mine-too"]), (desk.store.expired, ["mine-held"])):
-        assert [a.run_id for a in look(QUEUE, 3, definitions=mine)] == found
-        assert [a.run_id for a in look(QUEUE, 1, definitions=mine)] == found[:1]
+    for look, expected in ((desk.store.visible, ["mine", "mine-too"]), (desk.store.expired, ["mine-held"])):
+        assert [a.run_id for a in look(QUEUE, 3, definitions=mine)] == expected
+        assert [a.run_id for a in look(QUEUE, 1, definitions=mine)] == expected[:1]
         assert look(QUEUE, definitions=["nothing/known"]) == look(QUEUE, definitions=[]) == []
         assert len(look(QUEUE, 3)) == len(look(QUEUE, 3, definitions=None)) == 3
 

@@ -74,7 +74,7 @@ def finish(desk: Desk, name: str, count: int) -> None:
     desk.put(*(work(f"{name}-{n}", visible_at=desk.clock.now()) for n in range(count)))
     claims = claim(desk, count)
     assert len(claims) == count
-    desk.store.settle([Settlement(each.ref, Completed(None)) for each in claims])
+    desk.store.settle([Settlement(one.ref, Completed(None)) for one in claims])
 
 
 def test_without_dead_entries_there_are_no_marks(postgres_desk: Desk) -> None:
@@ -194,8 +194,8 @@ def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: Des
 
     def take() -> list[str]:
         store, taken = PostgresDispatchStore(storage), list[str]()
-        while found := store.claim(QUEUE, "worker", limit=3):
-            taken += keys(found)
+        while claims := store.claim(QUEUE, "worker", limit=3):
+            taken += keys(claims)
         return taken + keys(PostgresDispatchStore(storage).claim(QUEUE, "worker", limit=100))
 
     assert sorted(run for taken in at_once([take] * 4) for run in taken) == [f"run-{n:03}" for n in range(120)]
@@ -225,9 +225,9 @@ def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_
                 marked += bool(marks)
                 due_now = _claimable(store)
                 ahead = [one for one in due_now if not marks or _is_ahead(one, marks)]
-                found = store.claim(QUEUE, "worker", limit=limit, lease=timedelta(seconds=30))
-                assert keys(found) == [one.run_id for one in ahead[:limit]]
-                held += found
+                claims = store.claim(QUEUE, "worker", limit=limit, lease=timedelta(seconds=30))
+                assert keys(claims) == [one.run_id for one in ahead[:limit]]
+                held += claims
             case "release" if held:
                 store.release([held.pop(chance.randrange(len(held))).ref])
             case "complete" if held:
@@ -237,8 +237,8 @@ def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_
 
 
 def _claimable(store: PostgresDispatchStore) -> list[Attempt]:
-    found = [*store.visible(QUEUE), *store.expired(QUEUE)]
-    return sorted((one for one in found if one.deliveries < one.max_deliveries), key=claim_order)
+    attempts = [*store.visible(QUEUE), *store.expired(QUEUE)]
+    return sorted((one for one in attempts if one.deliveries < one.max_deliveries), key=claim_order)
 
 
 def _is_ahead(one: Attempt, marks: Marks) -> bool:

@@ -42,8 +42,8 @@ def test_the_raw_token_is_nowhere_but_in_the_claim(desk: Desk) -> None:
     if isinstance(desk.storage, PostgresStorage):
         with raw(desk.storage) as connection:
             for table in ("journal_entries", "attempts", "runs", "journal_commits", "journal_checkpoints", "anomalies"):
-                found = connection.execute(f"SELECT to_json(x)::text FROM {table} x").fetchall()
-                stored += "\n".join(text for (text,) in found)
+                rows = connection.execute(f"SELECT to_json(x)::text FROM {table} x").fetchall()
+                stored += "\n".join(text for (text,) in rows)
     for c in claims:
         # then neither the journal nor anything printed shows its token, only its hash
         assert len(c.ref.token) >= 32
@@ -188,9 +188,9 @@ def test_a_lease_begins_when_a_claim_has_nothing_to_wait_for_any_more(postgres: 
         # when it gets there at last
         waited_until = postgres.now()
         other.rollback()
-        (found,) = claiming.result(30)
+        (claimed,) = claiming.result(30)
     # then its lease is as long as any
-    assert found.lease_until >= waited_until + seconds(60)
+    assert claimed.lease_until >= waited_until + seconds(60)
 
 
 def test_a_zombie_can_do_nothing_after_takeover(desk: Desk) -> None:

@@ -121,7 +121,7 @@ def test_what_is_spent_is_parked_whatever_the_rule(desk: Desk) -> None:
 def test_what_a_worker_gave_back_is_no_suspect_unless_the_next_delivery_is_its_last(desk: Desk) -> None:
     desk.put(work("told", max_deliveries=3), work("last", max_deliveries=2))
     held = claim(desk, limit=2)
-    desk.store.settle([Settlement(each.ref, Interrupted("the worker stopped")) for each in held])
+    desk.store.settle([Settlement(one.ref, Interrupted("the worker stopped")) for one in held])
     rule = Suspects(LOST)
     assert keys(claim(desk, limit=9, suspects=rule)) == ["told"]
     assert rule.passed_over is LAST

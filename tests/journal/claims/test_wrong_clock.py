@@ -30,8 +30,8 @@ def _worker(storage: PostgresStorage, url: str, hours: int, *command: str) -> An
 
 
 def test_the_worker_really_has_a_wrong_clock(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
-    told = datetime.fromisoformat(_worker(postgres, postgres_url, hours, "clock"))
-    assert abs(told - datetime.now(UTC) - timedelta(hours=hours)) < timedelta(minutes=5)
+    worker_time = datetime.fromisoformat(_worker(postgres, postgres_url, hours, "clock"))
+    assert abs(worker_time - datetime.now(UTC) - timedelta(hours=hours)) < timedelta(minutes=5)
 
 
 def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:

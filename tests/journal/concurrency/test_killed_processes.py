@@ -15,8 +15,8 @@ Mark = tuple[int, int]  # writer, commit
 
 def _deadlocks(storage: PostgresStorage) -> int:
     storage.rows("SELECT pg_stat_force_next_flush()")
-    found = storage.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-    return int(found[0][0])
+    rows = storage.rows("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+    return int(rows[0][0])
 
 
 def _mark(entry: Entry) -> tuple[Mark, int]:
@@ -88,11 +88,11 @@ def _run_writers(storage: PostgresStorage, url: str, kind: str, commits: int) ->
 def _check(entries: dict[str, list[Entry]], everybody: dict[int, Child], reader: _Reader) -> int:
     places: dict[Mark, list[str]] = defaultdict(list)
     spans: dict[Mark, int] = {}
-    for thread, found in entries.items():
-        assert [entry.seq for entry in found] == list(range(1, len(found) + 1))
-        assert [entry.position for entry in found] == sorted(entry.position for entry in found)
+    for thread, on_thread in entries.items():
+        assert [entry.seq for entry in on_thread] == list(range(1, len(on_thread) + 1))
+        assert [entry.position for entry in on_thread] == sorted(entry.position for entry in on_thread)
         order: dict[int, int] = {}
-        for entry in found:
+        for entry in on_thread:
             mark, spans_of_commit = _mark(entry)
             assert order.get(mark[0], -1) < mark[1], f"{mark} came late or twice on {thread}"
             order[mark[0]] = mark[1]

@@ -44,16 +44,16 @@ def test_every_order_by_text_is_by_bytes() -> None:
     texts = dict(functions.sources())
     for path in (*package.glob("journal/postgres/**/*.py"), *package.glob("backlog/**/*.py")):
         texts[str(path.relative_to(package))] = path.read_text()
-    found, wrong = 0, []
+    count, wrong = 0, []
     for name, text in texts.items():
         for match in _ORDER_BY.finditer(text):
             for item in re.split(r",\s*", match[1].strip()):
-                found += 1
+                count += 1
                 column = _ITEM.match(item.strip())
                 known = _NUMBERS | (_BYTES if name.endswith(".py") else _BYTES - _NO_COLUMN)
                 if 'COLLATE "C"' not in item and (column is None or column[1] not in known):
                     wrong.append((name, item))
-    assert (wrong, found > 80) == ([], True)
+    assert (wrong, count > 80) == ([], True)
 
 
 # --- what is locked -------------------------------------------------------------------------------------------------
@@ -140,9 +140,9 @@ class Room:
 
     def candidates(self) -> list[Lock]:
         """Return all locks that a writer may want here."""
-        found = [Lock.gate(), *map(Lock.bucket, self.buckets)]
-        found += [*map(Lock.run, _RUNS), *map(Lock.attempt, _RUNS)]
-        return [*found, *map(Lock.thread, _THREADS), *(Lock.new_thread(f"squid:run:{run}") for run in _NEW)]
+        locks = [Lock.gate(), *map(Lock.bucket, self.buckets)]
+        locks += [*map(Lock.run, _RUNS), *map(Lock.attempt, _RUNS)]
+        return [*locks, *map(Lock.thread, _THREADS), *(Lock.new_thread(f"squid:run:{run}") for run in _NEW)]
 
     def held_before(self, write: Write, wanted: Lock) -> set[Lock] | None:
         """Run a writer against a lock that is held, and return what it holds itself; None if it needs no such lock."""
@@ -387,7 +387,7 @@ def test_contended_queues_make_no_deadlock_in_a_database_of_any_collation(words_
         assert [worker.states for worker in workers] == [[]] * len(workers)
         with raw(storage) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
-            found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = 'words'").fetchone()
-        assert found == (0,)
+            deadlocks = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = 'words'").fetchone()
+        assert deadlocks == (0,)
     finally:
         storage.close()

@@ -105,9 +105,9 @@ def test_a_checkpoint_of_a_shared_thread_is_valid_up_to_its_last_entry(postgres:
     postgres.append(THREAD, [queue_paused()])
     postgres.append(THREAD, [queue_resumed()])
     assert postgres.put_checkpoint(THREAD, 2, "{}")
-    found = postgres.get_checkpoint(THREAD)
-    assert found is not None
-    assert found.revision == 2
+    checkpoint = postgres.get_checkpoint(THREAD)
+    assert checkpoint is not None
+    assert checkpoint.revision == 2
     assert postgres.put_checkpoint(THREAD, 9, "[]")
     assert postgres.get_checkpoint(THREAD) is None
 
@@ -126,9 +126,9 @@ def test_a_tail_removed_from_a_shared_thread_is_named(postgres: PostgresStorage,
         postgres.append(THREAD, [fact])
     with _unguarded(postgres), raw(postgres) as connection:
         connection.execute("DELETE FROM journal_entries WHERE seq = ANY (%s)", (list(seqs),))
-    found = [finding for finding in verify(postgres) if finding.kind is DiscrepancyKind.WRONG_REVISION]
-    assert [(finding.thread, finding.seq) for finding in found] == [(THREAD, min(seqs) - 1)]
-    assert "4" in found[0].detail
+    findings = [finding for finding in verify(postgres) if finding.kind is DiscrepancyKind.WRONG_REVISION]
+    assert [(finding.thread, finding.seq) for finding in findings] == [(THREAD, min(seqs) - 1)]
+    assert "4" in findings[0].detail
 
 
 def test_a_shared_thread_whose_row_says_more_than_there_is_is_named_and_never_counts_back(

@@ -15,6 +15,7 @@ from squid_dagster.journal.postgres.views.row_changes import LockTargets
 from squid_dagster.protocol import RunSignalReceived
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import RUN, signal, started
+from tests.journal.access import facts_of
 
 THREAD = f"squid:run:{RUN}"
 
@@ -71,7 +72,8 @@ def test_a_writer_that_lost_its_turn_takes_the_next_one_and_writes_once(
 
     assert sleeper.append(THREAD, [signal(payload={"from": "sleeper"})]) == 3
 
-    told = [entry.fact.payload for entry in postgres.read(THREAD, after=1) if isinstance(entry.fact, RunSignalReceived)]
-    assert told == [{"from": "other"}, {"from": "sleeper"}]
+    facts = facts_of(postgres.read(THREAD, after=1))
+    payloads = [fact.payload for fact in facts if isinstance(fact, RunSignalReceived)]
+    assert payloads == [{"from": "other"}, {"from": "sleeper"}]
     assert verify(postgres) == []
     sleeper.close()

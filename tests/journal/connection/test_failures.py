@@ -162,7 +162,7 @@ def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing
                 wrong[code] = call()
             except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
                 words = ("grant",) if code == "42501" else (code, sqlstate_rule(code).words, sqlstate_rule(code).remedy)
-                if type(error) is not expected or any(each not in str(error) for each in words):
+                if type(error) is not expected or any(word not in str(error) for word in words):
                     wrong[code] = repr(error)
     assert wrong == {}
     assert len(all_entries(scene.storage)) == before

@@ -46,15 +46,15 @@ def test_any_time_to_come_is_as_long(connection: PgConnection, given: timedelta)
 @given(st.datetimes(datetime(1900, 1, 1), datetime(2900, 1, 1), timezones=zones))  # noqa: DTZ001  they get their zones
 def test_any_moment_is_the_same(connection: PgConnection, given: datetime) -> None:
     asked = b"SELECT to_json(to_char(%s::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US'))"
-    told = json_of(execute(connection, asked, (given,))[0])
-    assert datetime.fromisoformat(told).replace(tzinfo=UTC) == given
+    answer = json_of(execute(connection, asked, (given,))[0])
+    assert datetime.fromisoformat(answer).replace(tzinfo=UTC) == given
 
 
 def test_other_values_are_what_they_are(connection: PgConnection) -> None:
     commit = UUID(int=7)
     asked = b"SELECT json_build_array(%s::uuid, %s::int, %s::boolean, %s::boolean, %s::text)"
-    told = json_of(execute(connection, asked, (commit, -(2**31), True, False, None))[0])
-    assert told == [str(commit), -(2**31), True, False, None]
+    answer = json_of(execute(connection, asked, (commit, -(2**31), True, False, None))[0])
+    assert answer == [str(commit), -(2**31), True, False, None]
     assert json_of(execute(connection, b"SELECT NULL")[0]) is None
 
 
@@ -68,12 +68,12 @@ def test_what_is_refused_says_why_and_leaves_the_connection_usable(connection: P
     with pytest.raises(psycopg.errors.DivisionByZero) as refused:
         execute(connection, b"SELECT 1; SELECT 1 / 0; SELECT 2")
     assert refused.value.sqlstate == "22012"
-    assert [json_of(each) for each in execute(connection, b"SELECT 3; SELECT 4")] == [3, 4]
+    assert [json_of(answer) for answer in execute(connection, b"SELECT 3; SELECT 4")] == [3, 4]
 
 
 def test_an_answer_can_be_had_later(connection: PgConnection) -> None:
     send(connection, b"SELECT 5")
-    assert [json_of(each) for each in receive(connection)] == [5]
+    assert [json_of(answer) for answer in receive(connection)] == [5]
     assert receive(connection) == []
 
 

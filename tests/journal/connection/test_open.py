@@ -66,9 +66,9 @@ def test_a_database_that_is_not_there_is_waited_for_as_long_as_one_says(
         eventually(lambda: "waits for the database" in caplog.text)
         proxy.resume()
         opening.result(30).close()
-    told = [message for message in caplog.messages if "the database" in message]
-    assert len(told) == 2
-    assert told[1].startswith("opening the journal goes on: the database is there after ")
+    lines = [message for message in caplog.messages if "the database" in message]
+    assert len(lines) == 2
+    assert lines[1].startswith("opening the journal goes on: the database is there after ")
 
 
 def test_a_database_that_is_just_starting_is_waited_for(postgres: PostgresStorage, postgres_url: str) -> None:

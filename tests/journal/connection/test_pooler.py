@@ -107,9 +107,9 @@ def test_behind_a_pooler_too_a_second_rebuild_is_refused(postgres: PostgresStora
     refused: list[str] = []
 
     def fill(cut: int, _: object) -> tuple[int, int]:
-        with pytest.raises(StorageUnavailable, match="another rebuild") as told:
+        with pytest.raises(StorageUnavailable, match="another rebuild") as refusal:
             rebuild_views(postgres)
-        refused.append(str(told.value))
+        refused.append(str(refusal.value))
         raise GaveUpError
 
     # when one begins while another is under way, and that fails

@@ -88,7 +88,7 @@ READS: dict[str, Callable[[Desk], object]] = {
     "anomalies": lambda d: d.squid.runtime.queries.anomalies(None, 5),
     "schedule_cursor": lambda d: d.squid.runtime.queries.schedule_cursor("one", "night"),
     "workers": lambda d: d.squid.runtime.liveness.workers(MINUTE),
-    "visible": lambda d: [each.runnable_key for each in d.squid.runtime.dispatch.visible("default")],
+    "visible": lambda d: [attempt.runnable_key for attempt in d.squid.runtime.dispatch.visible("default")],
     "expired": lambda d: d.squid.runtime.dispatch.expired("default"),
     "read": lambda d: d.storage.read(run_thread(d.run_id)),
     "read_run": lambda d: d.storage.read_run(d.run_id),
@@ -132,8 +132,8 @@ def test_a_read_that_fails_for_good_is_told_by_an_error_of_ours(desk: Desk) -> N
             if code in REPEATED and (code, name) not in _GIVEN_UP:
                 continue
             with desk.faults.raising(code):
-                if (found := _complaint(desk, read, code)) is not None:
-                    wrong[f"{name}: {code}"] = found
+                if (complaint := _complaint(desk, read, code)) is not None:
+                    wrong[f"{name}: {code}"] = complaint
         # and the same call reads as soon as the database lets it
         read(desk)
     assert wrong == {}
@@ -147,7 +147,7 @@ def _complaint(desk: Desk, read: Callable[[Desk], object], code: str) -> str | N
     try:
         return f"answered: {read(desk)!r}"
     except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
-        fits = isinstance(error, expected) and all(each in str(error) for each in words)
+        fits = isinstance(error, expected) and all(word in str(error) for word in words)
         return None if fits else repr(error)
 
 
@@ -172,7 +172,7 @@ def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer
 ) -> None:
     # given what each read answers
     expected = {name: repr(READS[name](desk)) for name in _STEADY}
-    told: list[str] = []
+    complaints: list[str] = []
 
     def read() -> None:
         while harmed < 50:
@@ -182,10 +182,10 @@ def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer
                 except StorageUnavailable:
                     continue
                 except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
-                    told.append(f"{name}: {error!r}")
+                    complaints.append(f"{name}: {error!r}")
                     return
                 if actual != expected[name]:
-                    told.append(f"{name}: {actual}")
+                    complaints.append(f"{name}: {actual}")
 
     # when its statements are harmed again and again
     harmed, role = 0, f"reads_{desk.storage.schema}"
@@ -196,6 +196,6 @@ def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer
             row = connection.execute(_HARM[harm], (role,)).fetchone()
             harmed += row[0] if row is not None else 0
         reading.join()
-    assert told == []
+    assert complaints == []
     # then all is read as before once that is over
     assert {name: repr(READS[name](desk)) for name in _STEADY} == expected

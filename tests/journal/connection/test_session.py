@@ -104,7 +104,7 @@ def everything(storage: PostgresStorage, other: PostgresStorage, *, transactiona
     squid.cancel(others[0], actor="für 🦑")
     report = squid.worker(until_idle=True)
     assert (report.completed, report.refused, report.failed) == (6, 0, 0)
-    assert [squid.inspect_run(each).status for each in (run_id, *others)] == [
+    assert [squid.inspect_run(one).status for one in (run_id, *others)] == [
         "completed",
         "cancelled",
         *["completed"] * 2,
@@ -203,11 +203,11 @@ def test_options_that_were_given_are_kept_and_ours_go_before_them(
     def shown(url: str) -> tuple[str, ...]:
         engine = make_engine(url)
         with engine.connect() as connection:
-            found = connection.exec_driver_sql(
+            settings = connection.exec_driver_sql(
                 "SELECT current_setting('work_mem'), current_setting('statement_timeout')"
             ).one()
         engine.dispose()
-        return tuple(found)
+        return tuple(settings)
 
     given = "-c work_mem=5MB -c statement_timeout=7s"
     assert startup_options(given).startswith(given)

@@ -164,8 +164,8 @@ def test_a_descriptor_that_leads_elsewhere_by_now_is_not_closed(far: PostgresSto
         assert os.fstat(number).st_ino == os.fstat(source).st_ino
     far.now()
     assert os.fstat(number).st_ino == os.fstat(source).st_ino
-    for each in (source, sink):
-        os.close(each)
+    for end in (source, sink):
+        os.close(end)
 
 
 def test_a_server_that_nothing_reaches_is_told_within_the_bound(far: PostgresStorage, proxy: Proxy) -> None:
@@ -235,8 +235,8 @@ def test_the_first_statement_of_each_other_engine_is_asked_again(
 def test_several_threads_whose_first_statement_is_swallowed_go_on(far: PostgresStorage, proxy: Proxy) -> None:
     happened = proxy.swallow_after(b"pg_catalog.version")
     with ThreadPoolExecutor(4) as pool:
-        for each in [pool.submit(far.now) for _ in range(4)]:
-            each.result(LONG)
+        for call in [pool.submit(far.now) for _ in range(4)]:
+            call.result(LONG)
     assert happened.is_set()
 
 

@@ -131,15 +131,15 @@ class World:
     def _claim(self, a: int, b: int) -> Any:
         known = [None, None, [definition_key("billing", "f1")], []][b % 4]
         suspects = [None, *(Suspects(worst, alone=b % 2 == 0) for worst in Suspicion)][b % 5 % 4]
-        found = self.desk.store.claim(
+        claims = self.desk.store.claim(
             self.name, "w", limit=1 + a % 3, lease=seconds((10, 30)[b % 2]), definitions=known, suspects=suspects
         )
-        self.claims += found
-        told = [
+        self.claims += claims
+        shown = [
             (c.attempt.runnable_key, c.attempt.deliveries, c.attempt.fencing_token, c.lease_until, c.attempt.input)
-            for c in found
+            for c in claims
         ]
-        return told, suspects
+        return shown, suspects
 
     def _act(self, kind: str, held: Claim, a: int, b: int) -> Any:
         store = self.desk.store

@@ -56,7 +56,7 @@ def test_a_command_sees_all_attempts_of_the_visit_that_it_is_about(desk: Desk) -
     desk.put(planned(runnable(attempt=2)), claimed(attempt=2, at=4), failed_with_retry(attempt=2, at=5, delay=1))
     for attempt in (1, 2, 3):
         run = seen_by(desk, CommandTarget(RUN, key(attempt=attempt)))
-        visit = {k: each.status for k, each in run.dispatch.attempts.items() if each.step == "charge"}
+        visit = {k: attempt.status for k, attempt in run.dispatch.attempts.items() if attempt.step == "charge"}
         assert visit == {key(): "failed", key(attempt=2): "failed", key(attempt=3): "retry_scheduled"}
 
 
@@ -66,8 +66,9 @@ def test_a_command_sees_all_attempts_of_a_visit_however_they_are_named(desk: Des
     desk.put(started(), scheduled(step="ship"), scheduled(), claimed(at=1), failed(at=2))
     desk.put(scheduled(runnable_key="mine", attempt_number=7), scheduled("run-2", idempotency_key=visit))
     run = seen_by(desk, CommandTarget(RUN, visit=visit))
-    found = {name: each.status for name, each in run.dispatch.attempts.items() if each.idempotency_key == visit}
-    assert found == {key(): "failed", "mine": "available"}
+    attempts = run.dispatch.attempts.items()
+    statuses = {name: attempt.status for name, attempt in attempts if attempt.idempotency_key == visit}
+    assert statuses == {key(): "failed", "mine": "available"}
     assert run.dispatch.tokens[visit] == 1
     # and of a visit that is not there, none
     assert "none" not in seen_by(desk, CommandTarget(RUN, visit="none")).dispatch.tokens
@@ -104,14 +105,14 @@ def test_the_first_command_of_a_key_is_found_after_hundreds_of_visits(desk: Desk
 def test_a_dead_letter_of_a_visit_that_was_retried_and_done_is_not_waited_for(desk: Desk) -> None:
     dead: dict[str, Any] = {"max_deliveries": 1}
     desk.put(started(), planned(runnable(**dead)), scheduled(**dead), claimed(at=1, lease=5), dead_lettered(at=20))
-    assert [each.runnable_key for each in seen_by(desk, CommandTarget(RUN, dead_letters=True)).dead_letters] == [key()]
+    assert [a.runnable_key for a in seen_by(desk, CommandTarget(RUN, dead_letters=True)).dead_letters] == [key()]
     desk.put(planned(runnable(attempt=2), at=20), scheduled(attempt=2, at=20), claimed(attempt=2, at=20))
     desk.put(completed(attempt=2, at=21), applied(attempt=2, at=21))
     desk.put(planned(runnable(visit=2, **dead), at=21), scheduled(visit=2, at=21, **dead))
     assert not seen_by(desk, CommandTarget(RUN, dead_letters=True)).dead_letters
     desk.put(claimed(visit=2, at=22, lease=5), dead_lettered(visit=2, at=40))
     run = seen_by(desk, CommandTarget(RUN, dead_letters=True))
-    assert [each.runnable_key for each in run.dead_letters] == [key(visit=2)]
+    assert [attempt.runnable_key for attempt in run.dead_letters] == [key(visit=2)]
 
 
 def test_an_attempt_on_another_queue_than_that_of_the_start_is_seen(desk: Desk) -> None:
@@ -155,7 +156,7 @@ def test_a_command_is_decided_again_when_a_fact_of_its_run_came_in_between(
     target = CommandTarget(RUN, key(), signal=SignalKey("approve_run", "k"))
     desk.store.command([target], decision)
     # then nothing of the first decision is there, and the second one has seen the fact
-    assert [each.fact.type for each in storage.read_run(RUN)].count("run_signal_received") == (
+    assert [entry.fact.type for entry in storage.read_run(RUN)].count("run_signal_received") == (
         2 if meanwhile.type == "run_signal_received" else 1
     )
     before, after = seen
@@ -201,7 +202,7 @@ def test_where_commits_do_not_span_threads_a_queue_that_moved_on_stops_no_comman
         return [signal(signal_type="retry_attempt"), planned(runnable(step="ship")), scheduled(step="ship")]
 
     assert len(desk.store.command([CommandTarget(RUN, key())], decision)) == 3
-    assert [each.fact.type for each in storage.read_run(RUN)].count("run_signal_received") == 1
+    assert [entry.fact.type for entry in storage.read_run(RUN)].count("run_signal_received") == 1
     assert set(RunUnit.fold(storage.read_run(RUN)).dispatch.attempts) == {key(), key(step="ship")}
 
 

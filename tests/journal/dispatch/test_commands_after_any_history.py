@@ -83,16 +83,16 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
 def _assert_visits_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id: str) -> None:
     """Assert that a command sees of a visit of an open run what all facts say of it, but for contents."""
     unit = RunUnit.fold(storage.read_run(run_id))
-    visits = [] if unit.run.terminal else sorted({each.idempotency_key for each in unit.dispatch.attempts.values()})
+    visits = [] if unit.run.terminal else sorted({a.idempotency_key for a in unit.dispatch.attempts.values()})
     for visit in visits:
         seen: list[CommandedRun] = []
         store.command([CommandTarget(run_id, visit=visit)], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
         dispatches = [seen[0].dispatch, unit.dispatch]
         one, other = (
             {
-                key: each._replace(input=None, result=None, error=None)
-                for key, each in dispatch.attempts.items()
-                if each.idempotency_key == visit
+                key: attempt._replace(input=None, result=None, error=None)
+                for key, attempt in dispatch.attempts.items()
+                if attempt.idempotency_key == visit
             }
             for dispatch in dispatches
         )
@@ -117,10 +117,8 @@ def _assert_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id:
             else:
                 assert run.state == whole.state
             if not unit.run.terminal:  # else nothing is asked about attempts
-                expected = {
-                    each.runnable_key for each in whole.dead_letters if each.runnable_key in whole.state.planned
-                }
-                assert {each.runnable_key for each in run.dead_letters} == expected
+                expected = {a.runnable_key for a in whole.dead_letters if a.runnable_key in whole.state.planned}
+                assert {attempt.runnable_key for attempt in run.dead_letters} == expected
 
 
 class _Given(MemoryStorage):
@@ -153,7 +151,7 @@ def _commanded_journals(draw: st.DrawFn) -> list[Entry]:
     items = [OnThread(entry.thread, entry.fact) for entry in draw(journals()) if entry.fact.type != "run_started"]
     ends: list[Callable[[str], Fact]] = [terminal, quarantined, fenced]
     inserted: list[list[Fact]] = [
-        [signal(run, at=n, idempotency_key=each)] for n, (_, run, _, each) in enumerate(draw(commands))
+        [signal(run, at=n, idempotency_key=command_key)] for n, (_, run, _, command_key) in enumerate(draw(commands))
     ]
     inserted += [
         _dead(run, step)
@@ -190,9 +188,9 @@ def _assert_seen_by_key(store: DispatchStore, storage: _Given, run_id: str) -> N
     queues = {entry.thread for entry in storage.read_run(run_id) if entry.thread.startswith(dispatch_thread(""))}
     elsewhere = len(queues) > 1
     targets = [
-        CommandTarget(run_id, None, dead_letters=True, signal=SignalKey("start_run", each)) for each in CLAIMS[:2]
+        CommandTarget(run_id, None, dead_letters=True, signal=SignalKey("start_run", name)) for name in CLAIMS[:2]
     ]
-    targets += [CommandTarget(run_id, each) for each in (*unit.dispatch.attempts, key(run_id, attempt=9))]
+    targets += [CommandTarget(run_id, attempt_key) for attempt_key in (*unit.dispatch.attempts, key(run_id, attempt=9))]
     for target in targets:
         seen: list[CommandedRun] = []
         store.command([target], lambda runs, now: seen.append(runs[run_id]) or [])  # type: ignore[func-returns-value]  # noqa: B023
@@ -205,8 +203,8 @@ def _assert_seen_by_key(store: DispatchStore, storage: _Given, run_id: str) -> N
         if elsewhere:
             continue
         if target.dead_letters:
-            waiting, found = ({each.runnable_key for each in r.dead_letters} for r in (whole, run))
-            assert waiting & set(whole.state.planned) <= found <= waiting
+            waiting, actual = ({attempt.runnable_key for attempt in r.dead_letters} for r in (whole, run))
+            assert waiting & set(whole.state.planned) <= actual <= waiting
         elif target.runnable_key not in unit.dispatch.attempts:
             assert target.runnable_key not in run.dispatch.attempts
         else:

@@ -97,16 +97,16 @@ def squid(postgres_virtual: PostgresStorage) -> Squid:
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each start, whether it was written by a template."""
-    found: list[bool] = []
+    fast: list[bool] = []
     usual = PostgresDispatchStore._start_fast
 
     def counted(store: PostgresDispatchStore, *given: Any) -> Any:
         at = usual(store, *given)
-        found.append(at is not None)
+        fast.append(at is not None)
         return at
 
     monkeypatch.setattr(PostgresDispatchStore, "_start_fast", counted)
-    return found
+    return fast
 
 
 def told(squid: Squid, run_id: str) -> list[Fact]:

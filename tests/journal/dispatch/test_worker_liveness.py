@@ -36,7 +36,7 @@ class Board:
     liveness: WorkerLiveness
     clock: VirtualClock
     another: Callable[[], WorkerLiveness]
-    kept: Callable[[], int]
+    count_rows: Callable[[], int]
 
     def ids(self, within: timedelta = MINUTE) -> list[str]:
         """Return the ids of workers that are alive."""
@@ -133,10 +133,10 @@ def test_rows_older_than_a_day_are_swept_by_the_next_announcement(board: Board) 
     board.wait(3600)
     board.liveness.report(replace(WORKER, worker_id="younger"))
     board.wait(DAY.total_seconds() - 3600)
-    assert board.kept() == 4
+    assert board.count_rows() == 4
     board.liveness.report(replace(WORKER, worker_id="new"))
     assert board.ids(DAY) == ["new", "younger"]
-    assert board.kept() == 2
+    assert board.count_rows() == 2
 
 
 def test_secrets_are_not_kept(board: Board) -> None:
@@ -208,7 +208,7 @@ def test_many_may_announce_and_sweep_at_once(board: Board) -> None:
     at_once([partial(board.another().report, replace(WORKER, worker_id=f"w{n % 4}")) for n in range(8)])
     board.liveness.report(WORKER)
     assert board.ids(DAY) == ["w0", "w1", "w2", "w3"]
-    assert board.kept() == 4
+    assert board.count_rows() == 4
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
@@ -218,10 +218,10 @@ def test_two_storages_in_memory_know_nothing_of_each_other_and_leave_nothing_beh
     first, second = MemoryStorage(), MemoryStorage()
     MemoryLiveness(first).report(WORKER)
     assert MemoryLiveness(second).workers(MINUTE) == []
-    kept = len(shared_module._kept)
+    before = len(shared_module._kept)
     del first, second
     gc.collect()
-    assert len(shared_module._kept) <= kept - 2
+    assert len(shared_module._kept) <= before - 2
 
 
 # --- Postgres -------------------------------------------------------------------------------------------------------

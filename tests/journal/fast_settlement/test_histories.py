@@ -80,37 +80,37 @@ class World:
 
     def claim(self, queue: str) -> object:
         # All that there is: whose position is lower depends on the way that was taken.
-        found = self.store.claim(queue, "worker", limit=1000, lease=LEASE)
-        for each in found:
-            lost = self.held.pop(each.ref.runnable_key, None)
+        claims = self.store.claim(queue, "worker", limit=1000, lease=LEASE)
+        for claim in claims:
+            lost = self.held.pop(claim.ref.runnable_key, None)
             self.old += [lost] if lost is not None else []
-            self.held[each.ref.runnable_key] = each
-        return sorted((each.ref.runnable_key, each.attempt.deliveries, each.lease_until) for each in found)
+            self.held[claim.ref.runnable_key] = claim
+        return sorted((claim.ref.runnable_key, claim.attempt.deliveries, claim.lease_until) for claim in claims)
 
     def settle(self, chosen: Sequence[tuple[Claim, Outcome]]) -> object:
         store = self.store
         if not self.fast:
             assert isinstance(self.storage, PostgresStorage)
             store = PostgresDispatchStore(self.storage)
-        settlements = [Settlement(each.ref, outcome) for each, outcome in chosen]
+        settlements = [Settlement(claim.ref, outcome) for claim, outcome in chosen]
         answers = settle(replace(self.squid.runtime, dispatch=store), settlements).answers
-        for each, _ in chosen:
-            if self.held.pop(each.ref.runnable_key, None) is not None:
-                self.old.append(each)
+        for claim, _ in chosen:
+            if self.held.pop(claim.ref.runnable_key, None) is not None:
+                self.old.append(claim)
         return [_told(answer) for answer in answers]
 
     def told(self, run_id: str) -> list[str]:
         """Return the facts of a run, but for random names."""
         names: dict[str, str] = {}
-        found = []
+        facts = []
         for entry in self.storage.read_run(run_id):
             fact: Any = entry.fact
             for made in (getattr(fact, "claim_id", None), getattr(fact, "claim_token_hash", None)):
                 if made is not None:
                     names.setdefault(made, f"<{len(names)}>")
-            found.append(fact.model_dump_json())
+            facts.append(fact.model_dump_json())
         pattern = re.compile("|".join(map(re.escape, names)) or "$.")
-        return [pattern.sub(lambda match: names[match[0]], text) for text in found]
+        return [pattern.sub(lambda match: names[match[0]], text) for text in facts]
 
 
 def _told(answer: Answer) -> tuple[object, ...]:
@@ -156,16 +156,16 @@ def _do(world: World, name: str, chance: random.Random) -> object:
         case "claim":
             return [world.claim(queue) for queue in QUEUES]
         case "settle":
-            return world.settle([(each, _outcome(each, chance)) for each in some])
+            return world.settle([(claim, _outcome(claim, chance)) for claim in some])
         case "again":
-            old = sorted(world.old, key=lambda each: (each.ref.runnable_key, each.attempt.deliveries))
-            return world.settle([(each, _outcome(each, chance)) for each in chance.sample(old, min(len(old), 1))])
+            old = sorted(world.old, key=lambda claim: (claim.ref.runnable_key, claim.attempt.deliveries))
+            return world.settle([(claim, _outcome(claim, chance)) for claim in chance.sample(old, min(len(old), 1))])
         case "time":
             return world.clock.advance(timedelta(seconds=chance.choice([0.001, 1, 61])))
         case "heartbeat":
-            return [_told(answer) for answer in world.store.heartbeat([each.ref for each in some], LEASE)]
+            return [_told(answer) for answer in world.store.heartbeat([claim.ref for claim in some], LEASE)]
         case "release":
-            return [_told(answer) for answer in world.store.release([each.ref for each in some[:1]])]
+            return [_told(answer) for answer in world.store.release([claim.ref for claim in some[:1]])]
         case "note":
             return _note(world, run, chance)
     squid = world.squid
@@ -230,7 +230,7 @@ def test_no_fact_row_or_anomaly_tells_which_way_was_taken(
 
 
 def _anomalies(storage: Storage, run: str) -> list[tuple[str, object]]:
-    return [(found.reason.value, found.subject) for found in RunUnit.fold(storage.read_run(run)).anomalies]
+    return [(anomaly.reason.value, anomaly.subject) for anomaly in RunUnit.fold(storage.read_run(run)).anomalies]
 
 
 class Crowd:
@@ -260,20 +260,20 @@ class Crowd:
             lease = timedelta(seconds=chance.choice([0.005, 60, 60]))
             self.claims += store.claim(chance.choice(QUEUES), f"worker-{seed}", limit=6, lease=lease)
             recent = self.claims[-20:]
-            some = {each.ref.runnable_key: each for each in chance.sample(recent, min(len(recent), 8))}
+            some = {claim.ref.runnable_key: claim for claim in chance.sample(recent, min(len(recent), 8))}
             chosen = [Settlement(c.ref, _outcome(c, chance)) for c in some.values()]
             answers = settle(runtime, chosen).answers
             self.done += [
                 answer.ref.claim_id
-                for answer, each in zip(answers, chosen, strict=True)
-                if answer.error is None and isinstance(each.outcome, Completed)
+                for answer, settlement in zip(answers, chosen, strict=True)
+                if answer.error is None and isinstance(settlement.outcome, Completed)
             ]
 
     def disturb(self, seed: int, rounds: int) -> None:
         """Extend, give back, cancel, decide, stop, make the views anew."""
         chance, store = random.Random(seed), self.squid.runtime.dispatch
         for _ in range(rounds):
-            recent = [each.ref for each in {each.ref.runnable_key: each for each in self.claims[-9:]}.values()]
+            recent = [ref.ref for ref in {ref.ref.runnable_key: ref for ref in self.claims[-9:]}.values()]
             run = chance.choice(self.runs)
             with suppress(SquidError):
                 match chance.choice(
@@ -310,7 +310,7 @@ def test_whatever_else_is_at_work_nothing_is_written_that_the_fold_would_not_fol
     completed: list[str] = []
     for run in crowd.runs:
         unit = RunUnit.fold(entries := postgres.read_run(run))
-        assert [each for each in unit.anomalies if each.entry_type != "entry_quarantined"] == []  # we did not look
+        assert [a for a in unit.anomalies if a.entry_type != "entry_quarantined"] == []  # we did not look
         completed += [entry.fact.claim_id for entry in entries if isinstance(entry.fact, AttemptCompleted)]
     assert_views_agree_with_the_journal(postgres)
     assert verify(postgres) == []

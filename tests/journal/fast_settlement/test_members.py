@@ -230,5 +230,5 @@ def test_completions_beside_another_outcome_of_their_run_are_left_to_the_general
     # then they are planned together, and the other run does not mind
     assert taken == [2, 2]
     assert [answer.unwrap().status for answer in answers] == ["completed", "failed", "completed", "completed"]
-    assert [squid.inspect_run(each.ref.run_id).status for each in first] == ["failed", "completed"]
+    assert [squid.inspect_run(claim.ref.run_id).status for claim in first] == ["failed", "completed"]
     assert_views_agree_with_the_journal(postgres)

@@ -66,7 +66,7 @@ def test_a_completion_whose_answer_was_lost_is_told_as_written(
     claims = squid.runtime.dispatch.claim(QUEUE, "worker", limit=2)
     wire.lose_answer_to("settle_runs")
     # when both are settled
-    answers = squid.runtime.dispatch.settle([done(each) for each in claims], squid.runtime.plan)
+    answers = squid.runtime.dispatch.settle([done(one) for one in claims], squid.runtime.plan)
     # then they are answered as written, also the one whose run has ended by it
     assert wire.lost == 1
     assert taken == [2]
@@ -86,13 +86,13 @@ def test_a_group_whose_answer_was_lost_is_told_as_far_as_it_was_written(
     squid = Squid(behind_wire, [chain(*steps)])
     squid.start_many("chain", [None] * 3)
     store = squid.runtime.dispatch
-    claims = sorted(store.claim(QUEUE, "worker", limit=3), key=lambda each: each.ref.run_id)
+    claims = sorted(store.claim(QUEUE, "worker", limit=3), key=lambda one: one.ref.run_id)
     store.release([claims[1].ref])
     (rival,) = store.claim(QUEUE, "rival")
     before = all_entries(behind_wire)
     wire.lose_answer_to("settle_runs")
     # when it is settled
-    answers = store.settle([done(each) for each in claims], squid.runtime.plan)
+    answers = store.settle([done(one) for one in claims], squid.runtime.plan)
     # then what was written is told as written, what was not is refused, and nothing is there twice
     assert wire.lost == 1
     assert taken == [2]
@@ -110,14 +110,14 @@ def test_a_commit_that_is_sent_again_has_the_first_answer(
     # given a group of which one run was written, under a commit id that is known
     squid = Squid(postgres_virtual, [chain("a")])
     squid.start_many("chain", [None] * 2)
-    claims = sorted(squid.runtime.dispatch.claim(QUEUE, "worker", limit=2), key=lambda each: each.ref.run_id)
+    claims = sorted(squid.runtime.dispatch.claim(QUEUE, "worker", limit=2), key=lambda one: one.ref.run_id)
     with raw(postgres_virtual) as connection:
         connection.execute("UPDATE attempts SET claim_id = 'x' WHERE run_id = %s", (claims[1].ref.run_id,))
     commit_id = uuid4()
     monkeypatch.setattr(f"{settle_fast.__module__}.uuid4", lambda: commit_id)
     states, same_states = PlanStates(), PlanStates()
-    for each in (states, same_states):
-        assert fast(postgres_virtual, claims, _refuses, each) == []
+    for plan_states in (states, same_states):
+        assert fast(postgres_virtual, claims, _refuses, plan_states) == []
     assert fast(postgres_virtual, claims, squid.runtime.plan, states) == [claims[0].ref.run_id]
     before = all_entries(postgres_virtual)
     receipt = postgres_virtual.find_commit(commit_id)
@@ -162,10 +162,10 @@ def test_a_connection_that_is_cut_between_plan_and_write_leaves_nothing_halfway(
     # when the claim is settled
     if cut > 20:
         with pytest.raises(StorageUnavailable):
-            store.settle([done(each) for each in held], plan)
+            store.settle([done(one) for one in held], plan)
         assert all_entries(postgres) == before
     # then it is settled once the connection holds
-    (answer,) = store.settle([done(each) for each in held], plan)
+    (answer,) = store.settle([done(one) for one in held], plan)
     assert answer.unwrap().status == "completed"
     assert squid.inspect_run(held[0].ref.run_id).status == "completed"
     assert_views_agree_with_the_journal(postgres)
@@ -222,10 +222,10 @@ def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once
     with ThreadPoolExecutor(2) as pool, raw(postgres, autocommit=False) as connection:
         connection.execute("SELECT FROM runs WHERE run_id = %s FOR UPDATE", (run_id,))
         # when each is settled in a commit of its own, at the same time
-        settling = [pool.submit(squid.runtime.dispatch.settle, [done(each)], squid.runtime.plan) for each in both]
+        settling = [pool.submit(squid.runtime.dispatch.settle, [done(one)], squid.runtime.plan) for one in both]
         wait_for_a_lock(postgres, 2)
         connection.rollback()
-        answers = [each.result(30)[0] for each in settling]
+        answers = [call.result(30)[0] for call in settling]
     # then both are applied, and the join was planned by the second
     assert [answer.unwrap().status for answer in answers] == ["completed"] * 2
     unit = RunUnit.fold(postgres.read_run(run_id))
@@ -288,7 +288,7 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
         steps = ["charge"] if other_step == "is not there" else ["charge", "ship"]
         desk.put(started(run), queued(run), planned(*(runnable(run, step) for step in steps), run=run))
         desk.put(*(scheduled(run, step) for step in steps))
-        held = {each.attempt.step: each for each in claim(desk, limit=9) if each.ref.run_id == run}
+        held = {one.attempt.step: one for one in claim(desk, limit=9) if one.ref.run_id == run}
         mine, other = held["charge"], held[steps[-1]]
         if other_step == "is done":
             assert settles.settle([done(other)], apply_results)[0].error is None
@@ -296,7 +296,7 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
             assert settles.settle([done(other)], pauses)[0].error is None
         elif other_step == "was followed":
             assert settles.settle([done(other)], next_visit)[0].error is None
-            assert key(run, visit=2) in [each.ref.runnable_key for each in claim(desk, limit=9)]
+            assert key(run, visit=2) in [one.ref.runnable_key for one in claim(desk, limit=9)]
         # when the first one is settled with a plan of any kind, by a store that has claimed it and by one that has not
         (answer,) = settles.settle([done(mine)], plan)
         # then it was recorded, and the views agree

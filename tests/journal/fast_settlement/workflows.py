@@ -74,9 +74,9 @@ def begun(storage: PostgresStorage, wf: Workflow, count: int = 1) -> tuple[Squid
 
 def claimed(squid: Squid, count: int) -> list[Claim]:
     """Claim so many attempts, by the order of their runs."""
-    found = squid.runtime.dispatch.claim(QUEUE, "worker", limit=count)
-    assert len(found) == count
-    return sorted(found, key=lambda claim: claim.ref.runnable_key)
+    claims = squid.runtime.dispatch.claim(QUEUE, "worker", limit=count)
+    assert len(claims) == count
+    return sorted(claims, key=lambda claim: claim.ref.runnable_key)
 
 
 def completions(claims: Sequence[Claim], result: Any = None) -> list[Settlement]:

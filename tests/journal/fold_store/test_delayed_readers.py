@@ -28,11 +28,11 @@ class SlowStorage(MemoryStorage):
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
         return self._held_up(super().read(thread, after, limit))
 
-    def _held_up(self, found: list[Entry]) -> list[Entry]:
+    def _held_up(self, entries: list[Entry]) -> list[Entry]:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        return found
+        return entries
 
 
 @pytest.fixture

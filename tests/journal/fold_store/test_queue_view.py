@@ -96,14 +96,14 @@ class _Counted(MemoryStorage):
     given = 0
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        found = super().read(thread, after, limit)
-        self.given += len(found)
-        return found
+        entries = super().read(thread, after, limit)
+        self.given += len(entries)
+        return entries
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        found = super().read_run(run_id, before)
-        self.given += len(found)
-        return found
+        entries = super().read_run(run_id, before)
+        self.given += len(entries)
+        return entries
 
 
 class Payload(BaseModel):

@@ -25,10 +25,10 @@ A, B = Wakeup("c", "a"), Wakeup("c", "b")
 def sessions(storage: PostgresStorage) -> list[int]:
     """Return the server's processes that listeners are connected to."""
     with raw(storage) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'squid_dagster listener'"
         ).fetchall()
-    return [pid for (pid,) in found]
+    return [pid for (pid,) in rows]
 
 
 def no_threads() -> bool:
@@ -111,14 +111,14 @@ def test_all_that_is_there_is_sent_together(post: Post) -> None:
 
 
 def test_whoever_asks_is_told_that_it_was_sent_unless_it_was_not(post: Post) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     sender = Sender(post, 0.001)
-    sender.add([A], lambda: told.append("first"))
+    sender.add([A], lambda: calls.append("first"))
     sender.flush(LONG)
     post.works = False
-    sender.add([A], lambda: told.append("second"))
+    sender.add([A], lambda: calls.append("second"))
     sender.flush(LONG)
-    assert told == ["first"]
+    assert calls == ["first"]
 
 
 def test_nothing_to_send_starts_nothing(post: Post) -> None:

@@ -47,12 +47,12 @@ class Room:
 
 def pages(ask: Callable[[Any, int], list[T]], cursor: Callable[[T], Any], first: Any, limit: int) -> list[T]:
     """Return everything that comes in pages of that many; assert that each page but the last is full."""
-    found: list[T] = []
+    items: list[T] = []
     after = first
     while page := ask(after, limit):
         assert after is first or cursor(page[-1]) != after, "the next page ends where this one did"
-        found += page
+        items += page
         after = cursor(page[-1])
         if len(page) < limit:
             break
-    return found
+    return items

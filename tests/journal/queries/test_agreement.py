@@ -30,15 +30,15 @@ _CONTEXTS: tuple[dict[str, Any], ...] = (
 @st.composite
 def related_histories(draw: st.DrawFn) -> list[Fact]:
     """Generate histories whose runs are also each other's children, and started by cron triggers."""
-    found: list[Fact] = []
+    changed: list[Fact] = []
     for fact in draw(histories(max_size=25)):
         changes: dict[str, Any] = {}
         if fact.type == "run_started":
             changes = {"context": draw(st.sampled_from(_CONTEXTS)), "trigger": draw(st.sampled_from((None, "cron")))}
         elif fact.type == "child_run_started":
             changes = {"child_run_id": draw(st.sampled_from((*RUNS, "nobody")))}
-        found.append(with_fields(fact, **changes) if changes else fact)
-    return found
+        changed.append(with_fields(fact, **changes) if changes else fact)
+    return changed
 
 
 @pytest.fixture(scope="module")

@@ -32,17 +32,17 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
     """An empty journal by the virtual clock."""
     if request.param == "memory":
         return MemoryStorage(clock)
-    found: PostgresStorage = request.getfixturevalue("postgres_virtual")
-    return found
+    postgres: PostgresStorage = request.getfixturevalue("postgres_virtual")
+    return postgres
 
 
-def lane(run: str, queue: str = "default", **more: Any) -> Iterator[Fact]:
+def lane(run: str, queue: str = "default", **fields: Any) -> Iterator[Fact]:
     """Yield facts of a run with one attempt in the lane."""
     external: dict[str, Any] = {
         "workflow": "orders",
         "definition_fingerprint": "abc:external",
         "visible_at": T0,
-        **more,
+        **fields,
     }
     return iter((started(run, queue=queue), queued(run, queue=queue), scheduled(run, queue=queue, **external)))
 
@@ -58,7 +58,7 @@ def fill(storage: Storage) -> None:
 
 
 def runs(storage: Storage, *queues: str, **options: int) -> list[str]:
-    return [each.attempt.run_id for each in waiting_in_lanes(storage, queues or ("default",), [LANE], **options)]
+    return [lane.attempt.run_id for lane in waiting_in_lanes(storage, queues or ("default",), [LANE], **options)]
 
 
 def test_a_bad_question_is_refused(storage: Storage) -> None:
@@ -94,8 +94,8 @@ def test_pages_follow_each_other_by_position(storage: Storage) -> None:
 def test_a_paused_queue_is_told(storage: Storage) -> None:
     fill(storage)
     put(storage, queue_paused("slow"))
-    found = waiting_in_lanes(storage, ["default", "slow"], [LANE])
-    assert [each.paused for each in found] == [False, False, True]
+    lanes = waiting_in_lanes(storage, ["default", "slow"], [LANE])
+    assert [waiting.paused for waiting in lanes] == [False, False, True]
 
 
 def test_it_costs_what_waits_in_the_lane_whatever_else_is_on_the_queue(postgres_virtual: PostgresStorage) -> None:

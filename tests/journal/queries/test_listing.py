@@ -102,7 +102,7 @@ def test_only_the_children_of_one_parent_are_listed(room: Room) -> None:
 
 def test_every_status_can_be_asked_for(busy: Room) -> None:
     by_status = [busy.listed(status=status) for status in RUN_STATUSES]
-    assert sorted(run for found in by_status for run in found) == ["a1", "a2", "a3", "a4", "a5", "a6"]
+    assert sorted(run for runs in by_status for run in runs) == ["a1", "a2", "a3", "a4", "a5", "a6"]
     assert busy.listed(status=RUN_STATUSES) == busy.listed()
 
 
@@ -169,13 +169,13 @@ def test_started_runs_without_index_or_catalog_fact_are_found_oldest_first(room:
     room.put(started("b3"), cataloged("b3"), terminal("b3"))
     room.put(started("b4"), indexed("b4"), cataloged("b4"))
     room.put(scheduled("b5"))
-    found = room.queries.runs_to_list(10)
-    assert [(row.run_id, row.indexed, row.cataloged) for row in found] == [
+    rows = room.queries.runs_to_list(10)
+    assert [(row.run_id, row.indexed, row.cataloged) for row in rows] == [
         ("b1", True, False),
         ("b2", False, False),
         ("b3", False, True),
     ]
-    assert room.queries.runs_to_list(2) == found[:2]
+    assert room.queries.runs_to_list(2) == rows[:2]
     # once they are listed, nothing is left
     room.put(*(indexed(run) for run in ("b2", "b3")), *(cataloged(run) for run in ("b1", "b2")))
     assert room.queries.runs_to_list(10) == []

@@ -135,8 +135,8 @@ def test_a_dead_letter_that_waits_for_a_person_is_left_out_where_nothing_else_is
     room.put(started("unscheduled"), queued("unscheduled"), planned(run="unscheduled"))
     everything = ["more", "not-planned", "other-definition", "other-step", "unscheduled", "waits"]
     assert room.to_repair() == everything
-    found = room.queries.runs_to_repair("", 100, None, waiting)
-    assert found == [run for run in everything if run != "waits"]
+    actual = room.queries.runs_to_repair("", 100, None, waiting)
+    assert actual == [run for run in everything if run != "waits"]
 
 
 def test_a_retry_that_the_run_has_not_planned_is_found_also_while_it_is_claimed(room: Room) -> None:
@@ -272,6 +272,6 @@ def test_runs_come_once_each_in_pages_in_the_order_of_their_ids(room: Room) -> N
     expected = [f"run-{n}" for n in range(9)]
     assert room.to_repair() == expected
     for size in (1, 2, 4):
-        found = pages(lambda after, limit: room.queries.runs_to_repair(after, limit), str, "", size)
-        assert found == expected
+        actual = pages(lambda after, limit: room.queries.runs_to_repair(after, limit), str, "", size)
+        assert actual == expected
     assert room.queries.runs_to_repair("run-8", 5) == []

@@ -95,8 +95,8 @@ def test_a_run_that_no_fact_names_is_none(room: Room) -> None:
 def test_dead_letters_of_open_runs_are_shown_by_position(room: Room) -> None:
     for run, queue in (("c3", "default"), ("c2", "slow"), ("c1", "default")):
         room.put(*lost(run, queue=queue))
-    found = room.queries.dead_letters(None, 10)
-    assert [(a.run_id, a.queue, a.status, a.deliveries) for a in found] == [
+    parked = room.queries.dead_letters(None, 10)
+    assert [(a.run_id, a.queue, a.status, a.deliveries) for a in parked] == [
         ("c3", "default", "dead_lettered", 1),
         ("c2", "slow", "dead_lettered", 1),
         ("c1", "default", "dead_lettered", 1),
@@ -104,7 +104,7 @@ def test_dead_letters_of_open_runs_are_shown_by_position(room: Room) -> None:
     assert [a.run_id for a in room.queries.dead_letters("default", 10)] == ["c3", "c1"]
     assert room.queries.dead_letters("nothing", 10) == []
     assert (
-        pages(lambda after, limit: room.queries.dead_letters(None, limit, after), lambda a: a.position, 0, 1) == found
+        pages(lambda after, limit: room.queries.dead_letters(None, limit, after), lambda a: a.position, 0, 1) == parked
     )
 
 
@@ -129,21 +129,21 @@ def test_anomalies_are_shown_by_position_and_one_entry_s_are_never_split(room: R
     room.put(planned(runnable(step="charge", input=other), runnable(step="ship", input=other), at=1))
     room.put(applied(step="nothing", at=2))
     room.put(applied("run-2", at=3))
-    found = room.queries.anomalies(None, 10)
-    assert [(a.reason, a.run_id, a.subject) for a in found] == [
+    anomalies = room.queries.anomalies(None, 10)
+    assert [(a.reason, a.run_id, a.subject) for a in anomalies] == [
         ("conflicting_runnable_intent", "run-1", "run-1:charge:1:1"),
         ("conflicting_runnable_intent", "run-1", "run-1:ship:1:1"),
         ("unknown_runnable_intent", "run-1", "run-1:nothing:1:1"),
         ("unknown_runnable_intent", "run-2", "run-2:charge:1:1"),
     ]
     # when they are read one by one, the two of one entry come together
-    assert room.queries.anomalies(None, 1) == found[:2]
-    assert room.queries.anomalies(None, 1, found[0].position) == found[2:3]
-    assert room.queries.anomalies("run-1", 1) == found[:2]
-    assert room.queries.anomalies("run-1", 10, found[1].position) == found[2:3]
-    assert room.queries.anomalies("run-2", 10) == found[3:]
+    assert room.queries.anomalies(None, 1) == anomalies[:2]
+    assert room.queries.anomalies(None, 1, anomalies[0].position) == anomalies[2:3]
+    assert room.queries.anomalies("run-1", 1) == anomalies[:2]
+    assert room.queries.anomalies("run-1", 10, anomalies[1].position) == anomalies[2:3]
+    assert room.queries.anomalies("run-2", 10) == anomalies[3:]
     assert room.queries.anomalies("run-3", 10) == []
-    assert room.queries.anomalies(None, 10, found[-1].position) == []
+    assert room.queries.anomalies(None, 10, anomalies[-1].position) == []
 
 
 # --- only Postgres --------------------------------------------------------------------------------------------------

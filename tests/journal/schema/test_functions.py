@@ -29,20 +29,20 @@ def test_a_file_holds_the_function_of_its_name_and_no_other() -> None:
 
 def test_every_function_of_the_schema_has_its_file(postgres: PostgresStorage) -> None:
     with raw(postgres) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace(%s)", (postgres.schema,)
         ).fetchall()
-    assert sorted(name for (name,) in found) == sorted(functions.sources())
+    assert sorted(name for (name,) in rows) == sorted(functions.sources())
 
 
 @pytest.mark.parametrize(("table", "columns"), [("runs", RUN_COLUMNS), ("attempts", ATTEMPT_COLUMNS)])
 def test_rows_have_the_columns_of_their_table(postgres: PostgresStorage, table: str, columns: tuple[str, ...]) -> None:
     with raw(postgres) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
             (table,),
         ).fetchall()
-    assert sorted(columns) == sorted(name for (name,) in found)
+    assert sorted(columns) == sorted(name for (name,) in rows)
 
 
 def test_no_function_of_this_code_names_the_columns_of_a_row_one_by_one() -> None:
@@ -106,7 +106,7 @@ def test_functions_that_released_migrations_made_are_replaced(open_storage: Open
     assert drift(storage) == []
     # and code of that version finds everything that it calls
     now = _signatures(storage)
-    assert [one for one in released if not any(_answers(each, one) for each in now)] == []
+    assert [one for one in released if not any(_answers(function, one) for function in now)] == []
 
 
 class Signature(NamedTuple):
@@ -127,10 +127,10 @@ def _answers(function: Signature, call: Signature) -> bool:
 
 def _signatures(storage: PostgresStorage) -> list[Signature]:
     with raw(storage) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             """SELECT p.proname, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes) a), p.pronargdefaults,
                       pg_get_function_result(p.oid)
                  FROM pg_proc p WHERE p.pronamespace = to_regnamespace(%s)""",
             (storage.schema,),
         ).fetchall()
-    return [Signature(*row) for row in found]
+    return [Signature(*row) for row in rows]

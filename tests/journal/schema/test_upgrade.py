@@ -80,19 +80,19 @@ def test_workers_of_version_5_go_on_while_the_schema_is_upgraded(
     assert drift(storage) == []
     # and everything that they wrote is there, once: three facts of a start, a claim, three of an end
     with raw(storage) as connection:
-        found = connection.execute("SELECT thread, seq, position FROM journal_entries ORDER BY position").fetchall()
-    assert len(found) == sum(7 * len(worker.ended) + worker.appended for worker in workers)
+        rows = connection.execute("SELECT thread, seq, position FROM journal_entries ORDER BY position").fetchall()
+    assert len(rows) == sum(7 * len(worker.ended) + worker.appended for worker in workers)
     assert len({run_id for worker in workers for run_id in worker.ended}) == sum(len(w.ended) for w in workers)
     last: dict[str, int] = {}
-    for thread, seq, _ in found:
+    for thread, seq, _ in rows:
         assert seq == last.get(thread, 0) + 1
         last[thread] = seq
     # and the follower has read it all, across the upgrade
-    assert seen == [position for _, _, position in found]
+    assert seen == [position for _, _, position in rows]
 
 
-def _wait_for_work(workers: list[Worker], more: int = 5) -> None:
-    wanted = [len(worker.ended) + more for worker in workers]
+def _wait_for_work(workers: list[Worker], further: int = 5) -> None:
+    wanted = [len(worker.ended) + further for worker in workers]
     deadline = Deadline(_MINUTE)
     while any(len(w.ended) < n and not w.states for w, n in zip(workers, wanted, strict=True)):
         assert deadline.pause()
@@ -178,11 +178,11 @@ def test_commands_that_are_older_than_the_index_of_their_keys_are_found_by_it(op
     # when it is upgraded
     assert storage.upgrade() == CODE_VERSION
     # then they are found
-    found: list[CommandedRun] = []
+    runs_seen: list[CommandedRun] = []
     for key in ("start", "key-7", "key-8"):
         target = CommandTarget(RUN, signal=SignalKey("start_run", key))
-        PostgresDispatchStore(storage).command([target], lambda runs, now: found.append(runs[RUN]) or [])  # type: ignore[func-returns-value]
-    assert [run.first and run.first.occurred_at for run in found] == [t(0), t(7), None]
+        PostgresDispatchStore(storage).command([target], lambda runs, now: runs_seen.append(runs[RUN]) or [])  # type: ignore[func-returns-value]
+    assert [run.first and run.first.occurred_at for run in runs_seen] == [t(0), t(7), None]
     assert drift(storage) == []
 
 

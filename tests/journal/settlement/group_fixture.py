@@ -82,9 +82,9 @@ class GroupFixture:
         late = {c.attempt.run_id: c for c in claim(desk, limit=1000, lease=seconds(1))}
         desk.wait(2)
         fresh = claim(desk, limit=1000, lease=MINUTE)
-        found = {(c.attempt.run_id, c.attempt.step): c for c in fresh}
-        claims = {name: late[name] if "stale" in name else found[name, "charge"] for name in names}
-        claims |= {f"{name} twin": c for (name, step), c in found.items() if step == "twin"}
+        by_step = {(c.attempt.run_id, c.attempt.step): c for c in fresh}
+        claims = {name: late[name] if "stale" in name else by_step[name, "charge"] for name in names}
+        claims |= {f"{name} twin": c for (name, step), c in by_step.items() if step == "twin"}
         for name in names:
             if "ended" in name:
                 desk.put(fenced(name, at=10), terminal(name, at=10))
@@ -94,33 +94,33 @@ class GroupFixture:
 
     def settlements(self, kinds: Sequence[tuple[str, str]]) -> list[Settlement]:
         """Return the settlement of the run of each name, as its kind says."""
-        found: list[Settlement] = []
+        group: list[Settlement] = []
         for name, kind in kinds:
             own = self.claims[name]
             outcome = OUTCOMES[kind]
             if kind == "retried":
                 outcome = Failed({"message": "declined"}, NextAttempt(key(name, attempt=2), seconds(1)))
             ref = BAD_REFS[kind](own.ref) if kind in BAD_REFS else own.ref
-            found.append(Settlement(ref, outcome))
+            group.append(Settlement(ref, outcome))
             if kind == "doubled":
-                found.append(found[-1])
+                group.append(group[-1])
             if kind == "zombie":
                 stale = ClaimRef(own.ref.queue, own.ref.run_id, own.ref.runnable_key, "an older claim", "its token")
-                found.insert(len(found) - 1, Settlement(stale, Completed("of the older delivery")))
+                group.insert(len(group) - 1, Settlement(stale, Completed("of the older delivery")))
             if "sibling" in kind:
                 twin = self.claims[f"{name} twin"]
-                found.append(Settlement(twin.ref, Completed("of the sibling")))
-        return found
+                group.append(Settlement(twin.ref, Completed("of the sibling")))
+        return group
 
     def statuses(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return the status of every attempt by run, and of the run; assert that there is no anomaly."""
-        found: dict[str, dict[str, str]] = {}
+        by_run: dict[str, dict[str, str]] = {}
         for name in names:
             unit = RunUnit.fold(self.desk.storage.read_run(name))
             assert unit.anomalies == [], name
-            found[name] = {k: a.status.value for k, a in unit.dispatch.attempts.items()}
-            found[name]["applied"] = str(sorted(unit.run.applied))
-        return found
+            by_run[name] = {k: a.status.value for k, a in unit.dispatch.attempts.items()}
+            by_run[name]["applied"] = str(sorted(unit.run.applied))
+        return by_run
 
 
 OUTCOMES: dict[str, Outcome] = {

@@ -37,10 +37,10 @@ from tests.journal.settlement.group_fixture import errors_of, others_hold
 TWELVE = [f"run-{i:02}" for i in range(12)]
 HELD = 3
 WAYS: dict[str, Callable[[Desk, list[Claim]], list[Answer]]] = {
-    "succeeded": lambda desk, claims: desk.store.settle([done(each) for each in claims], Planner()),
-    "failed": lambda desk, claims: desk.store.settle([broke(each) for each in claims], Planner()),
-    "heartbeat": lambda desk, claims: desk.store.heartbeat([each.ref for each in claims], seconds(600)),
-    "release": lambda desk, claims: desk.store.release([each.ref for each in claims]),
+    "succeeded": lambda desk, claims: desk.store.settle([done(c) for c in claims], Planner()),
+    "failed": lambda desk, claims: desk.store.settle([broke(c) for c in claims], Planner()),
+    "heartbeat": lambda desk, claims: desk.store.heartbeat([c.ref for c in claims], seconds(600)),
+    "release": lambda desk, claims: desk.store.release([c.ref for c in claims]),
 }
 WRITTEN = {"succeeded": "completed", "failed": "failed", "heartbeat": "claimed", "release": "available"}
 
@@ -72,10 +72,10 @@ def test_a_locked_member_waits_for_the_rest_of_its_lease_and_no_longer(postgres_
     start(postgres_desk, "run-1", "run-2")
     claims = claim(postgres_desk, limit=2)
     with others_hold(postgres_desk, ["run-1"]):
-        answers = postgres_desk.store.heartbeat([each.ref for each in claims], seconds(600))
+        answers = postgres_desk.store.heartbeat([c.ref for c in claims], seconds(600))
         assert errors_of(answers) == ["StorageUnavailable", "claimed"]
         postgres_desk.wait(61)
-    answers = postgres_desk.store.heartbeat([each.ref for each in claims], seconds(600))
+    answers = postgres_desk.store.heartbeat([c.ref for c in claims], seconds(600))
     assert errors_of(answers) == ["ExpiredClaim", "claimed"]
 
 

@@ -67,7 +67,7 @@ def test_members_of_any_kind_fare_in_a_group_as_they_do_alone(desk: Desk, kinds:
         answers = desk.store.settle(group, BadPlanner())
     assert [a.ref.run_id for a in answers if a.unavailable] == locked
     answers = repeat_unavailable(answers, lambda left: desk.store.settle([group[i] for i in left], BadPlanner()))
-    expected = [twin.store.settle([each], BadPlanner())[0] for each in alone.settlements(named)]
+    expected = [twin.store.settle([settlement], BadPlanner())[0] for settlement in alone.settlements(named)]
     # then every one was told the same, and the journals say the same
     assert errors_of(answers) == errors_of(expected)
     assert here.statuses(names) == alone.statuses(names)
@@ -89,7 +89,7 @@ def test_heartbeats_and_releases_reach_every_claim_that_stands(desk: Desk, kinds
     run = next(_numbers)
     named = [(f"{kind}-{run}-{i}", kind) for i, kind in enumerate(kinds)]
     stage = GroupFixture.of(desk, [name for name, _ in named])
-    refs = [each.ref for each in stage.settlements(named)]
+    refs = [settlement.ref for settlement in stage.settlements(named)]
 
     def write(which: Sequence[int]) -> list[Answer]:
         mine = [refs[i] for i in which]
@@ -135,8 +135,8 @@ def test_a_sibling_of_the_same_run_is_written_beside_one_that_cannot_be(desk: De
     stage = GroupFixture.of(desk, ["badsibling-1"])
     bad, good = stage.settlements([("badsibling-1", "badsibling")])
     for group in ([bad, good], [good, bad]):
-        told = errors_of(desk.store.settle(group, Planner()))
-        assert sorted(told) == ["InvalidFact", "completed"], "and when it is repeated"
+        errors = errors_of(desk.store.settle(group, Planner()))
+        assert sorted(errors) == ["InvalidFact", "completed"], "and when it is repeated"
 
 
 def test_what_each_kind_is_told(desk: Desk) -> None:
@@ -145,9 +145,9 @@ def test_what_each_kind_is_told(desk: Desk) -> None:
     ]
     stage = GroupFixture.of(desk, [name for name, _ in named])
     answers = desk.store.settle(stage.settlements(named), BadPlanner())
-    told = {kind: type(a.error) for (_, kind), a in zip(named, answers, strict=True) if a.error is not None}
+    errors = {kind: type(a.error) for (_, kind), a in zip(named, answers, strict=True) if a.error is not None}
     invalid = ["nul", "surrogate", "nojson", "nan", "deep", "large", "badmessage", "badretry", "badreason", "forever"]
-    assert told == {
+    assert errors == {
         **dict.fromkeys([*invalid, "nofact"], InvalidFact),
         **dict.fromkeys(["wrongtoken", "stale"], StaleClaim),
         **dict.fromkeys(["oddrun", "oddkey", "unknown"], NotFound),
@@ -181,7 +181,7 @@ def test_a_group_is_bounded_by_bytes_and_all_of_it_is_written(
     with raw(postgres_virtual) as connection:
         count = "SELECT count(*) FROM journal_commits"
         before = connection.execute(count).fetchone()
-        answers = postgres_desk.store.settle([done(each, big) for each in claims], Planner())
+        answers = postgres_desk.store.settle([done(c, big) for c in claims], Planner())
         after = connection.execute(count).fetchone()
     assert errors_of(answers) == ["completed"] * 20
     assert before is not None
@@ -214,7 +214,7 @@ def test_plans_that_are_too_large_together_are_written_in_parts(desk: Desk) -> N
     start(desk, *runs)
     result = "x" * (SMALL - 600)
     assert len(runs) * len(result) > commit_bytes(SMALL)
-    answers = desk.store.settle([done(each, result) for each in claim(desk, limit=12)], Planner())
+    answers = desk.store.settle([done(c, result) for c in claim(desk, limit=12)], Planner())
     assert errors_of(answers) == ["completed"] * 12
     assert {key(run, visit=2) in RunUnit.fold(desk.storage.read_run(run)).dispatch.attempts for run in runs} == {True}
 

@@ -74,5 +74,5 @@ def test_a_resumed_queue_is_no_longer_paused_in_the_views(postgres: PostgresStor
     put(postgres, queue_resumed())
     put(postgres, queue_resumed("slow"), queue_paused("slow"))
     with raw(postgres) as connection:
-        found = connection.execute("SELECT queue, paused FROM queues ORDER BY queue").fetchall()
-    assert found == [("default", False), ("slow", True)]
+        rows = connection.execute("SELECT queue, paused FROM queues ORDER BY queue").fetchall()
+    assert rows == [("default", False), ("slow", True)]

@@ -157,14 +157,14 @@ def test_many_pages_of_runs_are_folded_as_one_journal(
     for batch in range(10):
         start(postgres, [f"run-{batch}-{n}" for n in range(rng.randint(1, 9))])
     before = _dump(postgres)
-    told: list[int] = []
+    progress: list[int] = []
     monkeypatch.setattr("squid_dagster.journal.postgres.views.rebuild._PAGE", 7)
 
-    rebuilt = rebuild_views(postgres, told.append)
+    rebuilt = rebuild_views(postgres, progress.append)
 
     assert _dump(postgres) == before
-    assert told == sorted(told)
-    assert told[-1] == rebuilt.entries == len(postgres.read_between(0, postgres.cut()))
+    assert progress == sorted(progress)
+    assert progress[-1] == rebuilt.entries == len(postgres.read_between(0, postgres.cut()))
 
 
 def test_a_claim_cannot_slip_past_the_swap(postgres: PostgresStorage) -> None:

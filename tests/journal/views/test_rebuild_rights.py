@@ -40,11 +40,11 @@ def rights(storage: PostgresStorage) -> dict[str, tuple[str, set[tuple[str, str,
     """Return each table's owner, and which rights others have on it."""
     text = """SELECT relname, pg_get_userbyid(relowner), a.privilege_type, a.grantee::regrole::text, a.is_grantable
         FROM pg_class, aclexplode(relacl) a WHERE relnamespace = %s::regnamespace AND relname = ANY (%s)"""
-    found: dict[str, tuple[str, set[tuple[str, str, bool]]]] = {}
+    rights_: dict[str, tuple[str, set[tuple[str, str, bool]]]] = {}
     with raw(storage) as connection:
         for table, owner, *right in connection.execute(text.encode(), (storage.schema, list(TABLES))):
-            found.setdefault(table, (owner, set()))[1].add(tuple(right))
-    return found
+            rights_.setdefault(table, (owner, set()))[1].add(tuple(right))
+    return rights_
 
 
 def test_a_rebuild_keeps_owners_and_rights(postgres: PostgresStorage, roles: tuple[str, str]) -> None:

@@ -39,9 +39,9 @@ def _do(storage: PostgresStorage, text: str) -> None:
 
 
 def test_nothing_is_named_on_a_healthy_journal(journal: PostgresStorage) -> None:
-    told: list[int] = []
-    assert verify(journal, told.append) == []
-    assert told[-1] == len(all_entries(journal))
+    progress: list[int] = []
+    assert verify(journal, progress.append) == []
+    assert progress[-1] == len(all_entries(journal))
 
 
 def test_a_changed_payload_is_named_with_thread_and_sequence(journal: PostgresStorage) -> None:
@@ -89,9 +89,9 @@ def test_a_duplicate_is_named(journal: PostgresStorage) -> None:
             f"occurred_at, data, digest FROM {ENTRIES} WHERE thread = 'squid:run:run-1' AND seq = 1",
         )
 
-    found = verify(journal)
+    findings = verify(journal)
 
-    assert [(f.kind, f.thread, f.seq) for f in found] == [(DiscrepancyKind.DUPLICATE, "squid:run:run-1", 1)]
+    assert [(f.kind, f.thread, f.seq) for f in findings] == [(DiscrepancyKind.DUPLICATE, "squid:run:run-1", 1)]
 
 
 def test_a_wrong_revision_is_named(journal: PostgresStorage) -> None:
@@ -144,9 +144,9 @@ def test_entries_that_changed_places_are_named(journal: PostgresStorage) -> None
 def test_a_view_that_differs_is_named(journal: PostgresStorage, damage: str, named: str) -> None:
     _do(journal, damage)
 
-    found = verify(journal)
+    findings = verify(journal)
 
-    assert [(finding.kind, finding.detail) for finding in found] == [(DiscrepancyKind.VIEW_DIFFERS, named)]
+    assert [(finding.kind, finding.detail) for finding in findings] == [(DiscrepancyKind.VIEW_DIFFERS, named)]
 
 
 def test_a_corrupted_entry_quarantines_only_its_run(journal: PostgresStorage) -> None:

@@ -25,11 +25,11 @@ from tests.protocol.fold_assertions import fold, reasons, the_attempt
 
 
 def test_a_claim_holds_the_attempt_under_its_fence_until_the_lease_ends() -> None:
-    found = the_attempt(fold(scheduled(), claimed(at=10, lease=60, claim="a")))
+    attempt = the_attempt(fold(scheduled(), claimed(at=10, lease=60, claim="a")))
 
-    assert found.status is AttemptStatus.CLAIMED
-    assert (found.claim_id, found.claim_token_hash, found.owner_id) == ("a", token_hash("a"), "worker-a")
-    assert (found.lease_until, found.deliveries, found.fencing_token) == (t(70), 1, 1)
+    assert attempt.status is AttemptStatus.CLAIMED
+    assert (attempt.claim_id, attempt.claim_token_hash, attempt.owner_id) == ("a", token_hash("a"), "worker-a")
+    assert (attempt.lease_until, attempt.deliveries, attempt.fencing_token) == (t(70), 1, 1)
 
 
 def test_an_active_claim_is_not_taken_away_before_its_lease_ends() -> None:
@@ -42,10 +42,10 @@ def test_an_active_claim_is_not_taken_away_before_its_lease_ends() -> None:
 def test_a_claim_has_expired_exactly_at_the_end_of_its_lease_and_may_be_taken_over() -> None:
     projection = fold(scheduled(), claimed(at=10, lease=60), claimed(at=70, claim="b", lease=30))
 
-    found = the_attempt(projection)
+    attempt = the_attempt(projection)
     assert reasons(projection) == []
-    assert (found.claim_id, found.claim_token_hash, found.owner_id) == ("b", token_hash("b"), "worker-b")
-    assert (found.lease_until, found.deliveries, found.fencing_token) == (t(100), 2, 2)
+    assert (attempt.claim_id, attempt.claim_token_hash, attempt.owner_id) == ("b", token_hash("b"), "worker-b")
+    assert (attempt.lease_until, attempt.deliveries, attempt.fencing_token) == (t(100), 2, 2)
 
 
 def test_an_attempt_that_is_not_visible_yet_cannot_be_claimed() -> None:
@@ -105,9 +105,13 @@ def test_an_attempt_out_of_deliveries_whose_lease_ran_out_is_dead_lettered() -> 
         scheduled(max_deliveries=1), claimed(at=10, lease=10), dead_lettered(at=20, error={"message": "lost"})
     )
 
-    found = the_attempt(projection)
+    attempt = the_attempt(projection)
     assert reasons(projection) == []
-    assert (found.status, found.error, found.settled_at) == (AttemptStatus.DEAD_LETTERED, {"message": "lost"}, t(20))
+    assert (attempt.status, attempt.error, attempt.settled_at) == (
+        AttemptStatus.DEAD_LETTERED,
+        {"message": "lost"},
+        t(20),
+    )
     assert projection.claimable(t(500)) == []
 
 
@@ -170,9 +174,9 @@ def test_a_heartbeat_never_shortens_a_lease() -> None:
 
 
 def test_a_heartbeat_counts_as_no_delivery() -> None:
-    found = the_attempt(fold(scheduled(), claimed(), heartbeat()))
+    attempt = the_attempt(fold(scheduled(), claimed(), heartbeat()))
 
-    assert (found.deliveries, found.fencing_token) == (1, 1)
+    assert (attempt.deliveries, attempt.fencing_token) == (1, 1)
 
 
 def test_a_heartbeat_at_the_end_of_the_lease_comes_too_late() -> None:
@@ -207,9 +211,14 @@ def test_nobody_may_act_on_an_attempt_that_is_not_claimed() -> None:
 def test_a_released_attempt_is_available_at_once() -> None:
     projection = fold(scheduled(), claimed(at=10, lease=60), released(at=30))
 
-    found = the_attempt(projection)
-    assert found.status is AttemptStatus.AVAILABLE
-    assert (found.claim_id, found.claim_token_hash, found.owner_id, found.lease_until) == (None, None, None, None)
+    attempt = the_attempt(projection)
+    assert attempt.status is AttemptStatus.AVAILABLE
+    assert (attempt.claim_id, attempt.claim_token_hash, attempt.owner_id, attempt.lease_until) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert [attempt.runnable_key for attempt in projection.visible(t(30))] == [key()]
 
 
@@ -219,8 +228,8 @@ def test_a_release_counts_neither_as_failure_nor_towards_the_cap() -> None:
     projection = fold(*given)
 
     assert reasons(projection) == []
-    found = the_attempt(projection)
-    assert (found.status, found.deliveries, found.error) == (AttemptStatus.CLAIMED, 1, None)
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.deliveries, attempt.error) == (AttemptStatus.CLAIMED, 1, None)
 
 
 def test_an_interruption_stays_counted_as_a_delivery() -> None:
@@ -229,8 +238,8 @@ def test_an_interruption_stays_counted_as_a_delivery() -> None:
     projection = fold(*given, claimed(at=30, claim="b"))
 
     assert reasons(projection) == [Reason.DELIVERIES_EXHAUSTED]
-    found = the_attempt(projection)
-    assert (found.status, found.deliveries, found.claim_id) == (AttemptStatus.AVAILABLE, 1, None)
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.deliveries, attempt.claim_id) == (AttemptStatus.AVAILABLE, 1, None)
 
 
 def test_its_holder_gives_up_a_spent_attempt_while_the_lease_lasts() -> None:
@@ -238,8 +247,8 @@ def test_its_holder_gives_up_a_spent_attempt_while_the_lease_lasts() -> None:
     projection = fold(scheduled(max_deliveries=1), claimed(at=10, lease=60), given_up)
 
     assert reasons(projection) == []
-    found = the_attempt(projection)
-    assert (found.status, found.error) == (AttemptStatus.DEAD_LETTERED, {"message": "interrupted"})
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.error) == (AttemptStatus.DEAD_LETTERED, {"message": "interrupted"})
 
 
 @pytest.mark.parametrize(("cap", "claim"), [(1, "b"), (2, "a")], ids=["another claim", "deliveries left"])
@@ -252,9 +261,9 @@ def test_nothing_else_gives_up_an_attempt_that_is_held(cap: int, claim: str) -> 
 
 
 def test_a_release_does_not_take_the_fencing_token_back() -> None:
-    found = the_attempt(fold(scheduled(), claimed(at=10), released(at=20), claimed(at=30, claim="b")))
+    attempt = the_attempt(fold(scheduled(), claimed(at=10), released(at=20), claimed(at=30, claim="b")))
 
-    assert found.fencing_token == 2
+    assert attempt.fencing_token == 2
 
 
 def test_whoever_released_an_attempt_holds_it_no_more() -> None:

@@ -55,9 +55,9 @@ def test_a_claim_with_a_wrong_fencing_token_is_refused(token: int) -> None:
 
 
 def test_a_claim_that_says_no_fencing_token_gets_the_next_one() -> None:
-    found = the_attempt(fold(scheduled(), claimed(at=10, lease=10), claimed(at=20, claim="b", fencing_token=None)))
+    attempt = the_attempt(fold(scheduled(), claimed(at=10, lease=10), claimed(at=20, claim="b", fencing_token=None)))
 
-    assert found.fencing_token == 2
+    assert attempt.fencing_token == 2
 
 
 def test_a_refused_claim_uses_up_no_token() -> None:

@@ -72,21 +72,21 @@ def test_a_holder_may_finish_while_the_queue_is_paused() -> None:
 def test_an_unknown_fact_type_is_an_anomaly_with_thread_and_sequence() -> None:
     projection = fold(scheduled(), unknown())
 
-    [found] = projection.anomalies
-    assert (found.reason, found.entry_type, found.run_id) == (
+    [anomaly] = projection.anomalies
+    assert (anomaly.reason, anomaly.entry_type, anomaly.run_id) == (
         Reason.UNKNOWN_FACT_TYPE,
         "attempt_teleported",
         "run-1",
     )
-    assert (found.thread, found.seq, found.position) == (dispatch_thread("default"), 2, 4)
+    assert (anomaly.thread, anomaly.seq, anomaly.position) == (dispatch_thread("default"), 2, 4)
 
 
 def test_a_malformed_entry_is_an_anomaly_with_thread_and_sequence() -> None:
     projection = fold(scheduled(), scheduled("run-2"), malformed(run="run-2"))
 
-    [found] = projection.anomalies
-    assert (found.reason, found.entry_type, found.run_id) == (Reason.MALFORMED_ENTRY, "attempt_claimed", "run-2")
-    assert (found.thread, found.seq, found.position) == (dispatch_thread("default"), 3, 6)
+    [anomaly] = projection.anomalies
+    assert (anomaly.reason, anomaly.entry_type, anomaly.run_id) == (Reason.MALFORMED_ENTRY, "attempt_claimed", "run-2")
+    assert (anomaly.thread, anomaly.seq, anomaly.position) == (dispatch_thread("default"), 3, 6)
     assert projection.attempts == fold(scheduled(), scheduled("run-2")).attempts
 
 
@@ -101,9 +101,9 @@ def test_a_malformed_fence_is_an_anomaly_and_fences_nothing() -> None:
 def test_an_unreadable_entry_that_names_no_run_is_an_anomaly_of_the_queue(lost: OnThread) -> None:
     projection = fold(scheduled(), lost)
 
-    [found] = projection.queue_anomalies
-    assert (found.run_id, found.thread, found.seq) == (None, dispatch_thread("default"), 2)
-    assert projection.anomalies == (found,)
+    [anomaly] = projection.queue_anomalies
+    assert (anomaly.run_id, anomaly.thread, anomaly.seq) == (None, dispatch_thread("default"), 2)
+    assert projection.anomalies == (anomaly,)
 
 
 @pytest.mark.parametrize("run", ["run-1", None])

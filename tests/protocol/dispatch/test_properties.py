@@ -38,9 +38,9 @@ def test_any_journal_folds_and_every_anomaly_names_its_entry(journal: list[Entry
     projection = DispatchProjection.fold(journal)
 
     places = {(entry.thread, entry.seq, entry.position) for entry in journal}
-    for found in projection.anomalies:
-        assert (found.thread, found.seq, found.position) in places
-        assert found.subject is None or isinstance(found.subject, str)
+    for anomaly in projection.anomalies:
+        assert (anomaly.thread, anomaly.seq, anomaly.position) in places
+        assert anomaly.subject is None or isinstance(anomaly.subject, str)
     assert sorted(projection.claimable(t(500)), key=claim_order) == projection.claimable(t(500))
 
 
@@ -109,12 +109,12 @@ def test_a_fenced_run_never_shows_work_and_its_attempts_never_change_again(histo
 @given(histories())
 def test_the_fencing_token_of_an_idempotency_key_grows_by_one_with_every_accepted_claim(history: list[Fact]) -> None:
     placed = entries(history)
-    kept = {(entry.thread, entry.seq) for entry in accepted(placed)}
+    accepted_places = {(entry.thread, entry.seq) for entry in accepted(placed)}
     projection, last = DispatchProjection(), dict[tuple[str, str], int]()
 
     for entry in placed:
         projection = DispatchProjection.fold([entry], onto=projection)
-        if isinstance(entry.fact, AttemptClaimed) and (entry.thread, entry.seq) in kept:
+        if isinstance(entry.fact, AttemptClaimed) and (entry.thread, entry.seq) in accepted_places:
             attempt = projection.runs[entry.fact.run_id].attempts[entry.fact.runnable_key]
             visit = (attempt.run_id, attempt.idempotency_key)
             last[visit] = last.get(visit, 0) + 1

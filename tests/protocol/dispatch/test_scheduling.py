@@ -26,14 +26,14 @@ def test_a_scheduled_attempt_is_available_with_all_that_the_fact_says() -> None:
         priority=3, max_deliveries=2, definition_version="v1", definition_fingerprint="f1", visible_at=t(5)
     )
 
-    found = the_attempt(fold(fact))
+    attempt = the_attempt(fold(fact))
 
-    assert found.status is AttemptStatus.AVAILABLE
-    assert (found.run_id, found.step, found.attempt_number, found.queue) == ("run-1", "charge", 1, "default")
-    assert (found.idempotency_key, found.input, found.visible_at) == ("run-1:charge:1", {"amount": 5}, t(5))
-    assert (found.priority, found.max_deliveries, found.workflow) == (3, 2, "billing")
-    assert (found.definition_version, found.definition_fingerprint) == ("v1", "f1")
-    assert (found.deliveries, found.fencing_token, found.claim_id, found.lease_until) == (0, 0, None, None)
+    assert attempt.status is AttemptStatus.AVAILABLE
+    assert (attempt.run_id, attempt.step, attempt.attempt_number, attempt.queue) == ("run-1", "charge", 1, "default")
+    assert (attempt.idempotency_key, attempt.input, attempt.visible_at) == ("run-1:charge:1", {"amount": 5}, t(5))
+    assert (attempt.priority, attempt.max_deliveries, attempt.workflow) == (3, 2, "billing")
+    assert (attempt.definition_version, attempt.definition_fingerprint) == ("v1", "f1")
+    assert (attempt.deliveries, attempt.fencing_token, attempt.claim_id, attempt.lease_until) == (0, 0, None, None)
 
 
 def test_scheduling_the_same_intent_again_changes_nothing() -> None:

@@ -10,16 +10,16 @@ from tests.protocol.fold_assertions import fold, reasons, the_attempt
 def test_the_holder_completes_the_attempt() -> None:
     projection = fold(scheduled(), claimed(), completed(at=30, result={"paid": 5}))
 
-    found = the_attempt(projection)
-    assert (found.status, found.result, found.settled_at) == (AttemptStatus.COMPLETED, {"paid": 5}, t(30))
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.result, attempt.settled_at) == (AttemptStatus.COMPLETED, {"paid": 5}, t(30))
     assert projection.claimable(t(500)) == []
     assert reasons(projection) == []
 
 
 def test_a_result_may_be_any_json_value_even_none() -> None:
-    found = the_attempt(fold(scheduled(), claimed(), completed(result=None)))
+    attempt = the_attempt(fold(scheduled(), claimed(), completed(result=None)))
 
-    assert (found.status, found.result) == (AttemptStatus.COMPLETED, None)
+    assert (attempt.status, attempt.result) == (AttemptStatus.COMPLETED, None)
 
 
 def test_a_duplicate_completion_changes_nothing() -> None:
@@ -50,8 +50,8 @@ def test_a_zombie_cannot_complete_after_takeover() -> None:
     )
 
     assert reasons(projection) == [Reason.STALE_CLAIM]
-    found = the_attempt(projection)
-    assert (found.status, found.claim_id, found.result) == (AttemptStatus.CLAIMED, "b", None)
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.claim_id, attempt.result) == (AttemptStatus.CLAIMED, "b", None)
 
 
 def test_a_late_completion_is_refused_even_if_nobody_took_over() -> None:
@@ -80,8 +80,8 @@ def test_a_completed_attempt_cannot_fail_any_more() -> None:
 def test_a_failure_without_retry_is_the_end_of_the_attempt() -> None:
     projection = fold(scheduled(), claimed(), failed(at=30, error={"message": "declined"}))
 
-    found = the_attempt(projection)
-    assert (found.status, found.error, found.settled_at) == (AttemptStatus.FAILED, {"message": "declined"}, t(30))
+    attempt = the_attempt(projection)
+    assert (attempt.status, attempt.error, attempt.settled_at) == (AttemptStatus.FAILED, {"message": "declined"}, t(30))
     assert list(projection.attempts) == [key()]
     assert projection.claimable(t(500)) == []
 

@@ -61,18 +61,18 @@ class Sheet:
 
     def open(self) -> list[str]:
         """Return the attempts that could be claimed, without the run's id."""
-        return [each.runnable_key.removeprefix(f"{RUN}:") for each in self.unit.dispatch.open_attempts()]
+        return [attempt.runnable_key.removeprefix(f"{RUN}:") for attempt in self.unit.dispatch.open_attempts()]
 
     def attempt(self, step: str) -> Attempt:
         """Return the open attempt at a step."""
-        return next(each for each in self.unit.dispatch.open_attempts() if each.step == step)
+        return next(attempt for attempt in self.unit.dispatch.open_attempts() if attempt.step == step)
 
     def outcome(self, step: str, outcome: Ok | Error | Lost) -> Attempt:
         """Fold the outcome of an attempt and return the attempt; nothing follows from it yet."""
-        found = self.attempt(step)
-        self.at = max(self.at + 1, (found.visible_at - t(0)).total_seconds())
-        visit = int(found.idempotency_key.rpartition(":")[2])
-        about: dict[str, Any] = {"visit": visit, "attempt": found.attempt_number, "queue": found.queue}
+        attempt = self.attempt(step)
+        self.at = max(self.at + 1, (attempt.visible_at - t(0)).total_seconds())
+        visit = int(attempt.idempotency_key.rpartition(":")[2])
+        about: dict[str, Any] = {"visit": visit, "attempt": attempt.attempt_number, "queue": attempt.queue}
         facts: list[Fact] = [claimed(RUN, step, at=self.at, claim="a", lease=60, **about)]
         match outcome:
             case Ok(result):
@@ -83,13 +83,13 @@ class Sheet:
                 error = {"message": message}
                 facts.append(failed_with_retry(RUN, step, at=self.at, delay=delay or 0, error=error, **about))
             case Lost():
-                for _ in range(found.max_deliveries - 1):
+                for _ in range(attempt.max_deliveries - 1):
                     self.at += 60
                     facts.append(claimed(RUN, step, at=self.at, claim="a", lease=60, **about))
                 self.at += 60
-                facts.append(dead_lettered(RUN, step, at=self.at, deliveries=found.max_deliveries, **about))
+                facts.append(dead_lettered(RUN, step, at=self.at, deliveries=attempt.max_deliveries, **about))
         self.write(facts)
-        return self.unit.dispatch.attempts[found.runnable_key]
+        return self.unit.dispatch.attempts[attempt.runnable_key]
 
     def plan(self, *settled: Attempt) -> list[Any]:
         """Return what follows from settled attempts; nothing is written."""

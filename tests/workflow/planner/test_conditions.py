@@ -76,11 +76,11 @@ def test_a_missing_path_makes_every_condition_false(value: Any, order: Any, stat
 
 
 @given(values, values)
-def test_equality_is_that_of_json_and_its_opposite_is_its_opposite(found: Any, value: Any) -> None:
-    state = {"a": {"b": found}}
+def test_equality_is_that_of_json_and_its_opposite_is_its_opposite(held: Any, value: Any) -> None:
+    state = {"a": {"b": held}}
     equal = (path("a.b") == value).holds(state)
 
-    assert equal == (canonical(found) == canonical(value))
+    assert equal == (canonical(held) == canonical(value))
     assert (path("a.b") != value).holds(state) is not equal
     assert path("a.b").exists().holds(state)
 
@@ -91,19 +91,19 @@ def test_a_value_equals_itself_after_a_round_trip(value: Any) -> None:
 
 
 @given(orders, orders)
-def test_exactly_one_of_less_equal_and_greater_holds_for_values_of_one_kind(found: Any, value: Any) -> None:
-    state = {"a": {"b": found}}
+def test_exactly_one_of_less_equal_and_greater_holds_for_values_of_one_kind(held: Any, value: Any) -> None:
+    state = {"a": {"b": held}}
     place = path("a.b")
     less, equal, greater = ((q).holds(state) for q in (place < value, place == value, place > value))
 
-    assert less + equal + greater == (isinstance(found, str) == isinstance(value, str))
+    assert less + equal + greater == (isinstance(held, str) == isinstance(value, str))
     assert (place <= value).holds(state) == (less or equal)
     assert (place >= value).holds(state) == (greater or equal)
 
 
-@pytest.mark.parametrize("found", [None, True, [], {}, "4"])
-def test_values_of_another_kind_have_no_order(found: Any) -> None:
-    state = {"a": found}
+@pytest.mark.parametrize("held", [None, True, [], {}, "4"])
+def test_values_of_another_kind_have_no_order(held: Any) -> None:
+    state = {"a": held}
     assert not any(q.holds(state) for q in (path("a") < 3, path("a") <= 3, path("a") > 3, path("a") >= 3))
 
 

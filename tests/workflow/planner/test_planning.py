@@ -288,7 +288,7 @@ def test_a_condition_sees_payload_outputs_and_the_error_but_the_first_that_holds
     wf.route("charge", to="complete")
     wf.route("charge", on="error", to="c", when=path("error.message") == "busy")
     wf.route("charge", on="error", to="d")
-    found = {}
+    open_attempts = {}
     for amount, outcome in (
         (101, Ok({"score": 9})),
         (1, Ok({"score": 9})),
@@ -298,8 +298,8 @@ def test_a_condition_sees_payload_outputs_and_the_error_but_the_first_that_holds
     ):
         sheet = Sheet(wf, {"amount": amount})
         sheet.settle(charge=outcome)
-        found[amount, outcome[0] if isinstance(outcome, Error) else str(outcome.result)] = sheet.open()
-    assert list(found.values()) == [["a:1:1"], ["b:1:1"], [], ["c:1:1"], ["d:1:1"]]
+        open_attempts[amount, outcome[0] if isinstance(outcome, Error) else str(outcome.result)] = sheet.open()
+    assert list(open_attempts.values()) == [["a:1:1"], ["b:1:1"], [], ["c:1:1"], ["d:1:1"]]
 
 
 # --- undoing --------------------------------------------------------------------------------------------------------

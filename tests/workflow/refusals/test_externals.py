@@ -10,9 +10,9 @@ from tests.workflow.test_external import job, with_external
 
 
 def refused(workflow: Workflow) -> list[tuple[str, Code]]:
-    with pytest.raises(InvalidWorkflow) as found:
+    with pytest.raises(InvalidWorkflow) as refusal:
         workflow.freeze()
-    return [(".".join(map(str, problem.path)), problem.code) for problem in found.value.problems]
+    return [(".".join(map(str, problem.path)), problem.code) for problem in refusal.value.problems]
 
 
 def taking_a_resource(slack: Annotated[Any, Resource("slack")]) -> dict[str, Any]:

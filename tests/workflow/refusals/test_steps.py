@@ -61,9 +61,9 @@ def test_a_name_that_cannot_stand_in_keys_is_refused(name: Any) -> None:
     workflow.step(ship)
     workflow.log(name, "hello")
 
-    found = problems_of(workflow)
+    problems = problems_of(workflow)
 
-    assert found == {
+    assert problems == {
         ("name",): Code.INVALID_WORKFLOW_NAME,
         ("steps", name if isinstance(name, str) else 1, "name"): Code.INVALID_STEP_NAME,
     }
