@@ -95,9 +95,9 @@ def test_no_credential_is_in_any_view_log_or_error(
 def test_a_place_never_shows_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNREACHABLE_URL", UNREACHABLE)
     resource = SquidResource(url=dg.EnvVar("UNREACHABLE_URL"))
-    assert SECRET not in repr(resource._place())
+    assert SECRET not in repr(resource._database())
     with pytest.raises(StorageUnavailable) as refused:
-        storage_of(resource._place())
+        storage_of(resource._database())
     assert SECRET not in str(refused.value)
 
 
@@ -143,7 +143,7 @@ def test_many_ticks_and_resources_share_one_engine_and_one_connection(
     resource: SquidResource, instance: dg.DagsterInstance
 ) -> None:
     connects: list[Any] = []
-    storage = storage_of(resource._place())
+    storage = storage_of(resource._database())
     event.listen(storage.engine, "connect", lambda *_: connects.append(1))
     storage.engine.dispose()
     for _ in range(10):
@@ -160,7 +160,7 @@ def test_many_ticks_and_resources_share_one_engine_and_one_connection(
 
 
 def test_a_forked_child_makes_its_own_engine_and_leaves_its_parent_s_alone(resource: SquidResource) -> None:
-    ((mine,),) = storage_of(resource._place()).rows("SELECT pg_backend_pid()")
+    ((mine,),) = storage_of(resource._database()).rows("SELECT pg_backend_pid()")
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=_backend, args=(resource, theirs))
@@ -169,11 +169,11 @@ def test_a_forked_child_makes_its_own_engine_and_leaves_its_parent_s_alone(resou
     child.join(60)
     assert child.exitcode == 0
     assert other != mine
-    assert storage_of(resource._place()).rows("SELECT pg_backend_pid()") == [(mine,)]
+    assert storage_of(resource._database()).rows("SELECT pg_backend_pid()") == [(mine,)]
 
 
 def _backend(resource: SquidResource, answer: Any) -> None:
-    storage = storage_of(resource._place())
+    storage = storage_of(resource._database())
     ((pid,),) = storage.rows("SELECT pg_backend_pid()")
     answer.send(pid)
     storage.close()

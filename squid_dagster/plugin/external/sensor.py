@@ -108,7 +108,7 @@ def build_external_sensor(
     )
 
 
-# --- jobs of external steps ---------------------------------------------------------------------------------------------
+# --- jobs of external steps -------------------------------------------------------------------------------------------
 
 
 def _targets(known: Sequence[Definition], jobs: dict[str, Job], assets: Sequence[Any] | None) -> Targets:
@@ -246,7 +246,7 @@ class _Tick:
         return request
 
     def _request(self, attempt: Attempt, step: StepDefinition, job: Job) -> dg.RunRequest | None:
-        """Build the request and check it as Dagster will: a bad one would fail the whole tick. None: the step failed."""
+        """Build the request and check it as Dagster does: a bad one fails the whole tick. None: the step failed."""
         try:
             wanted = request_of(step, attempt)
         except InvalidInput as error:

@@ -150,7 +150,7 @@ def test_an_idle_tick_costs_one_query(
     monkeypatch.setattr(PostgresStorage, "connection", counted)
     for _ in range(3):
         assert tick(resource, instance)[0] == []
-    assert loans == [storage_of(resource._place())] * 3
+    assert loans == [storage_of(resource._database())] * 3
 
 
 # --- launching ------------------------------------------------------------------------------------------------------
