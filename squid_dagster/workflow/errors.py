@@ -45,6 +45,7 @@ class Code(StrEnum):
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     UNPROVIDED_PARAMETER = "unprovided_parameter"
     UNCERTAIN_PARAMETER = "uncertain_parameter"
+    CONFLICTING_PARAMETER = "conflicting_parameter"
     # a step's options
     INVALID_RETRY = "invalid_retry"
     INVALID_PRIORITY = "invalid_priority"

@@ -15,6 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from squid_dagster.workflow.authoring.draft import Outcome
 from squid_dagster.workflow.definition import Mode, Route, StepDefinition
+from squid_dagster.workflow.payload import ParameterPayload
 from squid_dagster.workflow.values import canonical
 
 FORMAT = 1  # raise it only together with a way for runs of the old format to go on
@@ -34,7 +35,7 @@ def fingerprint(
     routes: Mapping[tuple[str, Outcome], tuple[Route, ...]],
     payload: type[BaseModel] | None,
 ) -> str:
-    """Give the SHA-256, in hex, of a definition's meaning. The same in every process."""
+    """Return the SHA-256, in hex, of a definition's meaning. The same in every process."""
     return _digest(mode, {name: _step(step) for name, step in steps.items()}, entry_steps, routes, payload)
 
 
@@ -47,14 +48,24 @@ def former_fingerprints(
 ) -> tuple[str, ...]:
     """Return what earlier releases computed for this definition: runs that they started go on with it.
 
-    Until compensations were covered, a definition with one had another fingerprint; all others have the same as ever.
+    Two things were added: what compensations take, and payloads made of parameters. A parameter that nothing gave was
+    left out before, if it had a default; without one, there was no such definition. All others have one fingerprint.
     """
-    if not any(step.compensation is not None for step in steps.values()):
-        return ()
     meanings = {name: _step(step) for name, step in steps.items()}
-    for meaning in meanings.values():
-        meaning.pop(_COMPENSATION_TAKES, None)
-    return (_digest(mode, meanings, entry_steps, routes, payload),)
+    former: list[str] = []
+    if payload is not None and issubclass(payload, ParameterPayload):
+        if any(field.is_required() for field in payload.model_fields.values()):
+            return ()
+        for meaning in meanings.values():
+            for taking in {"takes", _COMPENSATION_TAKES} & meaning.keys():
+                meaning[taking] = [name for name in meaning[taking] if name not in payload.model_fields]
+        payload = None
+        former.append(_digest(mode, meanings, entry_steps, routes, payload))
+    if any(step.compensation is not None for step in steps.values()):
+        for meaning in meanings.values():
+            meaning.pop(_COMPENSATION_TAKES, None)
+        former.append(_digest(mode, meanings, entry_steps, routes, payload))
+    return tuple(former)
 
 
 def _digest(
@@ -111,7 +122,7 @@ class _QuietSchema(GenerateJsonSchema):
 
 
 def payload_contract(model: type[BaseModel]) -> JsonValue:
-    """Give a model's JSON schema without prose, defaults, order, and the names of classes.
+    """Return a model's JSON schema without prose, defaults, order, and the names of classes.
 
     What is optional is part of the contract; what it defaults to is not.
 

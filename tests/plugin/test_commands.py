@@ -28,7 +28,7 @@ def squid(postgres_virtual: PostgresStorage) -> Iterator[Squid]:
 
 
 def signals(squid: Squid, run_id: str) -> list[Any]:
-    return [each.fact for each in squid.journal.read(run_thread(run_id)) if each.fact.type == "run_signal_received"]
+    return [entry.fact for entry in squid.journal.read(run_thread(run_id)) if entry.fact.type == "run_signal_received"]
 
 
 # --- bad input: the run fails in our words, and the journal holds nothing of it -------------------------------------
@@ -161,7 +161,7 @@ def test_a_decision_leads_the_run_on_and_names_its_source(squid: Squid, job: str
     assert signal.metadata["actor_source"] == "dagster_launchpad"
     assert signal.metadata["actor_named_by"] == "nobody"
     finish(squid)
-    assert {each.step for each in squid.inspect_run(run_id).attempts} == {"read", step}
+    assert {attempt.step for attempt in squid.inspect_run(run_id).attempts} == {"read", step}
     assert "dagster\\_launchpad" in metadata(result)["snapshot"]
 
 
@@ -325,5 +325,5 @@ def test_no_secret_of_a_run_is_shown(squid: Squid) -> None:
     result = launch(JOBS["squid_start"], squid, {"workflow": "claims", "payload": payload})
     finish(squid)
     approved = launch(JOBS["squid_approve"], squid, {"run_id": metadata(result)["run_id"]})
-    for each in (result, approved):
-        assert "hunter2" not in str(metadata(each))
+    for execution in (result, approved):
+        assert "hunter2" not in str(metadata(execution))

@@ -15,7 +15,7 @@ from squid_dagster.workflow import Code, Cron, Definition, Resource, StepContext
 from tests.workflow.drafts import message_of, problems_of
 
 
-class Slack:
+class SlackClient:
     pass
 
 
@@ -29,7 +29,7 @@ def definition_of(*functions: Callable[..., Any]) -> Definition:
 def take(
     ctx: StepContext,
     order_id: UUID,
-    slack: Annotated[Slack, Resource("slack")],
+    slack: Annotated[SlackClient, Resource("slack")],
     amount: Annotated[int, Field(gt=0, description="How many")] = 1,
 ) -> None:
     """Receive an order."""
@@ -71,7 +71,7 @@ def test_outputs_resources_and_the_context_are_no_part_of_the_payload() -> None:
     workflow = Workflow("orders")
 
     @workflow.step(output="invoice")
-    def write(ctx: StepContext, order_id: str, slack: Annotated[Slack, Resource("slack")]) -> dict[str, Any]:
+    def write(ctx: StepContext, order_id: str, slack: Annotated[SlackClient, Resource("slack")]) -> dict[str, Any]:
         return {}
 
     @workflow.step

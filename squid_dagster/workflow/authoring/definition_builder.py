@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import chain
 from types import MappingProxyType
 
 from pydantic import BaseModel
@@ -12,12 +13,12 @@ from squid_dagster.workflow.authoring.signature import Source, Task, read_task
 from squid_dagster.workflow.checks.dependencies import After, check_dependencies
 from squid_dagster.workflow.checks.externals import read_external
 from squid_dagster.workflow.checks.flow import check_flow
-from squid_dagster.workflow.checks.parameters import check_parameters
+from squid_dagster.workflow.checks.parameters import Callee, check_parameters, payload_of_parameters
 from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
 from squid_dagster.workflow.checks.steps import check_outputs, check_steps
-from squid_dagster.workflow.checks.workflow import check_workflow, triggers_by_name
+from squid_dagster.workflow.checks.workflow import check_cron_payloads, check_workflow, triggers_by_name
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
-from squid_dagster.workflow.errors import Code, InvalidWorkflow, Problems
+from squid_dagster.workflow.errors import Code, InvalidWorkflow, Path, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
 from squid_dagster.workflow.payload import payload_fields
 from squid_dagster.workflow.reachability import cycles, reachable, reversed_edges
@@ -37,27 +38,41 @@ class _Shape:
 
 
 def freeze(draft: Draft) -> Definition:
-    """Give the definition that the draft describes; raises `InvalidWorkflow` with everything that is wrong with it."""
+    """Return the definition that a draft describes. Raises `InvalidWorkflow` with everything that is wrong with it."""
     problems = Problems()
     payload = check_workflow(draft, problems)
-    fields = payload_fields(payload)
     steps = check_steps(draft.steps, problems)
-    outputs = check_outputs(steps, fields, problems)
+    outputs = check_outputs(steps, payload_fields(payload), problems)
+    is_known = payload is draft.payload  # else nothing is known of the fields, and one problem is recorded already
+    before = len(problems.found())
     tasks, compensations = _read_functions(steps, problems)
-    shape = _check_shape(draft, steps, tasks, outputs, payload, problems)
+    callees = {name: _callees(name, tasks[name], compensations[name]) for name in steps}
+    if draft.payload is None:
+        payload = payload_of_parameters(chain.from_iterable(callees.values()), outputs, problems)
+        is_known = len(problems.found()) == before
+    if is_known:
+        check_cron_payloads(draft, payload, problems)
+    fields = payload_fields(payload)
+    shape = _check_shape(draft, steps, tasks, outputs, payload if is_known else None, is_known, problems)
     gives = {name: output for output, name in outputs.items()}
-    if payload is draft.payload:  # else nothing is known of the fields, and one problem is noted already
+    if is_known or draft.payload is None:
         for name in steps:
             certain = shape.certain.get(name, frozenset())
             own = frozenset({gives[name]} if name in gives else ())
-            if task := tasks[name]:
-                check_parameters(task, ("steps", name), certain, outputs, fields, problems)
-            if task := compensations[name]:
-                check_parameters(task, ("steps", name, "compensate"), certain | own, outputs, fields, problems)
-    if found := problems.found():
-        raise InvalidWorkflow(draft.name, found)
+            for callee in callees[name]:
+                there = certain if callee.task is tasks[name] else certain | own
+                check_parameters(callee, there, outputs, None if draft.payload is None else fields, problems)
+    if recorded := problems.found():
+        raise InvalidWorkflow(draft.name, recorded)
     provided = fields | frozenset(outputs)
-    return _build(draft, steps, _bound(tasks, provided), _bound(compensations, provided), shape)
+    return _build(draft, payload, steps, _bound(tasks, provided), _bound(compensations, provided), shape)
+
+
+def _callees(step: str, task: Task | None, compensation: Task | None) -> list[Callee]:
+    """Return the functions of a step that were read."""
+    path: Path = ("steps", step)
+    both = [(task, path), (compensation, (*path, "compensate"))]
+    return [Callee(function, place) for function, place in both if function is not None]
 
 
 def _read_functions(steps: Mapping[str, DeclaredStep], problems: Problems) -> tuple[Tasks, Tasks]:
@@ -81,6 +96,7 @@ def _check_shape(
     tasks: Tasks,
     outputs: Mapping[str, str],
     payload: type[BaseModel] | None,
+    is_known: bool,
     problems: Problems,
 ) -> _Shape:
     if not draft.routes:
@@ -94,23 +110,23 @@ def _check_shape(
         if step.after:
             message = "a workflow has routes or after=, not both: routes say here what comes next"
             problems.add(("steps", name, "after"), Code.ROUTES_AND_AFTER, message)
-    open_payload = payload is not draft.payload or (
-        payload is not None and payload.model_config.get("extra") == "allow"
-    )
-    known = None if open_payload else payload_fields(payload) | frozenset(outputs)
+    is_open = not is_known or (payload is not None and payload.model_config.get("extra") == "allow")
+    known = None if is_open else payload_fields(payload) | frozenset(outputs)
     groups = check_routes(draft.routes, steps, known, problems)
     entries, certain = check_flow(steps, groups, draft.entry, outputs, problems)
     return _Shape(Mode.ROUTES, entries, groups, {}, certain)
 
 
 def _bound(tasks: Tasks, provided: frozenset[str]) -> Tasks:
-    """Leave out the parameters that nothing ever provides: their defaults are all there is."""
+    """Remove the parameters that nothing ever provides: their defaults are all there is."""
     return {
         name: task
         and replace(
             task,
             parameters=tuple(
-                each for each in task.parameters if each.source is not Source.STATE or each.name in provided
+                parameter
+                for parameter in task.parameters
+                if parameter.source is not Source.STATE or parameter.name in provided
             ),
         )
         for name, task in tasks.items()
@@ -118,7 +134,12 @@ def _bound(tasks: Tasks, provided: frozenset[str]) -> Tasks:
 
 
 def _build(
-    draft: Draft, steps: Mapping[str, DeclaredStep], tasks: Tasks, compensations: Tasks, shape: _Shape
+    draft: Draft,
+    payload: type[BaseModel] | None,
+    steps: Mapping[str, DeclaredStep],
+    tasks: Tasks,
+    compensations: Tasks,
+    shape: _Shape,
 ) -> Definition:
     built = {
         name: _build_step(step, tasks[name], compensations[name], shape.after.get(name, ()))
@@ -132,7 +153,7 @@ def _build(
         name=draft.name,
         version=draft.version,
         mode=shape.mode,
-        payload=draft.payload,
+        payload=payload,
         triggers=MappingProxyType(triggers_by_name(draft.triggers)),
         steps=MappingProxyType(built),
         entry_steps=tuple(shape.entries),
@@ -141,8 +162,8 @@ def _build(
         producers=MappingProxyType(producers),
         narrow=MappingProxyType(_narrow_steps(built, shape)),
         resources=frozenset[str]().union(*(task.resources for task in callees)),
-        fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, draft.payload),
-        former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, draft.payload),
+        fingerprint=fingerprint(shape.mode, built, shape.entries, shape.groups, payload),
+        former_fingerprints=former_fingerprints(shape.mode, built, shape.entries, shape.groups, payload),
     )
 
 

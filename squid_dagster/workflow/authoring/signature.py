@@ -36,6 +36,8 @@ class Parameter:
     required: bool
     adapter: TypeAdapter[Any] | None = None
     resource: str | None = None
+    annotation: Any = None
+    default: Any = None  # of a parameter that is not required
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,12 @@ def _read_parameters(function: Function, hints: dict[str, Any], path: Path, prob
         elif name not in hints:
             message = f"has no annotation: write its type, such as '{name}: str' or '{name}: dict'"
             problems.add(place, Code.MISSING_ANNOTATION, message)
-        elif read := _read_parameter(name, parameter.default is inspect.Parameter.empty, hints[name], place, problems):
+        elif read := _read_parameter(name, parameter.default, hints[name], place, problems):
             yield read
 
 
-def _read_parameter(name: str, required: bool, hint: Any, place: Path, problems: Problems) -> Parameter | None:
+def _read_parameter(name: str, default: Any, hint: Any, place: Path, problems: Problems) -> Parameter | None:
+    required = default is inspect.Parameter.empty
     base, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if base is StepContext:
         return Parameter(name, Source.CONTEXT, required)
@@ -116,7 +119,7 @@ def _read_parameter(name: str, required: bool, hint: Any, place: Path, problems:
             return None
         return Parameter(name, Source.RESOURCE, required, resource=key)
     adapter = _adapter(hint, place, problems)
-    return adapter and Parameter(name, Source.STATE, required, adapter)
+    return adapter and Parameter(name, Source.STATE, required, adapter, annotation=hint, default=default)
 
 
 def _adapter(hint: Any, place: Path, problems: Problems) -> TypeAdapter[Any] | None:

@@ -30,10 +30,10 @@ F = TypeVar("F", bound=Function)
 
 
 class Workflow:
-    """A workflow in the making.
+    """The declaration of a workflow.
 
-    With routes, one step begins and routes say what follows. Without routes, every step runs once all steps that it
-    comes `after` are done; with neither, a step comes after those whose outputs its parameters name.
+    With routes, one step begins and routes say what follows. Without routes, a step runs once those are done whose
+    outputs its parameters name, and those that it comes `after`.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class Workflow:
         triggers: Iterable[Trigger] | Trigger = (),
         entry: StepRef | None = None,
     ) -> None:
-        """Name the workflow, its payload's contract and what starts it.
+        """Set the workflow's name, its payload's contract and its triggers.
 
-        `version` is shown to people and changes nothing. `entry` names the step that begins, for workflows with routes
-        in which every step, the first one too, is the target of a route.
+        Without `payload`, runs are started with what the steps' parameters name that is no step's output, with their
+        annotations and defaults. `version` is shown to people and changes nothing. `entry` names the step that begins,
+        for workflows with routes in which every step, the first one too, is the target of a route.
         """
         self.name = name
         self.payload = payload

@@ -77,7 +77,11 @@ def read_external(external: External, label: str, path: Path, problems: Problems
         return task
     others = [each for each in task.parameters if each.name != partition]
     taken = next((each for each in task.parameters if each.name == partition), None)
-    own = Parameter(partition, Source.STATE, True, _TEXT) if taken is None else replace(taken, required=True)
+    own = (
+        Parameter(partition, Source.STATE, True, _TEXT, annotation=str)
+        if taken is None
+        else replace(taken, required=True)
+    )
     return replace(task, parameters=(*others, own))
 
 

@@ -36,8 +36,6 @@ def check_workflow(draft: Draft, problems: Problems) -> type[BaseModel] | None:
         names.add(trigger.name)
         if isinstance(trigger, Cron):
             _check_cron(trigger, path, problems)
-            if draft.payload is payload:
-                _check_cron_payload(trigger, draft.name, payload, path, problems)
     return payload
 
 
@@ -93,14 +91,16 @@ def _check_cron(cron: Cron, path: Path, problems: Problems) -> None:
         problems.add((*path, "idempotency"), Code.INVALID_CRON_IDEMPOTENCY, message)
 
 
-def _check_cron_payload(
-    cron: Cron, workflow: str, payload: type[BaseModel] | None, path: Path, problems: Problems
-) -> None:
-    try:
-        accept_payload(workflow, payload, cron.payload)
-    except InvalidPayload as error:
-        message = f"{error}; the clock starts runs with this payload: give Cron(payload=...) or defaults"
-        problems.add((*path, "payload"), Code.INVALID_CRON_PAYLOAD, message)
+def check_cron_payloads(draft: Draft, payload: type[BaseModel] | None, problems: Problems) -> None:
+    """Record each cron trigger whose payload does not fit the model."""
+    for index, cron in enumerate(draft.triggers):
+        if not isinstance(cron, Cron):
+            continue
+        try:
+            accept_payload(draft.name, payload, cron.payload)
+        except InvalidPayload as error:
+            message = f"{error}; the clock starts runs with this payload: give Cron(payload=...) or defaults"
+            problems.add(("triggers", index, "payload"), Code.INVALID_CRON_PAYLOAD, message)
 
 
 def triggers_by_name(triggers: tuple[Trigger, ...]) -> dict[str, Trigger]:
