@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.worker_liveness import PostgresLiveness
     from squid_dagster.journal.run_quarantine import quarantine
 
-# Exported lazily, so that a command which only looks at the configuration loads no database driver.
+# Exported lazily, so that a command that only reads the configuration loads no database driver.
 _HOMES = {
     "contract.clock": ("Clock", "SystemClock", "VirtualClock"),
     "contract.dispatch_store": (
@@ -113,7 +113,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from the module that it lives in."""
+    """Import a name from its module."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

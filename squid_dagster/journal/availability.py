@@ -1,4 +1,4 @@
-"""Waiting for a database that is not there: tried again and again, logged once and then ever more seldom."""
+"""Retries while the database is unavailable, with growing pauses; logged at first, and then less and less often."""
 
 import time
 from collections.abc import Callable
@@ -22,15 +22,15 @@ def when_available(
     seconds_left: Callable[[], float],
     pause: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Return what `attempt` returns, tried until the database can do it; `what` names that in the log.
+    """Retry `attempt` until the database is available, and return its result; `what` names it in the log.
 
-    `seconds_left` is asked how long it may still wait; `pause` waits between two tries, and may be woken early.
+    `seconds_left` returns how long it may still wait; `pause` waits between two tries, and may return early.
 
     Raises:
         StorageUnavailable, ViewsMissing: the last try's, when no time is left.
     """
     began = time.monotonic()
-    delay, reminder, told_at = _FIRST_PAUSE_SECONDS, _FIRST_REMINDER_SECONDS, 0.0
+    delay, reminder, logged_at = _FIRST_PAUSE_SECONDS, _FIRST_REMINDER_SECONDS, 0.0
     while True:
         try:
             result = attempt()
@@ -39,15 +39,15 @@ def when_available(
             if left <= 0:
                 raise
             now = time.monotonic()
-            if not told_at:
-                told_at = now
+            if not logged_at:
+                logged_at = now
                 logger.warning("%s waits for the database: %s", what, error)
-            elif now - told_at >= reminder:
-                told_at, reminder = now, min(2 * reminder, _LONGEST_REMINDER_SECONDS)
+            elif now - logged_at >= reminder:
+                logged_at, reminder = now, min(2 * reminder, _LONGEST_REMINDER_SECONDS)
                 logger.warning("%s has waited for the database for %.0f s: %s", what, now - began, error)
             pause(min(delay, left))
             delay = min(2 * delay, _LONGEST_PAUSE_SECONDS)
             continue
-        if told_at:
+        if logged_at:
             logger.info("%s goes on: the database is there after %.1f s", what, time.monotonic() - began)
         return result

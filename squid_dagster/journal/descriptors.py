@@ -1,9 +1,9 @@
-"""Descriptors that a step has closed although it did not open them: found out, and their numbers kept from others.
+"""File descriptors that a step has closed although it did not open them: detected, and their numbers reserved.
 
-A number that was closed goes to whatever is opened next, while its former owner still writes to it and will close it
-one day. So every number that is found closed is taken by a dead socket, which reads as cut off: its owner finds its
-connection lost, or closes what nobody needs. Two sockets that nobody else knows of tell: whoever closes all descriptors
-closes these, too. What happens between the closing and the next look is not made good.
+The kernel reuses a closed number for the next file, while its former owner still writes to it and will close it one
+day. So every number that is found closed is given to a dead socket, which reads as disconnected: the owner detects a
+lost connection, or closes a socket that is not needed. Two canary sockets detect it: code that closes all descriptors
+closes these, too. What happens between the closing and the next check is not repaired.
 """
 
 import fcntl
@@ -21,15 +21,15 @@ from squid_dagster.protocol.errors import SquidError
 logger = redacting_logger(__name__)
 
 _MARGIN = 16  # numbers above the highest one that is known to have been open
-_KEPT_SECONDS = 60.0  # that a dead socket keeps its number: whoever had it before has noticed by then
+_RESERVED_SECONDS = 60.0  # how long a dead socket holds its number: its former owner has noticed by then
 
 
 class LoopLost(SquidError):
-    """A step's coroutine cannot go on, through no fault of its own: the attempt is handed out again."""
+    """A step's coroutine cannot continue, through no fault of its own: the attempt is delivered again."""
 
 
 class _Canary:
-    """Two sockets that are open as long as nobody closes what is not theirs, and the numbers that were taken since."""
+    """Two sockets that are closed only by code that closes foreign descriptors, and the numbers reserved since."""
 
     def __init__(self) -> None:
         self.losses = 0
@@ -39,21 +39,21 @@ class _Canary:
 
     def _open(self) -> None:
         pair = socket.socketpair()
-        self._numbers = {each.fileno(): inode_of(each.fileno()) for each in pair}
-        for each in pair:
-            each.detach()  # the objects would close whatever their numbers lead to one day
+        self._numbers = {end.fileno(): inode_of(end.fileno()) for end in pair}
+        for end in pair:
+            end.detach()  # the objects would close whatever their numbers refer to one day
 
     def is_alive(self) -> bool:
         return all(inode is not None and inode_of(number) == inode for number, inode in self._numbers.items())
 
     def is_dead_socket(self, number: int) -> bool:
-        """Return whether a number leads to a socket that was put there."""
+        """Return whether a number refers to a dead socket of this class."""
         known = self._dead.get(number)
         return known is not None and inode_of(number) == known[0]
 
     def renew(self) -> None:
         with self._lock:
-            if self.is_alive():  # somebody else was faster
+            if self.is_alive():  # another thread was faster
                 return
             self._release()
             self._take_closed_numbers()
@@ -65,20 +65,20 @@ class _Canary:
         )
 
     def _release(self) -> None:
-        """Close dead sockets that have had their time."""
-        old = [number for number, (_, since) in self._dead.items() if since < time.monotonic() - _KEPT_SECONDS]
+        """Close dead sockets whose time is over."""
+        old = [number for number, (_, since) in self._dead.items() if since < time.monotonic() - _RESERVED_SECONDS]
         for number in old:
             if self.is_dead_socket(number):
                 os.close(number)
             del self._dead[number]
 
     def _take_closed_numbers(self) -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):  # what is printed must not go to what is opened next
+        devnull = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # prints must not go to the next file that is opened
             if inode_of(number) is None:
-                os.dup2(nothing, number)
-        if nothing > 2:
-            os.close(nothing)
+                os.dup2(devnull, number)
+        if devnull > 2:
+            os.close(devnull)
         mine, other = socket.socketpair()
         other.close()
         with mine:
@@ -91,7 +91,7 @@ class _Canary:
 
 
 def inode_of(number: int) -> int | None:
-    """Return the inode that a descriptor leads to; None when it is closed."""
+    """Return the inode that a descriptor refers to; None if it is closed."""
     try:
         return os.fstat(number).st_ino
     except OSError:
@@ -105,32 +105,32 @@ def _open_numbers() -> list[int]:
 
 
 _canary: _Canary | None = None
-_making = threading.Lock()
+_canary_lock = threading.Lock()
 
 
 def check_descriptors() -> int:
-    """Make good what was closed since the first call, if anything was; return how often that has happened."""
-    canary = _canary or _make()
+    """Repair what was closed since the first call, if anything was; return how often that has happened."""
+    canary = _canary or _open_canary()
     if not canary.is_alive():
         canary.renew()
     return canary.losses
 
 
 def is_dead_socket(number: int) -> bool:
-    """Return whether a number was found closed, and taken."""
+    """Return whether a number was found closed, and is reserved by a dead socket."""
     return _canary is not None and _canary.is_dead_socket(number)
 
 
-def _make() -> _Canary:
+def _open_canary() -> _Canary:
     global _canary
-    with _making:
+    with _canary_lock:
         _canary = _canary or _Canary()
         return _canary
 
 
-def _begin_anew() -> None:
-    global _canary, _making
-    _canary, _making = None, threading.Lock()
+def _reset_after_fork() -> None:
+    global _canary, _canary_lock
+    _canary, _canary_lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""Opening the journal that the configuration names."""
+"""The journal that the configuration names, opened and with its schema checked or migrated."""
 
 import math
 import os
@@ -29,11 +29,11 @@ def open_journal(
     environ: Mapping[str, str] = os.environ,
     wait: timedelta | None = timedelta(0),
 ) -> PostgresStorage:
-    """Open the journal of the tier in use, and say in a log line which one that is.
+    """Open the journal of the tier in use, and log which one that is.
 
-    The schema is `schema`, else SQUID_SCHEMA, else "squid". Migrations run by themselves on the embedded server, and
-    where SQUID_AUTO_MIGRATE is set; elsewhere an outdated schema is an error. A database that is not there, or just
-    starting, is waited for as long as `wait` says, without end if that is None.
+    The schema is `schema`, else SQUID_SCHEMA, else "squid". Migrations run automatically on the embedded server, and
+    if SQUID_AUTO_MIGRATE is set; elsewhere an outdated schema is an error. For a database that is down or starting,
+    the call waits up to `wait`, or forever if that is None.
 
     Raises:
         InvalidArgument: a URL or schema name that cannot be used.

@@ -1,4 +1,4 @@
-"""Attempts that wait in named lanes of queues, for whoever launches them elsewhere: reads only, and claims nothing."""
+"""Attempts that wait in named lanes of queues, for launchers of external steps. Reads only, and claims nothing."""
 
 import sys
 from collections.abc import Collection
@@ -15,13 +15,13 @@ from squid_dagster.protocol.threads import check_part, dispatch_thread
 
 
 class Waiting(NamedTuple):
-    """An attempt whose time has come and that nobody has claimed; `paused` tells whether its queue gives no claims."""
+    """An unclaimed attempt whose time has come, and whether its queue is paused."""
 
     attempt: Attempt
     paused: bool
 
 
-# attempts_due, one stretch of it for each lane: costs what waits in these lanes, whatever else is on the queues.
+# attempts_due, one range for each lane: the cost depends only on what waits in these lanes.
 _WAITING: LiteralString = """SELECT to_json(a), coalesce(q.paused, false) FROM {schema}.attempts a
       LEFT JOIN {schema}.queues q ON q.queue = a.queue
      WHERE a.queue = ANY (%(queues)s) AND a.definition = ANY (%(definitions)s) AND a.due_at IS NOT NULL
@@ -32,22 +32,23 @@ _WAITING: LiteralString = """SELECT to_json(a), coalesce(q.paused, false) FROM {
 def waiting_in_lanes(
     storage: Storage, queues: Collection[str], definitions: Collection[str], *, after: int = 0, limit: int = 1000
 ) -> list[Waiting]:
-    """Show what waits on these queues under these definitions (see `definition_key`), by position, after `after`.
+    """Return what waits on these queues for these definitions (see `definition_key`), by position, after `after`.
 
     Raises:
         InvalidArgument, InvalidThread: a bad limit, position or queue.
     """
-    named = sorted({check_part(queue, "queue") for queue in queues})
+    queue_names = sorted({check_part(queue, "queue") for queue in queues})
     check_limit(limit)
     check_revision(after, "after")
-    if not definitions or not named:
+    if not definitions or not queue_names:
         return []
     if isinstance(storage, PostgresStorage):
         now = storage.clock.now() if storage.clock is not None else None
-        values = {"queues": named, "definitions": sorted(definitions), "now": now, "after": after, "limit": limit}
+        values = {"queues": queue_names, "definitions": sorted(definitions), "now": now, "after": after, "limit": limit}
         return [Waiting(attempt_from_row(row), paused) for row, paused in storage.rows(_WAITING, values)]
-    found = [each for queue in named for each in _by_fold(storage, queue, definitions) if each.attempt.position > after]
-    return sorted(found, key=lambda each: each.attempt.position)[:limit]
+    waiting = (one for queue in queue_names for one in _by_fold(storage, queue, definitions))
+    later = (one for one in waiting if one.attempt.position > after)
+    return sorted(later, key=lambda one: one.attempt.position)[:limit]
 
 
 def _by_fold(storage: Storage, queue: str, definitions: Collection[str]) -> list[Waiting]:

@@ -1,4 +1,4 @@
-"""A storage in memory: the twin of the Postgres one, for tests, simulation and time travel. Safe between threads."""
+"""A storage in memory, for tests, simulation and time travel; it behaves as the one on Postgres. Thread-safe."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from squid_dagster.protocol.facts import Fact
 
 
 class _Stored(NamedTuple):
-    """An entry as text: whoever wrote or read it may change what they hold, and changes no fact."""
+    """An entry as text: callers that change an object that they wrote or read change no fact."""
 
     thread: str
     seq: int
@@ -42,7 +42,7 @@ _position = attrgetter("position")
 
 @checks_arguments
 class MemoryStorage:
-    """Facts in lists. With `atomic_across_threads=False` it stands for storages that can only append to one thread."""
+    """Facts in lists. With `atomic_across_threads=False`, a commit appends to one thread at a time."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class MemoryStorage:
         atomic_across_threads: bool = True,
         max_fact_bytes: int = DEFAULT_MAX_FACT_BYTES,
     ) -> None:
-        """Begin with an empty journal."""
+        """Start with an empty journal."""
         self.atomic_across_threads = atomic_across_threads
         self._clock = clock or SystemClock()
         self.max_fact_bytes = max_fact_bytes
@@ -64,7 +64,7 @@ class MemoryStorage:
         self._checkpoints: dict[str, Checkpoint] = {}
 
     def now(self) -> datetime:
-        """Tell the time by the clock that this storage was given."""
+        """Return the time of this storage's clock."""
         return self._clock.now()
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
@@ -103,43 +103,43 @@ class MemoryStorage:
         return {one.thread: self.revision(one.thread) for one in group}
 
     def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
-        """Give the answer of an earlier commit, if there was one."""
+        """Return the answer of an earlier commit, if there was one."""
         with self._lock:
             return dict(self._commits[commit_id]) if commit_id in self._commits else None
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        """Give a thread's entries after a revision."""
+        """Return a thread's entries after a revision."""
         check_revision(after, "after")
         check_revision(limit, "limit")
         with self._lock:
-            found = self._threads.get(thread, [])[after : None if limit is None else after + limit]
-        return [stored.entry() for stored in found]
+            rows = self._threads.get(thread, [])[after : None if limit is None else after + limit]
+        return [stored.entry() for stored in rows]
 
     def revision(self, thread: str) -> int:
-        """Give a thread's last sequence number."""
+        """Return a thread's last sequence number."""
         with self._lock:
             return len(self._threads.get(thread, ()))
 
     def cut(self, after: int = 0) -> int:
-        """Return the last position: in memory, every commit is whole at once."""
+        """Return the last position: in memory, commits are instantaneous."""
         return max(after, self._position)
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
-        """Give entries between two cuts."""
+        """Return entries between two cuts."""
         check_revision(limit, "limit")
         with self._lock:
-            begin, end = (bisect_right(self._journal, each, key=_position) for each in (after, upto))
-            found = self._journal[begin:end][:limit]
-        return [stored.entry() for stored in found]
+            begin, end = (bisect_right(self._journal, position, key=_position) for position in (after, upto))
+            rows = self._journal[begin:end][:limit]
+        return [stored.entry() for stored in rows]
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        """Give all facts of one run, by position."""
+        """Return all facts of one run, by position."""
         with self._lock:
-            found = [stored for stored in self._runs.get(run_id, ()) if before is None or stored.position < before]
-        return [stored.entry() for stored in found]
+            rows = [stored for stored in self._runs.get(run_id, ()) if before is None or stored.position < before]
+        return [stored.entry() for stored in rows]
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
-        """Keep a projection, unless a newer valid one is there."""
+        """Store a projection, unless there is a newer valid one."""
         check_checkpoint(revision, data)
         with self._lock:
             known = self.get_checkpoint(thread)
@@ -149,13 +149,13 @@ class MemoryStorage:
             return True
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
-        """Give the checkpoint, unless it claims more than the thread holds."""
+        """Return the checkpoint, unless it claims more than the thread holds."""
         with self._lock:
             known = self._checkpoints.get(thread)
             return known if known is not None and known.revision <= self.revision(thread) else None
 
     def delete_checkpoint(self, thread: str) -> None:
-        """Forget the checkpoint."""
+        """Delete the checkpoint."""
         with self._lock:
             self._checkpoints.pop(thread, None)
 
@@ -165,5 +165,5 @@ class MemoryStorage:
             self._threads.pop(thread, None)
             self._checkpoints.pop(thread, None)
             self._journal = [entry for entry in self._journal if entry.thread != thread]
-            kept = {run: [e for e in entries if e.thread != thread] for run, entries in self._runs.items()}
-            self._runs = {run: entries for run, entries in kept.items() if entries}
+            remaining = {run: [e for e in entries if e.thread != thread] for run, entries in self._runs.items()}
+            self._runs = {run: entries for run, entries in remaining.items() if entries}

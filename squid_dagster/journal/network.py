@@ -1,6 +1,6 @@
-"""Bounds of waits for the network, and what of them the kernel keeps.
+"""Timeouts of waits for the network, and the TCP settings by which the kernel enforces some of them.
 
-How the rest is kept is in `postgres/connection/probe.py`.
+`postgres/connection/probe.py` enforces the others.
 """
 
 import os
@@ -14,13 +14,13 @@ _KEEPALIVES = 3  # that go unanswered
 
 @dataclass(frozen=True, slots=True)
 class NetworkBounds:
-    """How long a wait for Postgres lasts, in seconds, before something is done about it.
+    """Timeouts of waits for Postgres, in seconds.
 
-    After `silence` without a byte the server is asked whether it works on the statement. If not, it is asked again
-    after `confirmation`, and then the connection is given up. While it does, it is asked again and again, in pauses
-    that grow up to `longest_pause`. A server that is there and takes no question, having too many connections, is
-    believed to be at work for `untold`. `connect` bounds the making of a connection, `probe` the answer to a question.
-    `keepalive` and `unacknowledged` are for the kernel: when it gives up a peer that is not there any more.
+    After `silence` without a byte, a probe asks the server whether it works on the statement. If not, a second probe
+    follows after `confirmation`, and then the connection is closed. While it does, probes repeat in pauses that grow up
+    to `longest_pause`. A server that has too many connections for a probe is assumed to work for `untold`. `connect`
+    bounds the opening of a connection, `probe` the answer to a probe. With `keepalive` and `unacknowledged`, the kernel
+    gives up a lost peer.
     """
 
     silence: float = 5.0
@@ -41,7 +41,7 @@ class NetworkBounds:
 
 
 def tcp_settings(bounds: NetworkBounds, environ: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """Return libpq's parameters for these bounds; a connect timeout that the environment sets is left alone."""
+    """Return libpq's parameters for these bounds; a connect timeout of the environment takes precedence."""
     settings = {
         "keepalives": 1,
         "keepalives_idle": max(1, round(bounds.keepalive / 2)),
@@ -50,5 +50,5 @@ def tcp_settings(bounds: NetworkBounds, environ: Mapping[str, str] = os.environ)
         "tcp_user_timeout": round(bounds.unacknowledged * 1000),
     }
     if not environ.get("PGCONNECT_TIMEOUT"):
-        settings["connect_timeout"] = max(2, round(bounds.connect))  # libpq knows none that is shorter
+        settings["connect_timeout"] = max(2, round(bounds.connect))  # libpq's minimum
     return settings

@@ -1,4 +1,4 @@
-"""What belongs to a storage and lives in memory: one of each kind per storage object, for all who use that object."""
+"""In-memory objects that belong to a storage object: one of each class, shared by all users of the storage."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 _lock = Lock()
-_kept: WeakKeyDictionary[object, dict[type, object]] = WeakKeyDictionary()
+_objects: WeakKeyDictionary[object, dict[type, object]] = WeakKeyDictionary()
 
 
 def shared(owner: object, kind: type[T], make: Callable[[], T] | None = None) -> T:
-    """Give the one object of that kind that belongs to `owner`, made on first use; it goes when `owner` goes."""
+    """Return the object of that class that belongs to `owner`, created on first use and dropped with `owner`."""
     with _lock:
-        mine = _kept.setdefault(owner, {})
-        if kind not in mine:
-            mine[kind] = (make or kind)()
-        found = mine[kind]
-    assert isinstance(found, kind)  # noqa: S101  it was made as one
-    return found
+        owned = _objects.setdefault(owner, {})
+        if kind not in owned:
+            owned[kind] = (make or kind)()
+        value = owned[kind]
+    assert isinstance(value, kind)  # noqa: S101  `make` returns one
+    return value

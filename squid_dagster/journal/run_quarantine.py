@@ -1,4 +1,4 @@
-"""Stopping a run of which an entry cannot be read, and no other run."""
+"""Quarantine of runs with an unreadable entry. Other runs continue."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,9 @@ from squid_dagster.protocol.threads import run_thread
 
 @checked
 def quarantine(storage: Storage, entries: Iterable[Entry]) -> list[str]:
-    """Quarantine the run of every malformed entry among these; return the runs that were stopped by this call.
+    """Quarantine the run of every malformed entry among these; return the runs that this call has stopped.
 
-    A run that has ended or is quarantined already is left alone; so is an entry that belongs to no run.
+    Skips runs that have ended or are quarantined already, and entries that belong to no run.
     """
     stopped = []
     for entry in entries:
@@ -28,7 +28,7 @@ def quarantine(storage: Storage, entries: Iterable[Entry]) -> list[str]:
 
 
 def _stop(storage: Storage, run_id: str, entry: Entry) -> bool:
-    assert isinstance(entry.fact, MalformedFact)  # noqa: S101  the caller saw to it
+    assert isinstance(entry.fact, MalformedFact)  # noqa: S101  the caller has checked it
     thread = run_thread(run_id)
     while True:
         entries = storage.read(thread)

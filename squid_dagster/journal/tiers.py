@@ -1,6 +1,6 @@
-"""Which Postgres holds the journal, decided by configuration alone, and how it is named without its credentials.
+"""Which Postgres holds the journal, decided by configuration alone, and its URL without credentials.
 
-Decides and describes; only `open_tier` acts, by starting the embedded server where that is the tier.
+Only `open_tier` has an effect: it starts the embedded server, if that is the tier.
 """
 
 import os
@@ -14,14 +14,14 @@ from urllib.parse import unquote
 from squid_dagster.protocol.errors import EmbeddedUnavailable, InvalidArgument
 
 DRIVER = "postgresql+psycopg"
-ROOT_DATA_DIR = Path("/var/lib/squid_dagster")  # root's home is closed to the user that the server runs as
+ROOT_DATA_DIR = Path("/var/lib/squid_dagster")  # the server's user cannot enter root's home
 
 _SCHEMES = ("postgres", "postgresql", DRIVER)
 _URL_VARIABLES = ("SQUID_DATABASE_URL", "DATABASE_URL")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:\d+)?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
-# What may be shown of a query; everything else might be a secret.
+# The parameters of a query that may be shown; all others might be secrets.
 _HARMLESS = frozenset(
     {"application_name", "connect_timeout", "dbname", "host", "port", "sslmode", "target_session_attrs"}
 )
@@ -56,7 +56,7 @@ def resolve_tier(url: str | None = None, environ: Mapping[str, str] = os.environ
     """Decide by the argument, else SQUID_DATABASE_URL, DATABASE_URL, SQUID_DATA_DIR, else the user's data directory.
 
     An empty variable counts as unset. Raises InvalidArgument for a URL that is not one of Postgres with psycopg, and
-    EmbeddedUnavailable inside Kubernetes when no directory is named, for there the journal would die with its pod.
+    EmbeddedUnavailable inside Kubernetes if no directory is named: the journal would be lost with its pod.
     """
     if url is not None:
         return ServerTier(normalized_url(url, source="the given URL"), "argument")
@@ -75,9 +75,9 @@ def resolve_tier(url: str | None = None, environ: Mapping[str, str] = os.environ
 
 
 def open_tier(tier: Tier) -> str:
-    """The SQLAlchemy URL to connect to; an embedded server is started if it does not run.
+    """Return the SQLAlchemy URL to connect to; start an embedded server if it does not run.
 
-    Raises EmbeddedUnavailable when it cannot be.
+    Raises EmbeddedUnavailable if it cannot be started.
     """
     match tier:
         case ServerTier(url=url):
@@ -92,20 +92,20 @@ def open_tier(tier: Tier) -> str:
 
 
 def is_answering(tier: ServerTier) -> bool:
-    """Whether a server takes connections there, tried for a few seconds; its credentials are not tried."""
+    """Return whether a server accepts connections there, waiting a few seconds; credentials are not tried."""
     from psycopg import pq
     from psycopg.conninfo import make_conninfo
     from sqlalchemy import make_url
 
     url = make_url(tier.url)
     place = {"host": url.host, "port": url.port} if url.host else {n: url.query.get(n) for n in ("host", "port")}
-    given = {name: ",".join(v) if isinstance(v, tuple) else v for name, v in place.items() if v}
-    info = make_conninfo("", **given, user=url.username, dbname=url.database, connect_timeout=_PING_SECONDS)
+    address = {name: ",".join(v) if isinstance(v, tuple) else v for name, v in place.items() if v}
+    info = make_conninfo("", **address, user=url.username, dbname=url.database, connect_timeout=_PING_SECONDS)
     return pq.Ping(pq.PGconn.ping(info.encode())) is pq.Ping.OK
 
 
 def describe(tier: Tier) -> str:
-    """One line that says which database is in use and who chose it; without user and password."""
+    """Describe in one line which database is in use and what chose it, without user and password."""
     match tier:
         case ServerTier(url=url, source=source):
             parts = _split(url)
@@ -116,9 +116,9 @@ def describe(tier: Tier) -> str:
 
 
 def display_url(url: str) -> str:
-    """The URL for logs and messages: without the password, and without any query value that might be a secret.
+    """Return the URL for logs and messages: without the password, and without query values that might be secrets.
 
-    Never raises. What is not a URL, or cannot be told from a password, is hidden.
+    Never raises. Hides what is not a URL, or may be part of a password.
     """
     scheme = _SCHEME.match(url)
     if scheme is None:
@@ -133,7 +133,7 @@ def display_url(url: str) -> str:
 
 
 def normalized_url(url: str, *, source: str = "the database URL") -> str:
-    """The same URL with the scheme `postgresql+psycopg`; raises InvalidArgument, naming the scheme, for another."""
+    """Return the URL with the scheme `postgresql+psycopg`; raise InvalidArgument for one that is not of Postgres."""
     url = url.strip()  # secrets that come from files end in a newline
     scheme = _SCHEME.match(url)
     if scheme is None:
@@ -148,9 +148,9 @@ def normalized_url(url: str, *, source: str = "the database URL") -> str:
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """The user's data directory for the journal: XDG_DATA_HOME if set, for root /var/lib, else the platform's custom.
+    """Return the user's data directory for the journal: XDG_DATA_HOME if set, /var/lib for root, else the platform's.
 
-    Raises EmbeddedUnavailable when the user has no home.
+    Raises EmbeddedUnavailable if the user has no home.
     """
     xdg = environ.get("XDG_DATA_HOME", "")
     if Path(xdg).is_absolute():
@@ -167,7 +167,7 @@ def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The pieces of a URL that may be shown; the password is not among them."""
+    """The parts of a URL that may be shown; the password is not among them."""
 
     user: str  # with a hidden password and the closing @, or empty
     place: str  # host and port
@@ -176,7 +176,7 @@ class _Parts:
 
 
 def _split(url: str) -> _Parts:
-    """Cut at the last @: a password that was not quoted may hold any sign, and what cannot be told apart is hidden."""
+    """Split at the last @: an unquoted password may hold any character; hide what may belong to it."""
     rest = url.partition("://")[2]
     credentials, at, address = rest.rpartition("@")
     name, colon, _ = credentials.partition(":")
@@ -200,16 +200,16 @@ def _require_parsable(url: str, source: str) -> None:
 
     msg = f"{source} cannot be read ({display_url(url)}): quote special signs in the password, such as %40 for @"
     if url.partition("?")[0].count("@") > 1:
-        # It would be cut in the middle of the password, and the error about the host would show the other half.
+        # SQLAlchemy would split it within the password, and the error about the host would show the other half.
         raise InvalidArgument(msg)
     try:
         make_url(url)
     except (ArgumentError, ValueError):
-        raise InvalidArgument(msg) from None  # the cause quotes pieces of the URL
+        raise InvalidArgument(msg) from None  # the cause quotes parts of the URL
 
 
 def _absolute(text: str) -> Path:
-    """A directory as named, from here on independent of where the process goes."""
+    """Return a directory's absolute path, independent of later changes of the working directory."""
     try:
         return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would need the directory
     except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""The contracts that every storage keeps: journal, dispatch, queries, notifications, worker liveness."""
+"""The contracts of all storages: journal, dispatch, queries, wakeups, worker liveness."""

@@ -1,4 +1,4 @@
-"""Clocks. The storage owns the one that decides; only tests bind another."""
+"""Clocks. The storage's own clock decides; only tests use another one."""
 
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -9,23 +9,23 @@ from squid_dagster.protocol.errors import InvalidArgument
 
 
 class Clock(Protocol):
-    """Something that tells the time in UTC."""
+    """A clock in UTC."""
 
     def now(self) -> datetime:
-        """Tell the time."""
+        """Return the time."""
 
 
 class SystemClock:
     """The clock of this machine."""
 
     def now(self) -> datetime:
-        """Tell the time."""
+        """Return the time."""
         return datetime.now(UTC)
 
 
 @checks_arguments
 class VirtualClock:
-    """A clock that moves only when told to. Safe to share between threads."""
+    """A clock that moves only by `advance`. Safe between threads."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         """Start at an aware time."""
@@ -33,11 +33,11 @@ class VirtualClock:
         self._lock = Lock()
 
     def now(self) -> datetime:
-        """Tell the time."""
+        """Return the time."""
         return self._now
 
     def advance(self, by: timedelta) -> datetime:
-        """Move on, and tell the new time; moving back is allowed, since real clocks do it too."""
+        """Move the clock and return the new time; backwards, too, since real clocks do that."""
         with self._lock:
             try:
                 self._now += by

@@ -1,4 +1,4 @@
-"""What a command reads of a run: the planner's state, the attempts that it names, and its own first time."""
+"""What a command reads of a run: the planner's state, the attempts that it names, and its first occurrence."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class SignalKey(NamedTuple):
 class CommandTarget:
     """A run that a command is about.
 
-    `runnable_key` names the attempt that is wanted, `visit` all attempts of an idempotency key, `dead_letters` asks for
-    those of open visits, and `signal` for the first command of that key. The attempts of a run that has ended are gone.
+    `runnable_key` asks for one attempt, `visit` for all attempts of an idempotency key, `dead_letters` for those of
+    open visits, and `signal` for the first command of that key. A run that has ended has no attempts any more.
     """
 
     run_id: str
@@ -35,14 +35,14 @@ class CommandTarget:
 
     @property
     def asks_for_attempts(self) -> bool:
-        """Whether the run's part of its queue is looked at."""
+        """Whether the run's part of its queue is read."""
         return self.dead_letters or self.runnable_key is not None or self.visit is not None
 
     @property
     def keys(self) -> list[str]:
-        """The attempt that is named and the next one, with which all others of its visit are found.
+        """The keys of the named attempt and the next one, by which all others of its visit are found.
 
-        Of a visit, the first two, as the planner names them; others may name them otherwise.
+        Of a visit, the first two, as the planner names them; other writers may use other keys.
         """
         of_visit = [] if self.visit is None else [f"{self.visit}:1", f"{self.visit}:2"]
         if self.runnable_key is None:
@@ -54,9 +54,9 @@ class CommandTarget:
 
 @dataclass(frozen=True, slots=True)
 class CommandedRun:
-    """One locked run, given away: a decision may fold into the state what it decides.
+    """One locked run: a decision may fold the facts that it returns into the state.
 
-    Of the attempts, at least those that the target asks for are there, with the others of their visits.
+    `dispatch` holds at least the attempts that the target asks for, with the others of their visits.
     """
 
     state: PlanState
@@ -70,7 +70,7 @@ class CommandedRun:
 
     @property
     def dead_letters(self) -> list[Attempt]:
-        """The dead letters that the run has not gone on from."""
+        """The dead letters that the run has not continued from."""
         state = self.state
         return [
             attempt
@@ -82,7 +82,7 @@ class CommandedRun:
 
 
 # Returns the facts that a command writes about its targets at that time; none: nothing to do. May raise to refuse, and
-# may be asked again. Pure.
+# may be called again. Pure.
 CommandDecision = Callable[[Mapping[str, CommandedRun], datetime], Sequence[Fact]]
 
 
@@ -90,4 +90,4 @@ def first_signal(history: Iterable[RunSignalReceived], key: SignalKey | None) ->
     """Return the first command of that key, in the order of the run's thread; None without a key."""
     if key is None:
         return None
-    return next((each for each in history if (each.signal_type, each.idempotency_key) == key), None)
+    return next((signal for signal in history if (signal.signal_type, signal.idempotency_key) == key), None)

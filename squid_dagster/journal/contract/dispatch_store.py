@@ -1,7 +1,7 @@
-"""The dispatch contract: claiming attempts, and settling, extending or giving back what was claimed.
+"""The dispatch contract: how attempts are claimed, and claims are settled, extended or released.
 
 `FoldDispatchStore` keeps it on any storage by fold and compare-and-append, `PostgresDispatchStore` set-based.
-Only the journal's claim fences results: whoever holds the raw token of the latest claim, while its lease lasts.
+Only the journal's claim fences results: a caller needs the raw token of the latest claim, while its lease lasts.
 """
 
 import base64
@@ -28,20 +28,20 @@ DEFAULT_LEASE = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class ClaimRef:
-    """What a worker must show to act on an attempt. The raw token stays in the worker's memory."""
+    """The proof of a claim that a worker needs to act on an attempt. The raw token stays in the worker's memory."""
 
     queue: str
     run_id: str
     runnable_key: str
     claim_id: str
     token: str = field(repr=False)
-    token_hash: str = field(init=False, repr=False, compare=False)  # the only form in which the token is written down
+    token_hash: str = field(init=False, repr=False, compare=False)  # only the hash is stored
 
     def __post_init__(self) -> None:
         """Hash the token, once.
 
         Raises:
-            InvalidArgument: a part that is no text, or a token that is not UTF-8.
+            InvalidArgument: a field that is no text, or a token that is not UTF-8.
         """
         for name in ("queue", "run_id", "runnable_key", "claim_id"):
             if not isinstance(getattr(self, name), str):
@@ -67,11 +67,11 @@ class Claim:
 
 @dataclass(slots=True)
 class Suspects:
-    """The worst suspect that a claim may take; and, set by the claim, how bad the one is that it has `taken`, or the
-    first one that it has `passed_over`.
+    """The worst suspicion that a claim may take; and, set by the claim, that of the suspect that it has `taken`, or of
+    the first one that it has `passed_over`.
 
-    A suspect is taken alone, without any other attempt. `alone` promises that its owner holds nothing else and begins
-    nothing beside it; a last delivery is recorded as such then.
+    A suspect is claimed without any other attempt. `alone` promises that its owner holds no other claim and makes none
+    meanwhile; a last delivery is then recorded as `alone`.
     """
 
     worst: Suspicion
@@ -80,7 +80,7 @@ class Suspects:
     passed_over: Suspicion = Suspicion.NONE
 
     def presume(self, claims: Sequence[Attempt]) -> None:
-        """Set what was taken from the claims alone, if the answer that said so was lost."""
+        """Set `taken` from the claims alone, if the answer of the database was lost."""
         only = claims[0] if len(claims) == 1 else None
         self.passed_over = self.taken = Suspicion.NONE
         if only is not None and only.deliveries > 1:
@@ -94,30 +94,30 @@ class Completed(NamedTuple):
 
 
 class NextAttempt(NamedTuple):
-    """The next attempt, that much later than the failure."""
+    """The next attempt, due so long after the failure."""
 
     runnable_key: str
     after: timedelta
 
 
 class Failed(NamedTuple):
-    """The step failed; without a retry, for good."""
+    """The step failed; without `retry`, finally."""
 
     error: dict[str, Any]
     retry: NextAttempt | None = None
 
 
 class Deferred(NamedTuple):
-    """The step has nothing to do yet: the attempt is given back, and seen again that much later."""
+    """The step has nothing to do yet: the attempt is released, and visible again so much later."""
 
     reason: str | None
     after: timedelta
 
 
 class Interrupted(NamedTuple):
-    """The step could not be executed, or not to its end, through no fault of its own: it is handed out again.
+    """The step could not be executed, or not to its end, through no fault of its own: it is delivered again.
 
-    Unlike a release, this counts as a delivery, so that it ends: the last delivery becomes a dead letter.
+    Unlike a release, this counts as a delivery, so that retries end: the last delivery becomes a dead letter.
     """
 
     reason: str
@@ -134,24 +134,21 @@ class NewRun(Protocol):
 
     @property
     def run_id(self) -> str:
-        """Its id, which no run has yet."""
+        """The id of the run, which does not exist yet."""
 
     def facts(self, now: datetime) -> Sequence[Fact]:
-        """Return everything that is written of it at that time. Pure; may raise to refuse, and may be asked again."""
+        """Return all facts of its start at that time. Pure; may raise to refuse, and may be called again."""
 
 
 class Lineage(NamedTuple):
-    """A run that a decision asks for its start, its end and its children of one key; and other runs for how they began.
-
-    The decision asks for nothing else.
-    """
+    """A run of which a decision reads only its start, its end and its children of one key; of others, their start."""
 
     run_id: str
     child_key: str
 
 
 class Settlement(NamedTuple):
-    """What came of one claim."""
+    """The outcome of one claim."""
 
     ref: ClaimRef
     outcome: Outcome
@@ -159,13 +156,12 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a planner may look at: one locked run, the attempts of it that were just settled, and the time.
+    """What a planner may read: one locked run, its attempts that were just settled, and the time.
 
     `attempts` holds these by key, the other attempts of their visits, and the retries that their failures have created.
-    The run is given away: a planner folds into it either all that it plans about the run, or nothing. It may be an
-    `UnknownState`: a planner that looks at it raises `StateMissing`, and is asked again when it was read. A store that
-    could not write the plan asks again with `max_fact_bytes`: then no fact may be larger, and what cannot be planned
-    has to fail its run instead.
+    A planner folds into `run` either all that it plans about the run, or nothing. `run` may be an `UnknownState`: a
+    planner that reads it raises `StateMissing`, and is called again with the state. A store that could not write the
+    plan calls again with `max_fact_bytes`: then no fact may be larger, and a plan that is impossible fails the run.
     """
 
     run_id: str
@@ -176,18 +172,18 @@ class PlanRequest:
     max_fact_bytes: int | None = None
 
 
-# Gives the facts that are written about runs, as all of their facts tell them, at that time; none: nothing to do.
-# May raise to refuse, and may be asked again. Pure.
+# Returns the facts that are written about runs, folded from all of their facts, at that time; none: nothing to do.
+# May raise to refuse, and may be called again. Pure.
 Decision = Callable[[Mapping[str, RunUnit], datetime], Sequence[Fact]]
-# Gives the facts that follow from settled attempts: applied results, plans, schedules, the end. Pure.
+# Returns the facts that follow from settled attempts: applied results, plans, schedules, the end. Pure.
 Planner = Callable[[PlanRequest], Sequence[Fact]]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one member of a group: the attempt as it is now, or the error that refused it.
+    """The answer to one member of a group: the attempt as it is now, or the error that refused it.
 
-    A `StorageUnavailable` refuses nothing: the member was not written, others were. Repeat it.
+    A `StorageUnavailable` is no refusal: the member was not written, others were. Repeat it.
     """
 
     ref: ClaimRef
@@ -196,11 +192,11 @@ class Answer:
 
     @property
     def unavailable(self) -> bool:
-        """Whether it was neither written nor refused, since something of its own was in the way: repeat it."""
+        """Whether the member was neither written nor refused, for a reason of its own such as a lock: repeat it."""
         return isinstance(self.error, StorageUnavailable)
 
     def unwrap(self) -> Attempt:
-        """Give the attempt, or raise the error."""
+        """Return the attempt, or raise the error."""
         if self.error is not None:
             raise self.error
         assert self.attempt is not None  # noqa: S101  one of the two is there
@@ -210,11 +206,11 @@ class Answer:
 class DispatchStore(Protocol):
     """Claims and their outcomes. A group is a list of independent members.
 
-    Whatever one of them is (stale, named twice, too large, not JSON, of a run that is quarantined or whose planner
-    raises), it alone is refused, and every other is written as if it stood alone. A group may take several commits.
-    A member that the database cannot write now, since another session holds a lock on its run or for an internal error,
-    is answered with a `StorageUnavailable` that says what is waited for: repeat it. Only what concerns all, such as a
-    database that cannot be reached, is raised; repeating the group is safe then.
+    An invalid member (stale, named twice, too large, not JSON, of a run that is quarantined or whose planner raises) is
+    refused alone, and every other is written as if it stood alone. A group may take several commits. A member that the
+    database cannot write now, since another session holds a lock on its run or for an internal error, is answered with
+    a `StorageUnavailable` that names the cause: repeat it. Only what concerns all members, such as an unreachable
+    database, is raised; it is then safe to repeat the group.
     """
 
     def claim(
@@ -229,7 +225,7 @@ class DispatchStore(Protocol):
     ) -> list[Claim]:
         """Claim up to `limit` attempts in claim order: priority, due time, position.
 
-        Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; gives nothing
+        Takes visible attempts and those whose lease ran out; dead-letters what was delivered too often; takes nothing
         from a paused queue, and only what `definitions` names (see `definition_key`), unless that is None. Never
         raises a conflict.
 
@@ -244,24 +240,24 @@ class DispatchStore(Protocol):
         """Extend leases to `lease` from now; never shortens one."""
 
     def settle(self, settlements: Sequence[Settlement], plan: Planner | None = None) -> list[Answer]:
-        """Record outcomes, each together with what `plan` makes of its run, in one commit where the storage allows it.
+        """Record outcomes, each with the facts that `plan` returns for its run, in one commit if the storage allows it.
 
         Members of different runs are independent, so that a group may take several commits.
 
         Repeating an outcome is no error, also after the run has ended, by it or otherwise: the answer is the first one.
         Another outcome of the same claim is a `ConflictingCompletion`; other errors are `StaleClaim`, `ExpiredClaim`,
         `TerminalRun`, `NotFound`, `InvalidFact` and `StorageRefused` for an outcome that cannot be written, or whatever
-        `SquidError` the planner raised for the run (`PlanningFailed` for any other error). An outcome is recorded as it
-        is even if what follows cannot be written: the planner is asked again, to fail the run instead.
+        `SquidError` the planner raised for the run (`PlanningFailed` for any other error). An outcome is recorded even
+        if what follows cannot be written: the planner is called again, to fail the run instead.
         """
 
     def start_runs(self, runs: Sequence[NewRun]) -> datetime:
-        """Write new runs, and return the time that their facts are written with.
+        """Write new runs, and return the time of their facts.
 
-        One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
+        One commit if the storage allows it; else the runs' threads in the order of the facts, then the queues'.
 
         Raises:
-            Conflict: one of them exists; where the storage allows it, nothing was written.
+            Conflict: one of them exists; nothing was written, if a commit of the storage can span threads.
             SquidError: whatever a run raises for its facts; nothing is written then.
         """
 
@@ -273,12 +269,12 @@ class DispatchStore(Protocol):
         fence: ClaimRef | None = None,
         lineage: Lineage | None = None,
     ) -> list[Fact]:
-        """Read these runs, write what `decision` makes of them, and be sure that no fact of theirs came in between.
+        """Read these runs, write the facts that `decision` returns for them, and ensure that none came in between.
 
-        One commit where the storage allows it; elsewhere the runs' threads in the order of the facts, then the queues'.
-        With `fence`, the claim of the step that asks for it, on an attempt of one of these runs: the decision is asked,
-        and its facts are written, only while the claim holds (where a commit cannot span threads, it is checked just
-        before). With a `lineage`, only what that says has to be read. Returns what was written.
+        One commit if the storage allows it; else the runs' threads in the order of the facts, then the queues'.
+        `fence` is the claim of the calling step, on an attempt of one of these runs: the decision is called, and its
+        facts are written, only while the claim holds (where a commit cannot span threads, it is checked just before).
+        With a `lineage`, only what that names has to be read. Returns the written facts.
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the `fence` may not act any more; nothing is written.
@@ -286,7 +282,7 @@ class DispatchStore(Protocol):
         """
 
     def command(self, targets: Sequence[CommandTarget], decision: CommandDecision) -> list[Fact]:
-        """Write what `decision` makes of runs, as `decide` does, from what the targets ask for and no more.
+        """Write the facts that `decision` returns for runs, as `decide` does, but read only what the targets ask for.
 
         The cost does not depend on how long the runs are, unless a thread holds what the planner never writes.
 
@@ -295,41 +291,41 @@ class DispatchStore(Protocol):
         """
 
     def release(self, refs: Sequence[ClaimRef], reason: str | None = None) -> list[Answer]:
-        """Give attempts back at once; counts neither as failure nor as delivery: their steps were not called."""
+        """Release attempts at once; counts neither as failure nor as delivery: their steps were not called."""
 
     def visible(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
     ) -> list[Attempt]:
-        """Show unclaimed attempts whose time has come, in claim order; of these `definitions`, unless that is None."""
+        """Return unclaimed attempts whose time has come, in claim order; of these `definitions`, unless None."""
 
     def expired(
         self, queue: str, limit: int = MAX_CLAIMS, *, definitions: Collection[str] | None = None
     ) -> list[Attempt]:
-        """Show claimed attempts whose lease has run out, longest ago first; of these `definitions`, as `visible`."""
+        """Return claimed attempts whose lease has run out, longest ago first; of these `definitions`, as `visible`."""
 
     def dead_letter_expired(self, queue: str, limit: int = MAX_CLAIMS) -> list[str]:
         """Dead-letter attempts that were delivered too often, without claiming; return their keys."""
 
 
 def hash_token(token: str) -> str:
-    """Give the SHA-256 of a claim token, in hex."""
+    """Return the SHA-256 of a claim token, in hex."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def new_claims(count: int) -> list[tuple[str, str]]:
-    """Make that many claim ids, each with its raw token."""
-    # One call of the system for all of them.
+    """Generate claim ids, each with its raw token."""
+    # Two system calls for all of them.
     ids, tokens = secrets.token_bytes(_ID_BYTES * count), secrets.token_bytes(_TOKEN_BYTES * count)
     return list(zip(_texts(ids, _ID_BYTES), _texts(tokens, _TOKEN_BYTES), strict=True))
 
 
-def _texts(chance: bytes, size: int) -> list[str]:
-    parts = (chance[i : i + size] for i in range(0, len(chance), size))
+def _texts(random_bytes: bytes, size: int) -> list[str]:
+    parts = (random_bytes[i : i + size] for i in range(0, len(random_bytes), size))
     return [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
 
 
 def check_claim(queue: str, owner_id: str, limit: int, lease: timedelta, definitions: Collection[str] | None) -> None:
-    """Raise `InvalidArgument` or `InvalidThread` for a claim that makes no sense."""
+    """Raise `InvalidArgument` or `InvalidThread` for an invalid claim."""
     check_part(queue, "queue")
     check_text(owner_id, "owner_id", 1000)
     if not owner_id.strip():

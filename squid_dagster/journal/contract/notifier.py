@@ -1,9 +1,11 @@
-"""Hints that a queue has news, so that whoever waits need not poll often. Losing one costs latency, never work."""
+"""Wakeups: hints that a queue may have work, so that workers need not poll often.
+
+Losing one costs latency, never work.
+"""
 
 import threading
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -11,71 +13,71 @@ from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.per_storage import shared
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments
-from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
-from squid_dagster.protocol.threads import check_part
+from squid_dagster.protocol.errors import InvalidArgument
+from squid_dagster.protocol.threads import check_part, is_part
 
 logger = redacting_logger(__name__)
 
-_LISTEN_AGAIN_SECONDS = 5.0  # between two tries to listen by a notifier that fails
+_LISTEN_AGAIN_SECONDS = 5.0  # between two tries to listen, if the notifier fails
 
 
 class Listener(Protocol):
-    """Somebody who waits for news of some queues. To be closed when no longer needed."""
+    """A listener for wakeups of some queues. Close it when it is no longer needed."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait for news, at most so many seconds; tell whether there may be some.
+        """Wait for a wakeup, at most `timeout` seconds; return whether there may be work.
 
-        Many notifications since the last wait count as one. True without any news is possible, after a connection
-        came back for example: look, find nothing, wait again. A closed listener answers False at once.
+        Many wakeups since the last wait count as one. True without any work is possible, for example after a
+        reconnect: the caller finds nothing, and waits again. A closed listener returns False at once.
         """
 
     def wake(self) -> None:
-        """Wake whoever waits here, or the next one who will. For another thread of the same process."""
+        """Wake the waiting thread, or the next one that waits. For another thread of the same process."""
 
     def close(self) -> None:
-        """Stop listening and wake whoever waits. May be called more than once."""
+        """Stop listening and wake the waiting thread. May be called more than once."""
 
 
 class Notifier(Protocol):
-    """Tells listeners, in this process and wherever the storage is shared, about queues with news.
+    """A sender of wakeups to listeners in this process and in all others that share the storage.
 
-    A host may hand one of its own to `Squid(notifier=...)`, on a broker that it has, for example. Workers that listen
-    there hear what it is told; without any of it, they poll.
+    A host may pass its own one to `Squid(notifier=...)`, for example on its message broker. Workers that listen there
+    are woken by it; without any wakeup, they poll.
     """
 
     def notify(self, queues: Collection[str]) -> None:
-        """Say that these queues have news, after the commit that made them. Returns soon and never raises."""
+        """Send a wakeup for these queues, after the commit of their work. Returns soon and never raises."""
 
     def listen(self, queues: Collection[str]) -> Listener:
-        """Begin to listen for news of these queues.
+        """Open a listener for wakeups of these queues.
 
         Raises:
-            InvalidArgument, InvalidThread: no queue, or a name that is none.
+            InvalidArgument, InvalidThread: no queue, or an invalid name.
         """
 
     def close(self) -> None:
-        """Send what is still to be sent. Listeners are closed by whoever opened them."""
+        """Send what is still to be sent. Listeners are closed by their callers."""
 
 
 @runtime_checkable
 class CommitNotifier(Protocol):
-    """A notifier whose listeners hear from some dispatch stores without being told by `notify`."""
+    """A notifier whose listeners are woken by the commits of some dispatch stores, without `notify`."""
 
     def covers(self, store: object) -> bool:
         """Return whether the starts and decisions of this store wake its listeners."""
 
 
 class GuardedNotifier:
-    """A notifier that was handed over: what it raises is logged, fails no command and ends no worker.
+    """A wrapper of the host's notifier: its exceptions are logged, fail no command and end no worker.
 
-    It is not ours to close.
+    The host closes its notifier itself.
     """
 
     def __init__(self, given: Notifier) -> None:
-        """Wrap it.
+        """Wrap a notifier.
 
         Raises:
-            InvalidArgument: it has not the methods of a `Notifier`.
+            InvalidArgument: it lacks methods of a `Notifier`.
         """
         missing = [name for name in ("notify", "listen", "close") if not callable(getattr(given, name, None))]
         if missing:
@@ -84,15 +86,15 @@ class GuardedNotifier:
 
     @classmethod
     def of(cls, notifier: Notifier) -> "GuardedNotifier":
-        """Return the notifier, guarded once. Raises as the constructor."""
+        """Wrap a notifier, unless it is wrapped already. Raises as the constructor."""
         return notifier if isinstance(notifier, cls) else cls(notifier)
 
     def notify(self, queues: Collection[str]) -> None:
-        """Say that these queues have news."""
+        """Send a wakeup for these queues."""
         self.try_notify(queues)
 
     def try_notify(self, queues: Collection[str]) -> bool:
-        """Say that these queues have news; return whether that went well."""
+        """Send a wakeup for these queues; return whether that succeeded."""
         try:
             self._given.notify(queues)
         except Exception as error:  # noqa: BLE001  code of the host's; whatever it raises, the work is on record
@@ -101,26 +103,26 @@ class GuardedNotifier:
         return True
 
     def listen(self, queues: Collection[str]) -> "GuardedListener":
-        """Begin to listen; where the given one cannot now, it is asked again later.
+        """Open a listener; if the host's notifier fails to, it is called again later.
 
         Raises:
-            InvalidArgument, InvalidThread: no queue, or a name that is none.
+            InvalidArgument, InvalidThread: no queue, or an invalid name.
         """
         check_queues(queues)
         return GuardedListener(self._given, queues)
 
     def close(self) -> None:
-        """Leave it open, for whoever handed it over."""
+        """Keep the host's notifier open: the host closes it."""
 
 
 class GuardedListener:
-    """A `Listener` of a notifier that was handed over. Without one, waits last their time, and `wake` still ends them.
+    """A wrapper of a listener of the host's notifier. While there is none, waits time out, and `wake` still ends them.
 
-    What the given one raises is logged once, until it works again; one whose wait fails is replaced.
+    An exception of the host's listener is logged once, until it works again; a listener whose wait fails is replaced.
     """
 
     def __init__(self, notifier: Notifier, queues: Collection[str]) -> None:
-        """Begin to listen. Never raises what the notifier raises."""
+        """Start to listen. Never raises what the notifier raises."""
         self._notifier, self._queues = notifier, queues
         self._wakeup = WakeupEvent()  # ends a wait while there is no listener, or one whose `wake` fails
         self._changing = threading.Lock()
@@ -131,22 +133,22 @@ class GuardedListener:
         self._listen()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for news."""
+        """Wait for a wakeup."""
         ends = time.monotonic() + timeout
         if self._wakeup.wait(0):
             return True
         listener = self._listen()
         if listener is not None and not self._closed:
             try:
-                news = bool(listener.wait(timeout))
-            except Exception as error:  # noqa: BLE001  code of the host's: polling is the floor
+                woken = bool(listener.wait(timeout))
+            except Exception as error:  # noqa: BLE001  code of the host's: workers still poll
                 self._note("wait", error)
                 self._drop(listener)
             else:
                 self._failing.discard("wait")
-                if news:
+                if woken:
                     return not self._closed
-        # One that answers before its time without any news would keep its caller turning.
+        # If the host's listener returns early without a wakeup: otherwise the caller would loop without a pause.
         return self._wakeup.wait(ends - time.monotonic())
 
     def wake(self) -> None:
@@ -173,7 +175,7 @@ class GuardedListener:
             self._close(listener)
 
     def _listen(self) -> Listener | None:
-        """Return the listener; where there is none, ask for one, now and then. None while it cannot be had."""
+        """Return the listener; open one if there is none, at most every few seconds. None while that fails."""
         if self._listener is not None or self._closed or time.monotonic() < self._listen_at:
             return self._listener
         try:
@@ -209,7 +211,7 @@ class GuardedListener:
 
 
 class WakeupEvent:
-    """What all listeners share: a flag that many may raise, and that one wait takes down."""
+    """A flag that any thread may set, and that one wait clears."""
 
     def __init__(self) -> None:
         """Start cleared."""
@@ -218,7 +220,7 @@ class WakeupEvent:
         self._closed = False
 
     def set(self) -> None:
-        """Wake the one who waits, or the next."""
+        """Wake the waiting thread, or the next one."""
         with self._changed:
             self._is_set = True
             self._changed.notify_all()
@@ -231,23 +233,19 @@ class WakeupEvent:
             return was_set
 
     def close(self) -> None:
-        """Answer False from now on."""
+        """End the wait, and return False from all later ones."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 def known_queues(queues: Collection[str]) -> frozenset[str]:
-    """Give those that are names of queues: nobody can listen to any other, and no hint is worth an error."""
-    found = set()
-    for queue in queues:
-        with suppress(InvalidThread):
-            found.add(check_part(queue, "queue"))
-    return frozenset(found)
+    """Return the valid names of queues: no listener has another one, and a hint is not worth an error."""
+    return frozenset(queue for queue in queues if is_part(queue))
 
 
 def check_queues(queues: Collection[str]) -> frozenset[str]:
-    """Give the queues as a set; raise `InvalidArgument` or `InvalidThread` when there is none, or one is no name."""
+    """Return the queues as a set; raise `InvalidArgument` or `InvalidThread` for none, or for an invalid name."""
     if isinstance(queues, str) or not queues:
         raise InvalidArgument(f"queues must be a collection of at least one name, not {queues!r:.80}")
     return frozenset(check_part(queue, "queue") for queue in queues)
@@ -255,37 +253,37 @@ def check_queues(queues: Collection[str]) -> frozenset[str]:
 
 @checks_arguments
 class LocalNotifier:
-    """Hints within one process: all who use the same storage object hear each other."""
+    """Wakeups within one process, between all users of the same storage object."""
 
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage object."""
-        self._room = shared(storage, _Room)
+        self._listeners = shared(storage, _ListenerSet)
 
     def notify(self, queues: Collection[str]) -> None:
-        """Say that these queues have news."""
-        self._room.notify(known_queues(queues))
+        """Send a wakeup for these queues."""
+        self._listeners.notify(known_queues(queues))
 
     def listen(self, queues: Collection[str]) -> "LocalListener":
-        """Begin to listen."""
-        listener = LocalListener(self._room, check_queues(queues))
-        self._room.join(listener)
+        """Open a listener."""
+        listener = LocalListener(self._listeners, check_queues(queues))
+        self._listeners.add(listener)
         return listener
 
     def close(self) -> None:
-        """Nothing is left to be sent: everybody was told at once."""
+        """Return at once: all wakeups were sent."""
 
 
 class LocalListener:
     """A `Listener` within one process."""
 
-    def __init__(self, room: "_Room", queues: frozenset[str]) -> None:
+    def __init__(self, listeners: "_ListenerSet", queues: frozenset[str]) -> None:
         """Use `LocalNotifier.listen`."""
         self.queues = queues
-        self._room = room
+        self._listeners = listeners
         self._wakeup = WakeupEvent()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for news."""
+        """Wait for a wakeup."""
         return self._wakeup.wait(timeout)
 
     def wake(self) -> None:
@@ -294,27 +292,27 @@ class LocalListener:
 
     def close(self) -> None:
         """Stop listening."""
-        self._room.leave(self)
+        self._listeners.discard(self)
         self._wakeup.close()
 
 
-class _Room:
-    """The listeners of one storage object; one that nobody holds any more is forgotten."""
+class _ListenerSet:
+    """The listeners of one storage object, weakly referenced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: WeakSet[LocalListener] = WeakSet()
 
-    def join(self, listener: LocalListener) -> None:
+    def add(self, listener: LocalListener) -> None:
         with self._lock:
             self._listeners.add(listener)
 
-    def leave(self, listener: LocalListener) -> None:
+    def discard(self, listener: LocalListener) -> None:
         with self._lock:
             self._listeners.discard(listener)
 
     def notify(self, queues: frozenset[str]) -> None:
         with self._lock:
-            told = [listener for listener in self._listeners if listener.queues & queues]
-        for listener in told:
+            matching = [listener for listener in self._listeners if listener.queues & queues]
+        for listener in matching:
             listener.wake()

@@ -1,4 +1,4 @@
-"""The storage contract: what an adapter must promise, and the checks that all adapters share. No adapter lives here."""
+"""The storage contract: what an adapter must promise, and the checks that all adapters share. Contains no adapter."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.threads import parse_thread
 
 MAX_COMMIT_FACTS = 2**20 - 1
-"""How many facts a commit may hold: the positions between its number and the next one's."""
+"""How many facts a commit may hold: as many as there are positions between its number and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Append:
 
 
 class Checkpoint(NamedTuple):
-    """A projection of a thread, exactly as of one revision. A cache: it may be lost at any time."""
+    """A projection of a thread, exactly as of one revision. A cache: it may be dropped at any time."""
 
     thread: str
     revision: int
@@ -45,28 +45,28 @@ class Verified(NamedTuple):
 
 @runtime_checkable
 class Storage(Protocol):
-    """Where facts are kept.
+    """A store of facts.
 
     Sequence numbers are 1-based and contiguous per thread; positions grow over the whole journal, with gaps. A commit
-    is all or nothing where `atomic_across_threads` is true; else its appends happen one by one, in the order given. The
-    facts of what is written at once have positions that follow each other: no other commit's stand between them.
+    is all or nothing if `atomic_across_threads` is true; else its appends happen one by one, in the order given. The
+    facts of one atomic write have consecutive positions: those of other commits never stand between them.
     """
 
     @property
     def atomic_across_threads(self) -> bool:
-        """Whether a commit over several threads is one."""
+        """Whether a commit over several threads is atomic."""
 
     @property
     def max_fact_bytes(self) -> int:
-        """How large a fact's payload may be."""
+        """The largest size of a fact's payload."""
 
     def now(self) -> datetime:
-        """Tell the time that decides: the storage's own, in UTC."""
+        """Return the time of the storage's own clock, which decides, in UTC."""
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
         """Write facts to one or more threads; return each thread's new revision.
 
-        A repeated `commit_id` writes nothing and returns the first answer: after a lost answer, ask again with it.
+        A repeated `commit_id` writes nothing and returns the first answer: after a lost answer, retry with it.
 
         Raises:
             Conflict: a thread is not at its `expected_rev`; it is named, and nothing was written.
@@ -80,36 +80,36 @@ class Storage(Protocol):
         """Write facts to one thread, as `commit` does; return its new revision."""
 
     def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
-        """Give the answer of an earlier commit, or None if there was no such commit."""
+        """Return the answer of an earlier commit, None if there is no such commit."""
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        """Give a thread's entries after a revision, in order; none for a thread that does not exist."""
+        """Return a thread's entries after a revision, in order; none for a thread that does not exist."""
 
     def revision(self, thread: str) -> int:
-        """Give a thread's last sequence number; 0 when it is empty or does not exist."""
+        """Return a thread's last sequence number; 0 when it is empty or does not exist."""
 
     def cut(self, after: int = 0) -> int:
         """Return a position at or under which no entry can appear any more, never below `after`, an earlier cut.
 
-        It lies between commits, never within one, and is the newest commit's last position when no write is under way;
-        0 before the first commit. Without `after`, a later cut may be lower than an earlier one: both are right. Pass
+        It lies between commits, never within one, and is the newest commit's last position if no write is under way;
+        0 before the first commit. Without `after`, a later cut may be lower than an earlier one: both are valid. Pass
         the cut that was read up to, to read nothing twice.
         """
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
-        """Give all entries with `after < position <= upto`, by position. Both bounds should be cuts."""
+        """Return all entries with `after < position <= upto`, by position. Both bounds should be cuts."""
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        """Give all facts of one run from every thread, by position; only those positioned before `before` if given."""
+        """Return all facts of one run from every thread, by position; with `before`, only those below that position."""
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
-        """Keep a projection as of `revision`. False, and nothing kept, if a newer valid one is there."""
+        """Store a projection as of `revision`; return False without storing it if there is a newer valid one."""
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
-        """Give the thread's checkpoint; one that claims more than the thread holds is ignored."""
+        """Return the thread's checkpoint; one with a higher revision than the thread is ignored."""
 
     def delete_checkpoint(self, thread: str) -> None:
-        """Forget the thread's checkpoint, if there is one."""
+        """Delete the thread's checkpoint, if there is one."""
 
     def delete_thread(self, thread: str) -> None:
         """Remove one thread and what derives from it. For tests and tools: a journal in use is never deleted from."""

@@ -1,6 +1,6 @@
-"""Who is alive: workers say so again and again, and whoever explains or scales looks. A cache, never the truth.
+"""Liveness rows of workers, upserted every few seconds; read by explanations and sensors. Advisory only.
 
-A missing row means that nothing is known. Claims and leases are the journal's business and do not depend on it.
+A missing row means that nothing is known. Claims and leases do not depend on it.
 """
 
 import json
@@ -17,7 +17,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.redaction import redacted_error
 
-FORGOTTEN_AFTER = timedelta(days=1)  # a row this old is swept by whoever announces next
+FORGOTTEN_AFTER = timedelta(days=1)  # an older row is deleted by the next report
 MAX_DETAILS_BYTES = 16 * 1024
 
 
@@ -31,69 +31,69 @@ class WorkerRow:
     definitions: tuple[str, ...] | None = None  # what it can execute, as `definition_key` spells it; None: anything
     host: str
     pid: int
-    started_at: datetime | None = None  # when it was first announced, by the storage's clock; not to be given
-    seen_at: datetime | None = None  # when it was last announced, by the storage's clock; not to be given
+    started_at: datetime | None = None  # the first report, by the storage's clock; set by the storage
+    seen_at: datetime | None = None  # the last report, by the storage's clock; set by the storage
     capacity: int = 1
     running: int = 0
     details: dict[str, Any] = field(default_factory=dict)
 
 
 class WorkerLiveness(Protocol):
-    """The workers of a journal. Times are the storage's own, so that wrong clocks of workers do not matter."""
+    """The liveness rows of a journal. Times are the storage's own: wrong clocks of workers do not matter."""
 
     def report(self, worker: WorkerRow) -> None:
-        """Say that a worker is alive, and how busy; forget those that said nothing for a day.
+        """Upsert the row of a worker; delete rows that are older than a day.
 
         Keys of `details` that look like secrets are redacted.
 
         Raises:
-            InvalidArgument, InvalidThread: a row that makes no sense; nothing was changed.
+            InvalidArgument, InvalidThread: an invalid row; nothing was changed.
         """
 
     def withdraw(self, worker_id: str) -> None:
-        """Say that a worker has gone; no error if it is not known."""
+        """Delete the row of a worker; no error if there is none."""
 
     def workers(self, alive_within: timedelta) -> list[WorkerRow]:
-        """Give those that were announced less than so long ago, by id."""
+        """Return the workers that reported within that time, by id."""
 
 
 @checks_arguments
 class MemoryLiveness:
-    """Presence beside any storage, in this process: all who use the same storage object see the same workers."""
+    """Liveness in this process, beside any storage: all users of the same storage object share the rows."""
 
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage, whose clock decides."""
         self._storage = storage
-        self._board = shared(storage, _Board)
+        self._table = shared(storage, _LivenessTable)
 
     def report(self, worker: WorkerRow) -> None:
-        """Say that a worker is alive, as the contract says."""
+        """Upsert the row of a worker, as the contract says."""
         row = checked(worker)
         now = self._storage.now()
-        with self._board.lock:
-            rows = self._board.rows
+        with self._table.lock:
+            rows = self._table.rows
             known = rows.get(row.worker_id)
             rows[row.worker_id] = replace(row, started_at=known.started_at if known else now, seen_at=now)
             for old in [name for name, one in rows.items() if not _seen_since(one, now - FORGOTTEN_AFTER)]:
                 del rows[old]
 
     def withdraw(self, worker_id: str) -> None:
-        """Say that a worker has gone."""
+        """Delete the row of a worker."""
         check_worker_id(worker_id)
-        with self._board.lock:
-            self._board.rows.pop(worker_id, None)
+        with self._table.lock:
+            self._table.rows.pop(worker_id, None)
 
     def workers(self, alive_within: timedelta) -> list[WorkerRow]:
-        """Give those that were announced less than so long ago."""
+        """Return the workers that reported within that time."""
         check_alive_within(alive_within)
         since = self._storage.now() - alive_within
-        with self._board.lock:
-            found = list(self._board.rows.values())
-        return sorted((row for row in found if _seen_since(row, since)), key=lambda row: row.worker_id)
+        with self._table.lock:
+            rows = list(self._table.rows.values())
+        return sorted((row for row in rows if _seen_since(row, since)), key=lambda row: row.worker_id)
 
 
 @dataclass(slots=True)
-class _Board:
+class _LivenessTable:
     """The rows of one storage object."""
 
     rows: dict[str, WorkerRow] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def _seen_since(row: WorkerRow, moment: datetime) -> bool:
 
 
 def checked(worker: WorkerRow) -> WorkerRow:
-    """Give the row as it is kept; raise `InvalidArgument` or `InvalidThread` for one that makes no sense."""
+    """Normalize a row; raise `InvalidArgument` or `InvalidThread` for an invalid one."""
     if not isinstance(worker, WorkerRow):
         raise InvalidArgument(f"worker must be a WorkerRow, not {worker!r:.80}")
     check_worker_id(worker.worker_id)
@@ -133,7 +133,7 @@ def check_worker_id(worker_id: str) -> None:
 
 
 def _details(details: dict[str, Any]) -> dict[str, Any]:
-    """Give what will be read back: a copy, without secrets, of JSON values only."""
+    """Return a redacted copy of the details, of JSON values only."""
     if not isinstance(details, dict):
         raise InvalidArgument(f"details must be a JSON object, not a {type(details).__name__}")
     try:
@@ -145,11 +145,11 @@ def _details(details: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArgument(f"details take {size:,} bytes, more than the {MAX_DETAILS_BYTES:,} allowed: say less")
     if "\\u0000" in text:
         raise InvalidArgument("details hold a NUL character, which Postgres cannot store: remove it")
-    kept: dict[str, Any] = json.loads(text)
-    return kept
+    copy: dict[str, Any] = json.loads(text)
+    return copy
 
 
 def check_alive_within(alive_within: timedelta) -> None:
-    """Raise `InvalidArgument` unless it is a positive time of at most a day; older rows are not kept anyway."""
+    """Raise `InvalidArgument` unless it is a positive time of at most a day; older rows are deleted anyway."""
     if not isinstance(alive_within, timedelta) or not timedelta(0) < alive_within <= FORGOTTEN_AFTER:
         raise InvalidArgument(f"alive_within must be a timedelta above zero and up to a day, not {alive_within!r}")

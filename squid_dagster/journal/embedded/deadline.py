@@ -20,7 +20,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def pause(self) -> bool:
-        """Give way before a condition is looked at again; false when the time is up."""
+        """Return way before a condition is looked at again; false when the time is up."""
         if self.left_seconds == 0.0:
             return False
         time.sleep(min(_POLL_SECONDS, self.left_seconds))

@@ -30,7 +30,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def release(fd: int) -> None:
-    """Give the lock up for all who inherited it, and close it. Closing alone leaves it to the heirs."""
+    """Return the lock up for all who inherited it, and close it. Closing alone leaves it to the heirs."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 

@@ -65,7 +65,7 @@ class FoldQueries:
         return sorted(found, key=lambda row: -row.position)[:limit]
 
     def get_run(self, run_id: str) -> RunRow | None:
-        """Give one run's row."""
+        """Return one run's row."""
         check_text(run_id, "run_id", 1000)
         with self._lock:
             run = self._fold().get(run_id)
@@ -74,7 +74,7 @@ class FoldQueries:
     def runs_to_repair(
         self, after: str, limit: int, queue: str | None = None, waiting: Collection[WaitingStep] = ()
     ) -> list[str]:
-        """Give runs that a crash may have left halfway, as the contract says."""
+        """Return runs that a crash may have left halfway, as the contract says."""
         check_repair(after, limit, queue)
         left_out = frozenset(waiting)
         with self._lock:
@@ -103,7 +103,7 @@ class FoldQueries:
         return any(unplanned) or any(not _waits(each, run, waiting) for each in unapplied)
 
     def _cancelled_above(self, run: RunProjection) -> bool:
-        """Tell whether a run above this one, however far up, linked children and was cancelled."""
+        """Return whether a run above this one, however far up, linked children and was cancelled."""
         seen: set[str] = set()
         while run.start is not None and (parent := parent_of(run.start.context)) in self._runs and parent not in seen:
             seen.add(parent or "")
@@ -116,7 +116,7 @@ class FoldQueries:
         return run_id in self._runs and self._runs[run_id].unit.run.start is not None
 
     def runs_to_list(self, limit: int) -> list[RunRow]:
-        """Give started runs without index or catalog fact, oldest first."""
+        """Return started runs without index or catalog fact, oldest first."""
         check_limit(limit)
         with self._lock:
             found = [
@@ -255,7 +255,7 @@ def _waits(attempt: Attempt, run: RunProjection, waiting: Collection[WaitingStep
 
 
 def _latest(dispatch: RunDispatch) -> Iterator[Attempt]:
-    """Give the attempts that no later one of the same visit follows."""
+    """Return the attempts that no later one of the same visit follows."""
     highest: dict[str, int] = {}
     for one in dispatch.attempts.values():
         highest[one.idempotency_key] = max(one.attempt_number, highest.get(one.idempotency_key, 0))

@@ -27,7 +27,7 @@ PlanOf = Callable[[str, list[int], int | None], list[Fact]]
 
 
 def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime) -> "Group":
-    """Give the facts that members of a group may write, and the errors of those who may not."""
+    """Return the facts that members of a group may write, and the errors of those who may not."""
     facts: dict[int, Fact] = {}
     errors: dict[int, SquidError] = {}
     for i, ref in enumerate(refs):
@@ -78,7 +78,7 @@ class Group:
     _planned_for: dict[str, list[int]] = field(default_factory=dict)
 
     def members(self, places: Iterable[int]) -> dict[str, list[int]]:
-        """Give these places by run."""
+        """Return these places by run."""
         found: dict[str, list[int]] = {}
         for i in places:
             found.setdefault(self.refs[i].run_id, []).append(i)

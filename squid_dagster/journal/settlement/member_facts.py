@@ -60,7 +60,7 @@ FactOf = Callable[[int, Attempt, datetime], Fact | None]
 
 
 def find_attempt(run: RunDispatch, ref: ClaimRef) -> Attempt:
-    """Give the attempt that a claim is about.
+    """Return the attempt that a claim is about.
 
     Raises:
         TerminalRun: the run has ended.
@@ -85,7 +85,7 @@ def check_held(unit: RunUnit, ref: ClaimRef, now: datetime) -> None:
 
 
 def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact | None:
-    """Give the fact that records an outcome, or None when it is on record already.
+    """Return the fact that records an outcome, or None when it is on record already.
 
     Raises:
         StaleClaim, ExpiredClaim, ConflictingCompletion: the claim may not write this.
@@ -142,23 +142,23 @@ def _digest(outcome: Any) -> str:
 
 
 def completion_fact(ref: ClaimRef, result: Any, at: datetime) -> AttemptCompleted:
-    """Give the fact of a completion that nobody has judged yet. Raises `ValidationError` for what is no JSON."""
+    """Return the fact of a completion that nobody has judged yet. Raises `ValidationError` for what is no JSON."""
     return AttemptCompleted(**_fence(ref, at), result=result)
 
 
 def heartbeat_fact(attempt: Attempt, ref: ClaimRef, lease: timedelta, now: datetime) -> Fact:
-    """Give the fact that extends a lease. Raises `StaleClaim` or `ExpiredClaim`."""
+    """Return the fact that extends a lease. Raises `StaleClaim` or `ExpiredClaim`."""
     at = _checked_time(attempt, ref, now)
     return AttemptHeartbeat(**_fence(ref, at), lease_until=at + lease)
 
 
 def release_fact(attempt: Attempt, ref: ClaimRef, reason: str | None, now: datetime) -> Fact:
-    """Give the fact that gives an attempt back. Raises `StaleClaim` or `ExpiredClaim`."""
+    """Return the fact that gives an attempt back. Raises `StaleClaim` or `ExpiredClaim`."""
     return AttemptReleased(**_fence(ref, _checked_time(attempt, ref, now)), reason=redacted_error(reason))
 
 
 def dead_letter_fact(attempt: Attempt, now: datetime) -> Fact | None:
-    """Give the fact that parks an attempt which was delivered too often; None when it was not, or is not expired."""
+    """Return the fact that parks an attempt which was delivered too often; None when it was not, or is not expired."""
     at = max(now, attempt.last_at)
     if attempt.status is not AttemptStatus.CLAIMED or not attempt.expired(at) or not out_of_deliveries(attempt):
         return None
@@ -186,7 +186,7 @@ def _checked_time(attempt: Attempt, ref: ClaimRef, now: datetime) -> datetime:
 
 
 def _known_hash(attempt: Attempt, ref: ClaimRef) -> str:
-    """Give the attempt's hash if the token fits it, compared in constant time; else one that fits nothing."""
+    """Return the attempt's hash if the token fits it, compared in constant time; else one that fits nothing."""
     known = attempt.claim_token_hash or ""
     return known if hmac.compare_digest(known, ref.token_hash) else ""
 
@@ -203,7 +203,7 @@ def _fence(ref: ClaimRef, at: datetime) -> dict[str, Any]:
 
 
 def refusal(reason: Reason, attempt: Attempt) -> SquidError:
-    """Give the error that says why a claim may not act on the attempt."""
+    """Return the error that says why a claim may not act on the attempt."""
     key = attempt.runnable_key
     match reason:
         case Reason.EXPIRED_CLAIM:

@@ -85,7 +85,7 @@ class Writer:
         self.entries = self.commits = 0
 
     def line(self, record: Record) -> bytes:
-        """Give the line of a record, and remember it."""
+        """Return the line of a record, and remember it."""
         made = to_line(record)
         self._digest.update(made)
         self.entries += isinstance(record, StoredEntry)
@@ -121,7 +121,7 @@ class Reader:
         self._advance()
 
     def entries(self) -> Iterator[StoredEntry]:
-        """Give the entries; each has a higher position than the one before, and none is beyond the cut."""
+        """Return the entries; each has a higher position than the one before, and none is beyond the cut."""
         last = 0
         while isinstance(entry := self._next, StoredEntry):
             if not last < entry.position <= self.header.cut:
@@ -134,14 +134,14 @@ class Reader:
             self._advance()
 
     def commits(self) -> Iterator[StoredCommit]:
-        """Give the answers of commits."""
+        """Return the answers of commits."""
         while isinstance(commit := self._next, StoredCommit):
             self._counts[StoredCommit] += 1
             yield commit
             self._advance()
 
     def footer(self) -> Footer:
-        """Give the footer, once everything before it fits it and nothing follows."""
+        """Return the footer, once everything before it fits it and nothing follows."""
         footer = self._next
         if not isinstance(footer, Footer):
             raise self._wrong("this line is not in its place")

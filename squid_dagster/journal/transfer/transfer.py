@@ -169,21 +169,21 @@ class _Source:
         self._connection, self._schema, self.cut = connection, schema, cut
 
     def entries(self) -> Iterator[StoredEntry]:
-        """Give all entries by position, in short transactions."""
+        """Return all entries by position, in short transactions."""
         last = 0
         while page := self._rows(_ENTRIES, last, self.cut, _PAGE, _PAGE_BYTES):
             yield from map(StoredEntry._make, page)
             last = page[-1][2]
 
     def commits(self) -> Iterator[StoredCommit]:
-        """Give the answers of all commits before the cut, by id, but for those whose facts are gone."""
+        """Return the answers of all commits before the cut, by id, but for those whose facts are gone."""
         last = _BEFORE_ALL
         while page := self._rows(_COMMITS, self.cut, last, _PAGE):
             yield from (StoredCommit(*row[:3]) for row in page if row[3])
             last = page[-1][0]
 
     def one(self, text: LiteralString, *values: object) -> tuple[Any, ...]:
-        """Give the one row of a question."""
+        """Return the one row of a question."""
         return self._rows(text, *values)[0]
 
     def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 LONG = 30.0  # seconds: a wait takes so long only if something is broken
 
 
-class Hall:
+class NotifierFixture:
     """A notifier, and listeners of it that are ready to hear and are closed in the end."""
 
     def __init__(self, notifier: Notifier, another: Notifier) -> None:
@@ -31,15 +31,15 @@ class Hall:
 
 
 @pytest.fixture(params=["local", "postgres"])
-def hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
+def fixture(request: pytest.FixtureRequest) -> Iterator[NotifierFixture]:
     """No listener yet."""
-    made: Hall
+    made: NotifierFixture
     if request.param == "local":
         memory = MemoryStorage()
-        made = Hall(LocalNotifier(memory), LocalNotifier(memory))
+        made = NotifierFixture(LocalNotifier(memory), LocalNotifier(memory))
     else:
         postgres: PostgresStorage = request.getfixturevalue("postgres")
-        made = Hall(PostgresNotifier(postgres), PostgresNotifier(postgres))
+        made = NotifierFixture(PostgresNotifier(postgres), PostgresNotifier(postgres))
     yield made
     for listener in made.opened:
         listener.close()
@@ -48,53 +48,53 @@ def hall(request: pytest.FixtureRequest) -> Iterator[Hall]:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("squid-")] == []
 
 
-def test_whoever_listens_is_woken(hall: Hall) -> None:
-    listener = hall.listen("default", "slow")
+def test_whoever_listens_is_woken(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default", "slow")
     for queues in (["default"], ["slow"], {"other", "slow"}, ("default", "slow")):
-        hall.notifier.notify(queues)
+        fixture.notifier.notify(queues)
         assert listener.wait(LONG)
 
 
-def test_whoever_uses_the_same_storage_is_heard(hall: Hall) -> None:
-    listener = hall.listen("default")
-    hall.another.notify(["default"])
+def test_whoever_uses_the_same_storage_is_heard(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default")
+    fixture.another.notify(["default"])
     assert listener.wait(LONG)
 
 
-def test_all_listeners_of_a_queue_are_woken(hall: Hall) -> None:
-    listeners = [hall.listen("default"), hall.listen("default", "slow")]
-    hall.notifier.notify(["default"])
+def test_all_listeners_of_a_queue_are_woken(fixture: NotifierFixture) -> None:
+    listeners = [fixture.listen("default"), fixture.listen("default", "slow")]
+    fixture.notifier.notify(["default"])
     assert [listener.wait(LONG) for listener in listeners] == [True, True]
 
 
-def test_news_of_other_queues_wake_nobody(hall: Hall) -> None:
-    mine, other = hall.listen("default"), hall.listen("slow")
+def test_news_of_other_queues_wake_nobody(fixture: NotifierFixture) -> None:
+    mine, other = fixture.listen("default"), fixture.listen("slow")
     for queues in (["slow"], ["default2"], ["Default"], []):
-        hall.notifier.notify(queues)
+        fixture.notifier.notify(queues)
     assert other.wait(LONG)
     assert not mine.wait(0.2)
 
 
-def test_a_wait_without_news_ends(hall: Hall) -> None:
-    listener = hall.listen("default")
+def test_a_wait_without_news_ends(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default")
     assert not listener.wait(0.01)
     assert not listener.wait(0)
     assert not listener.wait(-1)
 
 
-def test_news_from_before_the_wait_are_not_lost_and_many_count_as_one(hall: Hall) -> None:
-    listener = hall.listen("default")
+def test_news_from_before_the_wait_are_not_lost_and_many_count_as_one(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default")
     for _ in range(100):
-        hall.notifier.notify(["default"])
-    hall.notifier.close()
+        fixture.notifier.notify(["default"])
+    fixture.notifier.close()
     woken = 0
     while listener.wait(0.5):
         woken += 1
     assert 1 <= woken < 100
 
 
-def test_a_listener_can_be_woken_from_this_process(hall: Hall) -> None:
-    listener = hall.listen("default")
+def test_a_listener_can_be_woken_from_this_process(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default")
     listener.wake()
     listener.wake()
     assert listener.wait(LONG)
@@ -108,8 +108,8 @@ def test_a_listener_can_be_woken_from_this_process(hall: Hall) -> None:
     assert answers == [True]
 
 
-def test_a_listener_that_is_closed_wakes_whoever_waits_and_hears_nothing_more(hall: Hall) -> None:
-    listener = hall.listen("default")
+def test_a_listener_that_is_closed_wakes_whoever_waits_and_hears_nothing_more(fixture: NotifierFixture) -> None:
+    listener = fixture.listen("default")
     answers: list[bool] = []
     threads = [threading.Thread(target=lambda: answers.append(listener.wait(600))) for _ in range(2)]
     for thread in threads:
@@ -120,24 +120,24 @@ def test_a_listener_that_is_closed_wakes_whoever_waits_and_hears_nothing_more(ha
     assert answers == [False, False]
     listener.close()
     listener.wake()
-    hall.notifier.notify(["default"])
+    fixture.notifier.notify(["default"])
     assert not listener.wait(600)
 
 
 @pytest.mark.parametrize("queues", [[], "default", [""], ["a b"], ["x" * 201], [None]], ids=str)
-def test_queues_that_make_no_sense_are_refused_before_anything_is_opened(hall: Hall, queues: Any) -> None:
+def test_queues_that_make_no_sense_are_refused_before_anything_is_opened(fixture: NotifierFixture, queues: Any) -> None:
     with pytest.raises((InvalidArgument, InvalidThread)):
-        hall.notifier.listen(queues)
+        fixture.notifier.listen(queues)
 
 
-def test_notifying_where_nobody_listens_is_no_error(hall: Hall) -> None:
-    hall.notifier.notify(["default"])
-    hall.notifier.notify(["no queue has this name: \0"])
-    hall.notifier.notify([])
-    hall.notifier.close()
+def test_notifying_where_nobody_listens_is_no_error(fixture: NotifierFixture) -> None:
+    fixture.notifier.notify(["default"])
+    fixture.notifier.notify(["no queue has this name: \0"])
+    fixture.notifier.notify([])
+    fixture.notifier.close()
     # and what comes after a close is sent all the same
-    listener = hall.listen("default")
-    hall.notifier.notify(["default"])
+    listener = fixture.listen("default")
+    fixture.notifier.notify(["default"])
     assert listener.wait(LONG)
 
 
@@ -146,8 +146,8 @@ def test_storages_in_memory_do_not_hear_each_other_and_forget_who_left() -> None
     listener = first.listen(["default"])
     second.notify(["default"])
     assert not listener.wait(0)
-    room = first._room
-    assert len(room._listeners) == 1
+    listeners = first._listeners._listeners
+    assert len(listeners) == 1
     del listener
     gc.collect()
-    assert len(room._listeners) == 0
+    assert len(listeners) == 0
