@@ -36,28 +36,39 @@ from tests.facts import (
     terminal,
 )
 from tests.journal.access import WITHOUT_SHRINKING, at_once, facts_of, put, raw, wait_for_a_lock
-from tests.journal.dispatch_fixture import Desk, broke, claim, done, keys, one, refused, seconds, statuses, work
+from tests.journal.dispatch_fixture import (
+    DispatchFixture,
+    broke,
+    claim,
+    done,
+    keys,
+    one,
+    refused,
+    seconds,
+    statuses,
+    work,
+)
 from tests.journal.schema.version5 import claim_one
 
 _numbers = count(1)
 
 
-def _postgres(desk: Desk) -> PostgresStorage:
+def _postgres(dispatch: DispatchFixture) -> PostgresStorage:
     """Return the storage of a store on Postgres."""
-    assert isinstance(desk.storage, PostgresStorage)
-    return desk.storage
+    assert isinstance(dispatch.storage, PostgresStorage)
+    return dispatch.storage
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_gives_the_attempt_its_input_its_fence_and_its_lease(desk: Desk) -> None:
+def test_a_claim_gives_the_attempt_its_input_its_fence_and_its_lease(dispatch: DispatchFixture) -> None:
     # given an attempt
     scheduled_fact = scheduled(input={"amount": 5, "big": 10**30}, definition_fingerprint="f1", definition_version="1")
-    desk.put(scheduled_fact)
+    dispatch.put(scheduled_fact)
     # when it is claimed
-    desk.wait(10)
-    (claim_,) = desk.store.claim(QUEUE, "worker-9", lease=seconds(30))
+    dispatch.wait(10)
+    (claim_,) = dispatch.store.claim(QUEUE, "worker-9", lease=seconds(30))
     # then the claim says all that a worker needs
     attempt = claim_.attempt
     assert (attempt.run_id, attempt.runnable_key, attempt.step, attempt.queue) == (RUN, key(), "charge", QUEUE)
@@ -68,7 +79,7 @@ def test_a_claim_gives_the_attempt_its_input_its_fence_and_its_lease(desk: Desk)
     assert claim_.lease_until == t(40)
     assert (claim_.ref.queue, claim_.ref.run_id, claim_.ref.runnable_key) == (QUEUE, RUN, key())
     # and the journal has the fact
-    fact = facts_of(desk.storage.read(scheduled_fact.thread))[-1]
+    fact = facts_of(dispatch.storage.read(scheduled_fact.thread))[-1]
     assert (fact.type, fact.claim_id, fact.occurred_at, fact.lease_until) == (
         "attempt_claimed",
         claim_.ref.claim_id,
@@ -76,58 +87,67 @@ def test_a_claim_gives_the_attempt_its_input_its_fence_and_its_lease(desk: Desk)
         t(40),
     )
     assert (fact.owner_id, fact.fencing_token, fact.claim_token_hash) == ("worker-9", 1, claim_.ref.token_hash)
-    assert statuses(desk) == {key(): "claimed"}
+    assert statuses(dispatch) == {key(): "claimed"}
 
 
-def test_an_empty_queue_gives_nothing_and_writes_nothing(desk: Desk) -> None:
-    assert claim(desk, limit=10) == []
-    desk.put(work("run-1", queue="slow"))
-    assert claim(desk, limit=10) == []
-    assert desk.entries() == 1
+def test_an_empty_queue_gives_nothing_and_writes_nothing(dispatch: DispatchFixture) -> None:
+    assert claim(dispatch, limit=10) == []
+    dispatch.put(work("run-1", queue="slow"))
+    assert claim(dispatch, limit=10) == []
+    assert dispatch.entries() == 1
 
 
-def test_higher_priority_goes_first_then_due_time_then_position(desk: Desk) -> None:
-    desk.put(
+def test_higher_priority_goes_first_then_due_time_then_position(dispatch: DispatchFixture) -> None:
+    dispatch.put(
         work("late", visible_at=t(20)),
         work("early", visible_at=t(10)),
         work("urgent", visible_at=t(30), priority=10),
         work("lazy", visible_at=t(0), priority=-10),
         work("early-too", visible_at=t(10)),
     )
-    desk.wait(60)
-    assert [a.run_id for a in desk.store.visible(QUEUE)] == ["urgent", "early", "early-too", "late", "lazy"]
-    assert [a.run_id for a in desk.store.visible(QUEUE, 2)] == ["urgent", "early"]
-    assert keys(claim(desk, limit=10)) == ["urgent", "early", "early-too", "late", "lazy"]
+    dispatch.wait(60)
+    assert [a.run_id for a in dispatch.store.visible(QUEUE)] == ["urgent", "early", "early-too", "late", "lazy"]
+    assert [a.run_id for a in dispatch.store.visible(QUEUE, 2)] == ["urgent", "early"]
+    assert keys(claim(dispatch, limit=10)) == ["urgent", "early", "early-too", "late", "lazy"]
 
 
-def test_a_limit_is_kept_and_the_next_claim_goes_on_from_there(desk: Desk) -> None:
-    desk.put(*(work(f"run-{n}") for n in range(5)))
-    assert keys(claim(desk, limit=2)) == ["run-0", "run-1"]
-    assert keys(claim(desk)) == ["run-2"]
-    assert keys(claim(desk, limit=1000)) == ["run-3", "run-4"]
-    assert claim(desk, limit=1000) == []
+def test_a_claim_takes_from_its_own_queue_alone(dispatch: DispatchFixture) -> None:
+    # given two queues with work of the same definition and priority, one after the other
+    for number in range(3):
+        dispatch.put(work(f"mine-{number}"), work(f"other-{number}", queue="slow"))
+    # when more is claimed than either has, then each gives its own
+    assert keys(claim(dispatch, limit=9)) == ["mine-0", "mine-1", "mine-2"]
+    assert keys(dispatch.store.claim("slow", "worker-1", limit=9)) == ["other-0", "other-1", "other-2"]
 
 
-def test_a_small_claim_takes_what_was_due_first(desk: Desk) -> None:
-    desk.put(work("late", visible_at=t(20)), work("early", visible_at=t(10)), work("later", visible_at=t(30)))
-    desk.wait(60)
-    assert [keys(claim(desk)) for _ in range(3)] == [["early"], ["late"], ["later"]]
+def test_a_limit_is_kept_and_the_next_claim_goes_on_from_there(dispatch: DispatchFixture) -> None:
+    dispatch.put(*(work(f"run-{n}") for n in range(5)))
+    assert keys(claim(dispatch, limit=2)) == ["run-0", "run-1"]
+    assert keys(claim(dispatch)) == ["run-2"]
+    assert keys(claim(dispatch, limit=1000)) == ["run-3", "run-4"]
+    assert claim(dispatch, limit=1000) == []
 
 
-def test_an_attempt_of_the_future_is_claimable_at_its_very_instant(desk: Desk) -> None:
-    desk.put(work("run-1", visible_at=t(10), priority=10))
-    desk.wait(9.999999)
-    assert claim(desk) == []
-    assert desk.store.visible(QUEUE) == []
-    desk.wait(0.000001)
-    assert [a.run_id for a in desk.store.visible(QUEUE)] == ["run-1"]
-    assert keys(claim(desk)) == ["run-1"]
-    assert desk.store.visible(QUEUE) == []
+def test_a_small_claim_takes_what_was_due_first(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("late", visible_at=t(20)), work("early", visible_at=t(10)), work("later", visible_at=t(30)))
+    dispatch.wait(60)
+    assert [keys(claim(dispatch)) for _ in range(3)] == [["early"], ["late"], ["later"]]
 
 
-def test_an_attempt_that_is_not_due_never_stands_in_the_way_of_one_that_is(desk: Desk) -> None:
-    desk.put(*(work(f"later-{n}", visible_at=t(99), priority=10) for n in range(20)), work("now", priority=-10))
-    assert keys(claim(desk, limit=5)) == ["now"]
+def test_an_attempt_of_the_future_is_claimable_at_its_very_instant(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("run-1", visible_at=t(10), priority=10))
+    dispatch.wait(9.999999)
+    assert claim(dispatch) == []
+    assert dispatch.store.visible(QUEUE) == []
+    dispatch.wait(0.000001)
+    assert [a.run_id for a in dispatch.store.visible(QUEUE)] == ["run-1"]
+    assert keys(claim(dispatch)) == ["run-1"]
+    assert dispatch.store.visible(QUEUE) == []
+
+
+def test_an_attempt_that_is_not_due_never_stands_in_the_way_of_one_that_is(dispatch: DispatchFixture) -> None:
+    dispatch.put(*(work(f"later-{n}", visible_at=t(99), priority=10) for n in range(20)), work("now", priority=-10))
+    assert keys(claim(dispatch, limit=5)) == ["now"]
 
 
 @given(data=st.data())
@@ -175,14 +195,14 @@ def test_any_set_of_attempts_is_claimed_in_claim_order(data: st.DataObject, post
         assert claimed_runs == in_order
 
 
-def test_many_who_claim_at_once_share_the_work_without_overlap(desk: Desk) -> None:
+def test_many_who_claim_at_once_share_the_work_without_overlap(dispatch: DispatchFixture) -> None:
     # given forty attempts and six workers
-    desk.put(*(work(f"run-{n}") for n in range(40)))
+    dispatch.put(*(work(f"run-{n}") for n in range(40)))
     taken: list[str] = []
     lock = threading.Lock()
 
     def drain(owner: str) -> None:
-        while claims := desk.store.claim(QUEUE, owner, limit=3):
+        while claims := dispatch.store.claim(QUEUE, owner, limit=3):
             with lock:
                 taken.extend(keys(claims))
 
@@ -190,31 +210,35 @@ def test_many_who_claim_at_once_share_the_work_without_overlap(desk: Desk) -> No
     at_once([partial(drain, f"worker-{n}") for n in range(6)])
     # then each attempt went to one of them
     assert sorted(taken) == sorted(f"run-{n}" for n in range(40))
-    assert all(statuses(desk, f"run-{n}") == {key(f"run-{n}"): "claimed"} for n in range(40))
+    assert all(statuses(dispatch, f"run-{n}") == {key(f"run-{n}"): "claimed"} for n in range(40))
 
 
-def test_a_claim_takes_the_next_attempt_when_another_transaction_holds_the_first(postgres_desk: Desk) -> None:
+def test_a_claim_takes_the_next_attempt_when_another_transaction_holds_the_first(
+    postgres_dispatch: DispatchFixture,
+) -> None:
     # given two attempts, of which a session holds the first
-    postgres_desk.put(work("held"), work("free"))
-    with raw(_postgres(postgres_desk), autocommit=False) as other, ThreadPoolExecutor(1) as pool:
+    postgres_dispatch.put(work("held"), work("free"))
+    with raw(_postgres(postgres_dispatch), autocommit=False) as other, ThreadPoolExecutor(1) as pool:
         other.execute("SELECT FROM attempts WHERE run_id = 'held' FOR UPDATE")
         # when a worker claims, then it does not wait
-        claiming = pool.submit(claim, postgres_desk, 9)
+        claiming = pool.submit(claim, postgres_dispatch, 9)
         try:
             assert keys(claiming.result(10)) == ["free"]
         finally:
             other.rollback()
-    assert keys(claim(postgres_desk, limit=9)) == ["held"]
+    assert keys(claim(postgres_dispatch, limit=9)) == ["held"]
 
 
-def test_what_a_rival_claims_between_the_search_and_the_locks_of_a_claim_is_left_to_it(postgres_desk: Desk) -> None:
-    storage = _postgres(postgres_desk)
-    postgres_desk.put(work("run-1"), work("run-2"))
+def test_what_a_rival_claims_between_the_search_and_the_locks_of_a_claim_is_left_to_it(
+    postgres_dispatch: DispatchFixture,
+) -> None:
+    storage = _postgres(postgres_dispatch)
+    postgres_dispatch.put(work("run-1"), work("run-2"))
     with raw(storage, autocommit=False) as rival, ThreadPoolExecutor(1) as pool:
         # given a rival that lets others read attempts and not lock them
         rival.execute("LOCK TABLE attempts IN EXCLUSIVE MODE")
         # when a worker has found attempts, and the rival claims the first of them
-        claiming = pool.submit(claim, postgres_desk, 9)
+        claiming = pool.submit(claim, postgres_dispatch, 9)
         wait_for_a_lock(storage)
         assert claim_one(rival, QUEUE, "rival") == "run-1"
         rival.commit()
@@ -225,28 +249,28 @@ def test_what_a_rival_claims_between_the_search_and_the_locks_of_a_claim_is_left
 # --- what gives no claims -------------------------------------------------------------------------------------------
 
 
-def test_a_paused_queue_gives_no_claims_until_it_is_resumed(desk: Desk) -> None:
+def test_a_paused_queue_gives_no_claims_until_it_is_resumed(dispatch: DispatchFixture) -> None:
     # given a queue with work, of which one is claimed
-    desk.put(work("run-1"), work("run-2", max_deliveries=1), work("run-3", queue="slow"))
-    held = one(desk)
+    dispatch.put(work("run-1"), work("run-2", max_deliveries=1), work("run-3", queue="slow"))
+    held = one(dispatch)
     # when it is paused
-    desk.put(queue_paused())
+    dispatch.put(queue_paused())
     # then nothing can be claimed from it, although it is shown
-    assert claim(desk, limit=9) == []
-    assert [a.run_id for a in desk.store.visible(QUEUE)] == ["run-2"]
+    assert claim(dispatch, limit=9) == []
+    assert [a.run_id for a in dispatch.store.visible(QUEUE)] == ["run-2"]
     # other queues go on, and what was claimed before can be settled
-    assert keys(desk.store.claim("slow", "worker-1")) == ["run-3"]
-    assert desk.store.heartbeat([held.ref])[0].unwrap().status == "claimed"
-    assert desk.store.settle([done(held)])[0].unwrap().status == "completed"
+    assert keys(dispatch.store.claim("slow", "worker-1")) == ["run-3"]
+    assert dispatch.store.heartbeat([held.ref])[0].unwrap().status == "claimed"
+    assert dispatch.store.settle([done(held)])[0].unwrap().status == "completed"
     # and when it is resumed, claims go on
-    desk.put(queue_resumed())
-    assert keys(claim(desk, limit=9)) == ["run-2"]
+    dispatch.put(queue_resumed())
+    assert keys(claim(dispatch, limit=9)) == ["run-2"]
 
 
-def test_a_pause_that_a_claim_has_to_wait_for_is_seen_by_it(postgres_desk: Desk) -> None:
+def test_a_pause_that_a_claim_has_to_wait_for_is_seen_by_it(postgres_dispatch: DispatchFixture) -> None:
     # given a pause that is written and comes to its last step
-    storage, commit_id = _postgres(postgres_desk), uuid4()
-    postgres_desk.put(work("run-1"))
+    storage, commit_id = _postgres(postgres_dispatch), uuid4()
+    postgres_dispatch.put(work("run-1"))
     with raw(storage, autocommit=False) as other, ThreadPoolExecutor(2) as pool:
         other.execute(
             "INSERT INTO journal_commits (id, receipt, committed_at) VALUES (%s, '{}', clock_timestamp())", (commit_id,)
@@ -254,18 +278,18 @@ def test_a_pause_that_a_claim_has_to_wait_for_is_seen_by_it(postgres_desk: Desk)
         pausing = pool.submit(storage.commit, [Append(queue_paused().thread, [queue_paused()])], commit_id)
         wait_for_a_lock(storage)
         # when a worker claims meanwhile, and waits for the thread
-        claiming = pool.submit(claim, postgres_desk)
+        claiming = pool.submit(claim, postgres_dispatch)
         wait_for_a_lock(storage, 2)
         other.rollback()
         pausing.result(30)
         # then it gets nothing
         assert claiming.result(30) == []
-    assert statuses(postgres_desk, "run-1") == {key("run-1"): "available"}
+    assert statuses(postgres_dispatch, "run-1") == {key("run-1"): "available"}
 
 
-def test_a_worker_claims_only_what_it_has_registered(desk: Desk) -> None:
+def test_a_worker_claims_only_what_it_has_registered(dispatch: DispatchFixture) -> None:
     # given work of several definitions
-    desk.put(
+    dispatch.put(
         work("other", workflow="refund", definition_fingerprint="f1", priority=10),
         work("older", workflow="billing", definition_fingerprint="f0"),
         work("mine", workflow="billing", definition_fingerprint="f1"),
@@ -273,78 +297,78 @@ def test_a_worker_claims_only_what_it_has_registered(desk: Desk) -> None:
     )
     mine = definition_key("billing", "f1")
     # when a worker claims that knows one of them, or none
-    assert claim(desk, limit=9, definitions=[]) == []
-    assert claim(desk, limit=9, definitions=["nothing/known"]) == []
-    assert keys(claim(desk, limit=9, definitions=[mine, mine])) == ["mine"]
+    assert claim(dispatch, limit=9, definitions=[]) == []
+    assert claim(dispatch, limit=9, definitions=["nothing/known"]) == []
+    assert keys(claim(dispatch, limit=9, definitions=[mine, mine])) == ["mine"]
     # then the rest stays visible for others
-    assert [a.run_id for a in desk.store.visible(QUEUE)] == ["other", "older", "bare"]
-    assert keys(claim(desk, limit=9, definitions=(mine, definition_key(None, None)))) == ["bare"]
-    assert keys(claim(desk, limit=9, definitions=None)) == ["other", "older"]
+    assert [a.run_id for a in dispatch.store.visible(QUEUE)] == ["other", "older", "bare"]
+    assert keys(claim(dispatch, limit=9, definitions=(mine, definition_key(None, None)))) == ["bare"]
+    assert keys(claim(dispatch, limit=9, definitions=None)) == ["other", "older"]
 
 
-def test_a_thousand_attempts_of_another_definition_do_not_hide_one_of_mine(desk: Desk) -> None:
-    desk.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(1050)), work("mine"))
-    assert keys(claim(desk, limit=5, definitions=[definition_key("billing", None)])) == ["mine"]
-    assert len(desk.store.visible(QUEUE, limit=2000)) == 1050
+def test_a_thousand_attempts_of_another_definition_do_not_hide_one_of_mine(dispatch: DispatchFixture) -> None:
+    dispatch.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(1050)), work("mine"))
+    assert keys(claim(dispatch, limit=5, definitions=[definition_key("billing", None)])) == ["mine"]
+    assert len(dispatch.store.visible(QUEUE, limit=2000)) == 1050
 
 
-def test_what_is_shown_can_be_kept_to_definitions_before_it_is_limited(desk: Desk) -> None:
+def test_what_is_shown_can_be_kept_to_definitions_before_it_is_limited(dispatch: DispatchFixture) -> None:
     # given much of another definition, of higher priority and longer expired, and a little of mine
     mine = [definition_key("billing", None)]
-    desk.put(*(work(f"held-{n}", workflow="refund", priority=10) for n in range(5)), work("mine-held"))
-    claim(desk, limit=5, lease=seconds(5))
-    claim(desk, lease=seconds(9))
-    desk.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(5)), work("mine"), work("mine-too"))
-    desk.wait(10)
+    dispatch.put(*(work(f"held-{n}", workflow="refund", priority=10) for n in range(5)), work("mine-held"))
+    claim(dispatch, limit=5, lease=seconds(5))
+    claim(dispatch, lease=seconds(9))
+    dispatch.put(*(work(f"run-{n}", workflow="refund", priority=10) for n in range(5)), work("mine"), work("mine-too"))
+    dispatch.wait(10)
     # when only mine is asked for, then the rest does not count towards the limit
-    for look, expected in ((desk.store.visible, ["mine", "mine-too"]), (desk.store.expired, ["mine-held"])):
+    for look, expected in ((dispatch.store.visible, ["mine", "mine-too"]), (dispatch.store.expired, ["mine-held"])):
         assert [a.run_id for a in look(QUEUE, 3, definitions=mine)] == expected
         assert [a.run_id for a in look(QUEUE, 1, definitions=mine)] == expected[:1]
         assert look(QUEUE, definitions=["nothing/known"]) == look(QUEUE, definitions=[]) == []
         assert len(look(QUEUE, 3)) == len(look(QUEUE, 3, definitions=None)) == 3
 
 
-def test_a_worker_does_not_dead_letter_what_it_has_not_registered(desk: Desk) -> None:
-    desk.put(scheduled(workflow="refund", max_deliveries=1))
-    one(desk)
-    desk.wait(60)
-    assert claim(desk, definitions=[definition_key("billing", None)]) == []
-    assert statuses(desk) == {key(): "claimed"}
+def test_a_worker_does_not_dead_letter_what_it_has_not_registered(dispatch: DispatchFixture) -> None:
+    dispatch.put(scheduled(workflow="refund", max_deliveries=1))
+    one(dispatch)
+    dispatch.wait(60)
+    assert claim(dispatch, definitions=[definition_key("billing", None)]) == []
+    assert statuses(dispatch) == {key(): "claimed"}
 
 
 @pytest.mark.parametrize("how", ["terminal", "terminal and fenced", "fenced"])
-def test_a_run_that_has_ended_gives_no_claims_and_takes_no_outcomes(desk: Desk, how: str) -> None:
+def test_a_run_that_has_ended_gives_no_claims_and_takes_no_outcomes(dispatch: DispatchFixture, how: str) -> None:
     # given a run with one attempt claimed, one visible and one expired
-    desk.put(
+    dispatch.put(
         scheduled("run-1", "c", priority=3), scheduled("run-1", "b", priority=2), scheduled("run-1", "a"), work("x")
     )
-    lost, held = *claim(desk, lease=seconds(5)), *claim(desk, lease=seconds(500))
-    desk.wait(10)
+    lost, held = *claim(dispatch, lease=seconds(5)), *claim(dispatch, lease=seconds(500))
+    dispatch.wait(10)
     # when the run ends
     ends: dict[str, list[Fact]] = {"terminal": [terminal(at=10)], "fenced": [fenced(at=10)]}
-    desk.put(*(ends.get(how) or [fenced(at=10), terminal(at=10)]))
+    dispatch.put(*(ends.get(how) or [fenced(at=10), terminal(at=10)]))
     # then nothing of it can be claimed, seen or settled; all else can
-    assert keys(claim(desk, limit=9)) == ["x"]
-    assert desk.store.visible(QUEUE) == desk.store.expired(QUEUE) == []
-    assert desk.store.dead_letter_expired(QUEUE) == []
-    before = desk.entries()
+    assert keys(claim(dispatch, limit=9)) == ["x"]
+    assert dispatch.store.visible(QUEUE) == dispatch.store.expired(QUEUE) == []
+    assert dispatch.store.dead_letter_expired(QUEUE) == []
+    before = dispatch.entries()
     for c in (lost, held):
-        refused(desk.store.settle([done(c)])[0], TerminalRun)
-        refused(desk.store.settle([broke(c, NextAttempt(c.ref.runnable_key + "x", seconds(1)))])[0], TerminalRun)
-        refused(desk.store.heartbeat([c.ref])[0], TerminalRun)
-        refused(desk.store.release([c.ref])[0], TerminalRun)
-    desk.wait(9999)
-    assert keys(claim(desk, limit=9)) == ["x"]
-    assert desk.entries() == before + 1
+        refused(dispatch.store.settle([done(c)])[0], TerminalRun)
+        refused(dispatch.store.settle([broke(c, NextAttempt(c.ref.runnable_key + "x", seconds(1)))])[0], TerminalRun)
+        refused(dispatch.store.heartbeat([c.ref])[0], TerminalRun)
+        refused(dispatch.store.release([c.ref])[0], TerminalRun)
+    dispatch.wait(9999)
+    assert keys(claim(dispatch, limit=9)) == ["x"]
+    assert dispatch.entries() == before + 1
 
 
-def test_a_quarantined_run_gives_no_claims_and_all_others_do(desk: Desk) -> None:
-    desk.put(scheduled(), scheduled(step="ship", max_deliveries=1), work("run-2"))
-    first, second = claim(desk, limit=2)
-    desk.store.release([first.ref])
-    desk.put(quarantined())
-    desk.wait(60)
-    assert keys(claim(desk, limit=9)) == ["run-2"]
-    assert desk.store.visible(QUEUE) == []
-    assert statuses(desk) == {key(): "available", key(step="ship"): "claimed"}
-    refused(desk.store.settle([done(second)])[0], ExpiredClaim)
+def test_a_quarantined_run_gives_no_claims_and_all_others_do(dispatch: DispatchFixture) -> None:
+    dispatch.put(scheduled(), scheduled(step="ship", max_deliveries=1), work("run-2"))
+    first, second = claim(dispatch, limit=2)
+    dispatch.store.release([first.ref])
+    dispatch.put(quarantined())
+    dispatch.wait(60)
+    assert keys(claim(dispatch, limit=9)) == ["run-2"]
+    assert dispatch.store.visible(QUEUE) == []
+    assert statuses(dispatch) == {key(): "available", key(step="ship"): "claimed"}
+    refused(dispatch.store.settle([done(second)])[0], ExpiredClaim)
