@@ -116,17 +116,17 @@ def test_every_page_of_the_runbook_says_the_same_things_in_the_same_order() -> N
 
 
 def test_the_reference_of_the_command_is_up_to_date() -> None:
-    told = "python -m squid_dagster.cli.reference > docs/cli.md"
-    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference(), f"run: {told}"
+    command = "python -m squid_dagster.cli.reference > docs/cli.md"
+    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference(), f"run: {command}"
 
 
 @pytest.mark.parametrize("name", documents())
 def test_commands_in_text_and_tables_would_be_taken(name: str) -> None:
-    for found in inline_commands(name):
+    for inline in inline_commands(name):
         try:
-            read_command(found.text)
+            read_command(inline.text)
         except click.UsageError as error:
-            pytest.fail(f"{found.place}: `{found.text}`: {error.format_message()}")
+            pytest.fail(f"{inline.place}: `{inline.text}`: {error.format_message()}")
         _total.inline += 1
 
 

@@ -59,7 +59,7 @@ class Typed:
 
     def __call__(self, *args: object, input: str | None = None) -> Answer:  # noqa: A002  as click calls it
         """Type a command in this process."""
-        done = CliRunner(env=self.environ).invoke(main, [str(each) for each in args], input=input)
+        done = CliRunner(env=self.environ).invoke(main, [str(argument) for argument in args], input=input)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Answer(done.exit_code, done.stdout, done.stderr)
@@ -76,7 +76,7 @@ class Typed:
         Variables hold from then on; None takes one away.
         """
         for name, value in environ.items():
-            self.environ = {key: each for key, each in self.environ.items() if key != name}
+            self.environ = {key: before for key, before in self.environ.items() if key != name}
             self.environ |= {} if value is None else {name: value}
         with self.process(*args) as child:
             out, err = child.communicate()

@@ -36,7 +36,7 @@ def test_the_next_windows_of_all_triggers_come_in_order_without_a_database(untou
     windows = elsewhere(*args, "--json").json["windows"]
     assert list(windows[0]) == ["start_at", "end_at", "workflow", "trigger", "timezone", "local_start"]
     # The night in which Berlin's clock is turned back: 02:30 comes twice, and the second one counts.
-    assert [(each["start_at"], each["trigger"], each["local_start"]) for each in windows] == [
+    assert [(window["start_at"], window["trigger"], window["local_start"]) for window in windows] == [
         ("2026-10-24T23:00:00+00:00", "hourly", "2026-10-24T23:00:00+00:00"),
         ("2026-10-25T00:00:00+00:00", "hourly", "2026-10-25T00:00:00+00:00"),
         ("2026-10-25T01:00:00+00:00", "hourly", "2026-10-25T01:00:00+00:00"),

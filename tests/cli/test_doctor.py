@@ -38,18 +38,18 @@ def examined(typed: Typed, *args: object) -> dict[str, Any]:
     """What the doctor says; it leaves no fact and no schema behind, and its exit code fits."""
     facts = typed.facts()
     answer = typed("doctor", "--json", *args)
-    told: dict[str, Any] = json.loads(answer.out)
-    assert [*told] == ["healthy", "findings", "skipped", "passed"]
-    assert (answer.code, answer.err) == (0 if told["healthy"] else 1, "")
-    assert all([*each] == ["code", "detail", "remedy"] and all(each.values()) for each in told["findings"])
-    assert {each["code"] for part in ("findings", "skipped") for each in told[part]} | {*told["passed"]} == {*CODES}
+    report: dict[str, Any] = json.loads(answer.out)
+    assert [*report] == ["healthy", "findings", "skipped", "passed"]
+    assert (answer.code, answer.err) == (0 if report["healthy"] else 1, "")
+    assert all([*finding] == ["code", "detail", "remedy"] and all(finding.values()) for finding in report["findings"])
+    assert {row["code"] for part in ("findings", "skipped") for row in report[part]} | {*report["passed"]} == {*CODES}
     assert typed.facts() == facts
     assert not typed.storage.rows("SELECT FROM pg_namespace WHERE nspname LIKE 'squid_doctor%%'")
-    return told
+    return report
 
 
-def codes(told: dict[str, Any]) -> list[str]:
-    return [each["code"] for each in told["findings"]]
+def codes(report: dict[str, Any]) -> list[str]:
+    return [finding["code"] for finding in report["findings"]]
 
 
 def alive(storage: PostgresStorage) -> Squid:
@@ -96,9 +96,9 @@ def test_schema_drift(typed: Typed) -> None:
             "CREATE OR REPLACE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
         ):
             connection.execute(plant)
-    told = examined(typed, *FLOWS)
-    assert codes(told) == ["schema_drift"]
-    detail = told["findings"][0]["detail"]
+    report = examined(typed, *FLOWS)
+    assert codes(report) == ["schema_drift"]
+    detail = report["findings"][0]["detail"]
     for named in (
         "function refuse_change() differs",
         "index runs.runs_parent is missing",
@@ -112,9 +112,9 @@ def test_schema_drift(typed: Typed) -> None:
 def test_an_outdated_schema_is_drift_too(typed: Typed) -> None:
     with raw(typed.storage) as connection:
         connection.execute("UPDATE squid_schema SET version = 1")
-    told = examined(typed)
-    assert codes(told) == ["schema_drift"]
-    assert "squid db upgrade" in told["findings"][0]["remedy"]
+    report = examined(typed)
+    assert codes(report) == ["schema_drift"]
+    assert "squid db upgrade" in report["findings"][0]["remedy"]
 
 
 def test_views_differ(typed: Typed) -> None:
@@ -122,20 +122,20 @@ def test_views_differ(typed: Typed) -> None:
     with raw(typed.storage) as connection:
         connection.execute("UPDATE runs SET trigger = 'other' WHERE workflow = 'nap'")
         connection.execute("UPDATE backlog SET title = 'other'")
-    told = examined(typed, *FLOWS)
-    assert codes(told) == ["views_differ"]
-    assert "other values in trigger" in told["findings"][0]["detail"]
-    assert "card a: other values in title" in told["findings"][0]["detail"]
-    assert told["findings"][0]["remedy"] == "squid views rebuild"
+    report = examined(typed, *FLOWS)
+    assert codes(report) == ["views_differ"]
+    assert "other values in trigger" in report["findings"][0]["detail"]
+    assert "card a: other values in title" in report["findings"][0]["detail"]
+    assert report["findings"][0]["remedy"] == "squid views rebuild"
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(-3600, "behind"), (3600, "ahead of")])
 def test_clock_skew(typed: Typed, monkeypatch: pytest.MonkeyPatch, seconds: int, side: str) -> None:
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + seconds)
-    told = examined(typed, *FLOWS)
-    assert codes(told) == ["clock_skew"]
-    assert f"s {side} the database's" in told["findings"][0]["detail"]
+    report = examined(typed, *FLOWS)
+    assert codes(report) == ["clock_skew"]
+    assert f"s {side} the database's" in report["findings"][0]["detail"]
     assert codes(examined(typed, *FLOWS, "--max-skew", "4000")) == []
 
 
@@ -143,25 +143,25 @@ def test_stuck_runs_that_a_crash_left_halfway(typed: Typed) -> None:
     alive(typed.storage)
     put(typed.storage, started("unplanned"), queued("unplanned"), planned(run="unplanned"))
     put(typed.storage, started("unqueued"))
-    told = examined(typed, *FLOWS)
-    assert codes(told) == ["stuck_runs"]
-    assert "2 runs were left halfway" in told["findings"][0]["detail"]
-    assert "unplanned, unqueued" in told["findings"][0]["detail"]
-    assert "squid recover" in told["findings"][0]["remedy"]
+    report = examined(typed, *FLOWS)
+    assert codes(report) == ["stuck_runs"]
+    assert "2 runs were left halfway" in report["findings"][0]["detail"]
+    assert "unplanned, unqueued" in report["findings"][0]["detail"]
+    assert "squid recover" in report["findings"][0]["remedy"]
 
 
 def test_stuck_runs_that_a_live_worker_does_not_take(typed: Typed) -> None:
     squid = alive(typed.storage)
     squid.start("hello")
     assert codes(examined(typed, *FLOWS)) == []  # it is due for a moment only
-    told = examined(typed, *FLOWS, "--stuck-after", "0")
-    assert codes(told) == ["stuck_runs"]
-    assert "although w-1 could take them" in told["findings"][0]["detail"]
+    report = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(report) == ["stuck_runs"]
+    assert "although w-1 could take them" in report["findings"][0]["detail"]
     # and one whose workers have other workflows, although the workflow can be loaded
     announce(typed.storage, "default", definitions=("other/1",))
-    told = examined(typed, *FLOWS, "--stuck-after", "0")
-    assert codes(told) == ["stuck_runs"]
-    assert "none of which has that workflow" in told["findings"][0]["detail"]
+    report = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(report) == ["stuck_runs"]
+    assert "none of which has that workflow" in report["findings"][0]["detail"]
 
 
 def test_queue_without_worker(typed: Typed) -> None:
@@ -170,17 +170,17 @@ def test_queue_without_worker(typed: Typed) -> None:
     squid.start("hello", queue="shut")
     squid.pause_queue("shut")
     assert codes(examined(typed, *FLOWS)) == []  # somebody may be about to come
-    told = examined(typed, *FLOWS, "--stuck-after", "0")
-    assert codes(told) == ["queue_without_worker"]
-    assert "queue 'lonely' has 2 attempts due" in told["findings"][0]["detail"]
-    assert "--queue lonely" in told["findings"][0]["remedy"]
+    report = examined(typed, *FLOWS, "--stuck-after", "0")
+    assert codes(report) == ["queue_without_worker"]
+    assert "queue 'lonely' has 2 attempts due" in report["findings"][0]["detail"]
+    assert "--queue lonely" in report["findings"][0]["remedy"]
 
 
 def test_workflow_not_loadable_because_of_its_module(typed: Typed) -> None:
     alive(typed.storage)
-    told = examined(typed, "-m", "tests.cli.no_such_module")
-    assert codes(told) == ["workflow_not_loadable"]
-    assert "tests.cli.no_such_module" in told["findings"][0]["detail"]
+    report = examined(typed, "-m", "tests.cli.no_such_module")
+    assert codes(report) == ["workflow_not_loadable"]
+    assert "tests.cli.no_such_module" in report["findings"][0]["detail"]
 
 
 def test_workflow_not_loadable_because_nobody_has_it(typed: Typed) -> None:
@@ -188,10 +188,10 @@ def test_workflow_not_loadable_because_nobody_has_it(typed: Typed) -> None:
     squid.start("hello")
     announce(typed.storage, "default", definitions=("other/1",))
     for modules in ((), ("-m", "tests.cli.modules.resource_user")):
-        told = examined(typed, *modules, "--stuck-after", "0")
-        assert codes(told) == ["workflow_not_loadable"] * 3
-        for name, each in zip(("hello", "nap", "orders"), told["findings"], strict=True):
-            assert f"workflow '{name}'" in each["detail"]
+        report = examined(typed, *modules, "--stuck-after", "0")
+        assert codes(report) == ["workflow_not_loadable"] * 3
+        for name, finding in zip(("hello", "nap", "orders"), report["findings"], strict=True):
+            assert f"workflow '{name}'" in finding["detail"]
     # a worker that has them all is enough
     announce(typed.storage, "default")
     assert codes(examined(typed, "-m", "tests.cli.modules.resource_user")) == []
@@ -229,18 +229,18 @@ def _ticks(stack: Stack) -> list[Any]:
 def test_nothing_is_wrong_with_a_healthy_system(served: tuple[Typed, Stack]) -> None:
     typed, stack = served
     announce(typed.storage, "default")
-    told = examined(typed, *FLOWS, "--dagster", stack.address)
-    assert told == {"healthy": True, "findings": [], "skipped": [], "passed": [*CODES]}
+    report = examined(typed, *FLOWS, "--dagster", stack.address)
+    assert report == {"healthy": True, "findings": [], "skipped": [], "passed": [*CODES]}
     announce(typed.storage, "default")
     assert typed("doctor", *FLOWS, "--dagster", stack.address).out.endswith("\n\nNothing is wrong.\n")
 
 
 def test_dagster_elsewhere(served: tuple[Typed, Stack], typed: Typed) -> None:
     _, stack = served
-    told = examined(typed, *FLOWS, "--dagster", f"{stack.address}/")
-    assert codes(told) == ["dagster_elsewhere"]
-    assert f"location {LOCATION!r}" in told["findings"][0]["detail"]
-    assert "SQUID_DATABASE_URL" in told["findings"][0]["remedy"]
+    report = examined(typed, *FLOWS, "--dagster", f"{stack.address}/")
+    assert codes(report) == ["dagster_elsewhere"]
+    assert f"location {LOCATION!r}" in report["findings"][0]["detail"]
+    assert "SQUID_DATABASE_URL" in report["findings"][0]["remedy"]
     # a location that was here long ago, and ticks now, has gone elsewhere
     PostgresLiveness(typed.storage).report(
         WorkerRow(
@@ -265,9 +265,9 @@ def test_the_names_are_those_of_the_plugin() -> None:
 
 
 def test_a_check_that_cannot_be_made_says_why(typed: Typed) -> None:
-    told = examined(typed, "--dagster", "http://127.0.0.1:1", "--skip", "clock_skew")
-    assert told["healthy"]
-    skipped = {each["code"]: each["reason"] for each in told["skipped"]}
+    report = examined(typed, "--dagster", "http://127.0.0.1:1", "--skip", "clock_skew")
+    assert report["healthy"]
+    skipped = {check["code"]: check["reason"] for check in report["skipped"]}
     assert [*skipped] == ["clock_skew", "workflow_not_loadable", "dagster_elsewhere"]
     assert "--skip" in skipped["clock_skew"]
     assert "-m" in skipped["workflow_not_loadable"]
@@ -281,12 +281,12 @@ def test_a_check_that_cannot_be_made_says_why(typed: Typed) -> None:
 def test_missing_views_are_found_and_keep_nothing_else_from_being_checked(typed: Typed, view: str) -> None:
     with raw(typed.storage) as connection:
         connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(view)))
-    told = examined(typed, *FLOWS)
-    assert codes(told) == ["schema_drift", "views_differ"]
-    assert f"table {view} is missing" in told["findings"][0]["detail"]
-    assert f".{view}" in told["findings"][1]["detail"]
-    assert told["findings"][1]["remedy"] == "squid views rebuild"
-    assert "clock_skew" in told["passed"]
+    report = examined(typed, *FLOWS)
+    assert codes(report) == ["schema_drift", "views_differ"]
+    assert f"table {view} is missing" in report["findings"][0]["detail"]
+    assert f".{view}" in report["findings"][1]["detail"]
+    assert report["findings"][1]["remedy"] == "squid views rebuild"
+    assert "clock_skew" in report["passed"]
     # and the remedy helps
     typed("views", "rebuild")
     assert codes(examined(typed, *FLOWS)) == []
@@ -295,17 +295,17 @@ def test_missing_views_are_found_and_keep_nothing_else_from_being_checked(typed:
 def test_what_is_left_out_is_told_when_another_check_stumbles_over_it(typed: Typed) -> None:
     with raw(typed.storage) as connection:
         connection.execute("DROP TABLE attempts")
-    told = examined(typed, *FLOWS, "--skip", "schema_drift", "--skip", "views_differ")
-    assert codes(told) == ["views_differ"]
-    assert {"stuck_runs", "queue_without_worker"} <= {each["code"] for each in told["skipped"]}
+    report = examined(typed, *FLOWS, "--skip", "schema_drift", "--skip", "views_differ")
+    assert codes(report) == ["views_differ"]
+    assert {"stuck_runs", "queue_without_worker"} <= {check["code"] for check in report["skipped"]}
 
 
 def test_a_table_that_is_missing_is_drift(typed: Typed) -> None:
     with raw(typed.storage) as connection:
         connection.execute("DROP TABLE journal_threads CASCADE")
-    told = examined(typed, *FLOWS)
-    assert "schema_drift" in codes(told)
-    assert "table journal_threads is missing" in told["findings"][0]["detail"]
+    report = examined(typed, *FLOWS)
+    assert "schema_drift" in codes(report)
+    assert "table journal_threads is missing" in report["findings"][0]["detail"]
 
 
 @pytest.fixture
@@ -326,9 +326,9 @@ def reader(typed: Typed) -> Typed:
 
 
 def test_a_role_that_may_not_make_a_schema_is_told_so(reader: Typed) -> None:
-    told = examined(reader, *FLOWS)
-    assert told["healthy"]
-    skipped = {each["code"]: each["reason"] for each in told["skipped"]}
+    report = examined(reader, *FLOWS)
+    assert report["healthy"]
+    skipped = {check["code"]: check["reason"] for check in report["skipped"]}
     assert "permission denied" in skipped["schema_drift"]
     shown = reader("doctor", *FLOWS).out
     assert "skipped  schema_drift: " in shown
@@ -338,9 +338,9 @@ def test_a_role_that_may_not_make_a_schema_is_told_so(reader: Typed) -> None:
 def test_a_role_that_may_not_make_a_schema_is_told_of_a_missing_view(reader: Typed) -> None:
     with raw(reader.storage) as connection:
         connection.execute("DROP TABLE attempts")
-    told = examined(reader, *FLOWS)
-    assert codes(told) == ["views_differ"]
-    assert "schema_drift" in {each["code"] for each in told["skipped"]}
+    report = examined(reader, *FLOWS)
+    assert codes(report) == ["views_differ"]
+    assert "schema_drift" in {check["code"] for check in report["skipped"]}
     shown = reader("doctor", *FLOWS)
     assert shown.code == 1
     assert "WRONG    views_differ: " in shown.out

@@ -77,17 +77,17 @@ def test_a_queue_is_paused_shown_and_resumed(typed: Typed) -> None:
     assert list(shown) == [*QUEUE_KEYS, "paused_by", "workers", "dead_letters"]
     assert (shown["paused"], shown["paused_by"]["actor"], shown["paused_by"]["comment"]) == (True, "ada", "flood")
     assert (shown["workers"], shown["dead_letters"]) == ([], [])
-    told = typed("queue", "inspect", "mail").out
-    assert "paused by ada" in told
-    assert "no worker serves it" in told
+    pause = typed("queue", "inspect", "mail").out
+    assert "paused by ada" in pause
+    assert "no worker serves it" in pause
 
     # when it is paused again without a word, then the first pause is what counts
     assert typed("queue", "pause", "mail", "--actor", "grace").code == 0
     assert typed("queue", "inspect", "mail", "--json").json["paused_by"] == shown["paused_by"]
     # and a new comment is told, since the first pause
     assert typed("queue", "pause", "mail", "--actor", "grace", "--comment", "still").code == 0
-    told = typed("queue", "inspect", "mail", "--json").json["paused_by"]
-    assert told == {"at": shown["paused_by"]["at"], "actor": "grace", "comment": "still"}
+    pause = typed("queue", "inspect", "mail", "--json").json["paused_by"]
+    assert pause == {"at": shown["paused_by"]["at"], "actor": "grace", "comment": "still"}
 
     assert typed("queue", "resume", "mail").out == "queue mail is open\n"
     assert typed("queue", "inspect", "mail", "--json").json["paused_by"] is None
@@ -102,14 +102,14 @@ def test_dead_letters_are_listed_page_by_page(typed: Typed) -> None:
     runs = dead_letters(typed, 2)
     page = typed("queue", "dead", "--limit", 1, "--json").json
     rest = typed("queue", "dead", "default", "--after", page["next_after"], "--json").json
-    found = page["dead_letters"] + rest["dead_letters"]
-    assert list(found[0]) == DEAD_KEYS
-    assert sorted(each["run_id"] for each in found) == sorted(runs)
-    assert (rest["next_after"], found[0]["step"], found[0]["deliveries"]) == (None, "hold", 1)
+    letters = page["dead_letters"] + rest["dead_letters"]
+    assert list(letters[0]) == DEAD_KEYS
+    assert sorted(letter["run_id"] for letter in letters) == sorted(runs)
+    assert (rest["next_after"], letters[0]["step"], letters[0]["deliveries"]) == (None, "hold", 1)
     shown = typed("queue", "dead", "--limit", 1).out
-    assert found[0]["runnable_key"] in shown
-    assert f"--after {found[0]['position']}" in shown
-    assert typed("queue", "inspect", "default", "--json").json["dead_letters"] == found
+    assert letters[0]["runnable_key"] in shown
+    assert f"--after {letters[0]['position']}" in shown
+    assert typed("queue", "inspect", "default", "--json").json["dead_letters"] == letters
 
 
 def test_a_run_with_a_dead_letter_has_one_status_in_every_command(typed: Typed) -> None:
@@ -139,8 +139,8 @@ def test_all_dead_letters_of_a_queue_are_put_back_after_asking(typed: Typed) -> 
     assert (dry["matched"], dry["done"]) == (3, 0)
 
     done = typed("queue", "retry", "--all", "--queue", "mail", "--yes", "--json")
-    told = json.loads(done.out)
-    assert (done.code, told["done"], told["refused"]) == (0, 2, 0)
-    assert sorted(run["run_id"] for run in told["runs"]) == sorted(mail)
+    document = json.loads(done.out)
+    assert (done.code, document["done"], document["refused"]) == (0, 2, 0)
+    assert sorted(run["run_id"] for run in document["runs"]) == sorted(mail)
     left = typed("queue", "dead", "--json").json["dead_letters"]
-    assert [each["run_id"] for each in left] == other
+    assert [letter["run_id"] for letter in left] == other

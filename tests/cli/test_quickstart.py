@@ -36,8 +36,8 @@ def folder() -> Iterator[Path]:
 
 def environment(folder: Path) -> dict[str, str]:
     unset = ("SQUID_DATABASE_URL", "DATABASE_URL", "SQUID_DATA_DIR", "SQUID_SCHEMA", "KUBERNETES_SERVICE_HOST")
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
-    return {**kept, "XDG_DATA_HOME": str(folder), MARK: str(folder)}
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**environ, "XDG_DATA_HOME": str(folder), MARK: str(folder)}
 
 
 def squid(folder: Path, *arguments: object, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -55,14 +55,14 @@ def squid(folder: Path, *arguments: object, **environ: str) -> "subprocess.Compl
 
 def processes(folder: Path) -> list[str]:
     """The command lines of all processes that were started for this folder."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                pids.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue
-    return found
+    return pids
 
 
 class Quickstart:
@@ -130,7 +130,7 @@ def test_a_worker_is_killed_and_the_run_is_finished_by_another_one(folder: Path)
         assert watched.returncode == 0, watched.stderr
         run_id = watch.split()[3]
         shown = json.loads(squid(folder, "run", "inspect", run_id, "--json").stdout)
-        (brewed,) = (each for each in shown["attempts"] if each["step"] == "brew")
+        (brewed,) = (attempt for attempt in shown["attempts"] if attempt["step"] == "brew")
         assert shown["status"] == "completed"
         assert brewed["deliveries"] > 1
         assert str(worker) not in brewed["owner_id"].split("-")
@@ -208,9 +208,9 @@ def test_without_a_ui_it_says_so_in_one_document_and_leaves_an_existing_file_alo
     # when it is started, then for a program all is in one document
     done = squid(folder, "quickstart", "kept", "--no-ui", "--seconds", 0.2, "--until-done", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["written"], told["url"], told["workflow_file"]) == (False, None, str(ours / "coffee.py"))
-    assert set(told) == {
+    document = json.loads(done.stdout)
+    assert (document["written"], document["url"], document["workflow_file"]) == (False, None, str(ours / "coffee.py"))
+    assert set(document) == {
         "directory",
         "workflow_file",
         "written",
@@ -223,9 +223,9 @@ def test_without_a_ui_it_says_so_in_one_document_and_leaves_an_existing_file_alo
         "kill",
         "watch",
     }
-    assert told["watch"] == f"squid run watch {told['run_id']}"
+    assert document["watch"] == f"squid run watch {document['run_id']}"
     assert done.stderr == ""
-    shown = json.loads(squid(folder, "run", "inspect", told["run_id"], "--json").stdout)
+    shown = json.loads(squid(folder, "run", "inspect", document["run_id"], "--json").stdout)
     assert shown["status"] == "completed"
     assert (ours / "coffee.py").read_text() == text
     assert processes(folder) == []
@@ -234,11 +234,11 @@ def test_without_a_ui_it_says_so_in_one_document_and_leaves_an_existing_file_alo
 def test_another_terminal_is_told_where_the_journal_is_unless_that_is_the_usual_place(folder: Path) -> None:
     elsewhere = {"SQUID_DATA_DIR": str(folder / "elsewhere"), "SQUID_SCHEMA": "mine"}
     asked = ("quickstart", "told", "--no-ui", "--seconds", 0.1, "--until-done", "--json")
-    told = json.loads(squid(folder, *asked, **elsewhere).stdout)
+    document = json.loads(squid(folder, *asked, **elsewhere).stdout)
     where = f"--data-dir {folder / 'elsewhere'} --schema mine"
-    assert told["watch"] == f"squid run watch {told['run_id']} {where}"
+    assert document["watch"] == f"squid run watch {document['run_id']} {where}"
     # when it is pasted where nothing of this is exported, then the run is found
-    assert squid(folder, *told["watch"].split()[1:]).returncode == 0
+    assert squid(folder, *document["watch"].split()[1:]).returncode == 0
     assert squid(folder, "db", "stop", "--data-dir", folder / "elsewhere").returncode == 0
 
 

@@ -17,26 +17,26 @@ KEYS = ["database", "now", "queues", "workers", "runs", "attention"]
 NEEDED = ["kind", "count", "more", "queue", "summary", "commands", "run_ids"]
 
 
-def announce(storage: PostgresStorage, *queues: str, worker_id: str = "w-1", **more: Any) -> None:
+def announce(storage: PostgresStorage, *queues: str, worker_id: str = "w-1", **fields: Any) -> None:
     """Say that a worker is alive, as workers do."""
-    row = WorkerRow(worker_id=worker_id, queues=queues, host="here", pid=7, capacity=4, running=1, **more)
+    row = WorkerRow(worker_id=worker_id, queues=queues, host="here", pid=7, capacity=4, running=1, **fields)
     PostgresLiveness(storage).report(row)
 
 
-def kinds(told: dict[str, Any]) -> list[tuple[str, str | None, int]]:
-    assert all([*each] == NEEDED for each in told["attention"])
-    return [(each["kind"], each["queue"], each["count"]) for each in told["attention"]]
+def kinds(status: dict[str, Any]) -> list[tuple[str, str | None, int]]:
+    assert all([*item] == NEEDED for item in status["attention"])
+    return [(item["kind"], item["queue"], item["count"]) for item in status["attention"]]
 
 
 def test_an_empty_journal_needs_nobody(untouched: Typed) -> None:
-    told = untouched("status", "--json").json
-    assert [*told] == KEYS
-    assert told["database"]["tier"] == "server"
-    assert told["database"]["description"].endswith("(SQUID_DATABASE_URL)")
-    assert (told["database"]["schema"], told["database"]["version"]) == (untouched.storage.schema, CODE_VERSION)
-    assert (told["queues"], told["workers"], told["attention"]) == ([], [], [])
-    assert {figures["count"] for figures in told["runs"].values()} == {0}
-    assert datetime.fromisoformat(told["now"]).tzinfo is not None
+    status = untouched("status", "--json").json
+    assert [*status] == KEYS
+    assert status["database"]["tier"] == "server"
+    assert status["database"]["description"].endswith("(SQUID_DATABASE_URL)")
+    assert (status["database"]["schema"], status["database"]["version"]) == (untouched.storage.schema, CODE_VERSION)
+    assert (status["queues"], status["workers"], status["attention"]) == ([], [], [])
+    assert {figures["count"] for figures in status["runs"].values()} == {0}
+    assert datetime.fromisoformat(status["now"]).tzinfo is not None
     shown = untouched("status").out
     assert "runs: none" in shown
     assert "Nothing needs attention." in shown
@@ -65,12 +65,12 @@ def test_work_and_workers_are_counted(typed: Typed) -> None:
     squid.pause_queue("slow")
     PostgresDispatchStore(typed.storage).claim("default", "w-1")
     announce(typed.storage, "default", "mail")
-    told = typed("status", "--json").json
-    assert {name: figures["count"] for name, figures in told["runs"].items() if figures["count"]} == {
+    status = typed("status", "--json").json
+    assert {name: figures["count"] for name, figures in status["runs"].items() if figures["count"]} == {
         "running": 3,
         "completed": 3,
     }
-    queue, slow = told["queues"]
+    queue, slow = status["queues"]
     assert datetime.fromisoformat(queue.pop("oldest_due_at")) <= datetime.now(UTC)
     assert queue == {
         "queue": "default",
@@ -83,14 +83,14 @@ def test_work_and_workers_are_counted(typed: Typed) -> None:
         "worker_count": 1,
     }
     assert (slow["queue"], slow["paused"], slow["oldest_due_at"]) == ("slow", True, None)
-    (worker,) = told["workers"]
+    (worker,) = status["workers"]
     assert (worker["worker_id"], worker["queues"], worker["running"], worker["capacity"]) == (
         "w-1",
         ["default", "mail"],
         1,
         4,
     )
-    assert told["attention"] == []
+    assert status["attention"] == []
     shown = typed("status").out
     assert "runs: 3 running, 3 completed" in shown
     assert "w-1" in shown
@@ -123,8 +123,8 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
     announce(storage, "busy")
     squid.start("hello", queue="busy")
     dispatch.claim("busy", "w-1", lease=timedelta(milliseconds=1))
-    told = typed("status", "--json").json
-    assert kinds(told) == [
+    status = typed("status", "--json").json
+    assert kinds(status) == [
         ("quarantined", None, 1),
         ("dead_letters", None, 1),
         ("deadlines", None, 1),
@@ -133,7 +133,7 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
         ("no_worker", "lonely", 1),
         ("queue_paused", "shut", 1),
     ]
-    needed = {each["kind"]: each for each in told["attention"]}
+    needed = {item["kind"]: item for item in status["attention"]}
     assert needed["quarantined"]["run_ids"] == ["broken"]
     assert "squid run explain broken" in needed["quarantined"]["commands"]
     assert "squid queue retry dead" in needed["dead_letters"]["commands"]
@@ -143,11 +143,11 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
     assert needed["no_worker"]["commands"] == ["squid worker -m MODULE --queue lonely"]
     assert needed["queue_paused"]["commands"] == ["squid queue resume shut"]
     shown = typed("status").out
-    assert all(each["summary"] in shown for each in told["attention"])
+    assert all(item["summary"] in shown for item in status["attention"])
     assert f"$ {needed['no_worker']['commands'][0]}" in shown
     schema = typed.environ.pop("SQUID_SCHEMA")
     elsewhere = typed("status", "--json", "--schema", schema).json["attention"]
-    assert all(command.endswith(f" --schema {schema}") for each in elsewhere for command in each["commands"])
+    assert all(command.endswith(f" --schema {schema}") for item in elsewhere for command in item["commands"])
 
 
 def test_the_figures_are_read_from_views_and_never_from_the_facts() -> None:

@@ -38,9 +38,9 @@ def test_rows_that_differ_are_named_and_a_rebuild_mends_them(typed: Typed) -> No
         connection.execute("UPDATE queues SET paused = false")
         connection.execute("DELETE FROM backlog")
     answer = typed("views", "check", "--json")
-    told = json.loads(answer.out)
-    assert (answer.code, answer.err, told["equal"]) == (1, "", False)
-    assert told["differences"] == [
+    document = json.loads(answer.out)
+    assert (answer.code, answer.err, document["equal"]) == (1, "", False)
+    assert document["differences"] == [
         {"run_id": changed, "detail": f"runs {changed}: other values in queue, status"},
         {"run_id": lost, "detail": f"attempts {lost}/{lost}:greet:1:1: a row is missing"},
         {"run_id": None, "detail": "queues slow: other values in paused"},

@@ -183,7 +183,7 @@ def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exi
     with typed.process(*command) as child:
         # when all of them are twice held by steps that go on after their runs were cancelled
         for count in (5, 10):
-            runs += [each.run_id for each in squid.start_many("deaf", [{"directory": str(tmp_path)}] * 5)]
+            runs += [receipt.run_id for receipt in squid.start_many("deaf", [{"directory": str(tmp_path)}] * 5)]
             until(lambda count=count: len(list(tmp_path.iterdir())) == count, "all steps under way")  # type: ignore[misc]
             for run_id in runs[-5:]:
                 squid.cancel(run_id)
@@ -205,12 +205,12 @@ def test_recovery_tells_what_it_put_right(typed: Typed) -> None:
     squid = Squid(typed.storage, [gated])
     run_id = squid.start("gated", {"begun": "/nowhere", "gate": "/nowhere"}).run_id
     squid.dispatch_agent().claim_next("somebody", lease=timedelta(milliseconds=1))
-    told = typed("recover", "--json").json
-    while not told["dead_lettered"]:  # a lease of a millisecond is over by then, or very soon
-        told = typed("recover", "--json").json
-    assert list(told) == RECOVERY_KEYS
-    assert (told["dead_lettered"], told["held"], told["failed"]) == (1, [run_id], {})  # no module was named
-    assert [each.run_id for each in squid.dead_letters()] == [run_id]
+    report = typed("recover", "--json").json
+    while not report["dead_lettered"]:  # a lease of a millisecond is over by then, or very soon
+        report = typed("recover", "--json").json
+    assert list(report) == RECOVERY_KEYS
+    assert (report["dead_lettered"], report["held"], report["failed"]) == (1, [run_id], {})  # no module was named
+    assert [attempt.run_id for attempt in squid.dead_letters()] == [run_id]
     assert "1 held" in typed("recover").out
     assert "with -m" in typed("recover").out
     assert typed("recover", "--queue", "default", *FLOWS).out == "nothing to repair\n"

@@ -49,8 +49,8 @@ class Block:
     @property
     def file(self) -> str | None:
         """The file that it is, as its first line says."""
-        found = _FILE.match(self.text)
-        return found[1] if found is not None else None
+        match = _FILE.match(self.text)
+        return match[1] if match is not None else None
 
     @property
     def commands(self) -> list[Command]:
@@ -59,16 +59,16 @@ class Block:
             lines = [line for line in self.text.splitlines() if line and not line.startswith("#")]
             plain = all(line.startswith("squid ") and not line.endswith("\\") for line in lines)
             return [Command(line, ()) for line in lines] if plain else [Command(self.text, ())]
-        found: list[tuple[str, list[str]]] = []
+        commands: list[tuple[str, list[str]]] = []
         for line in self.text.rstrip("\n").split("\n"):
             if line.startswith("$ "):
-                found.append((line[2:], []))
-            elif found and not found[-1][1] and found[-1][0].endswith("\\"):
-                found[-1] = (f"{found[-1][0]}\n{line.removeprefix('> ')}", [])
+                commands.append((line[2:], []))
+            elif commands and not commands[-1][1] and commands[-1][0].endswith("\\"):
+                commands[-1] = (f"{commands[-1][0]}\n{line.removeprefix('> ')}", [])
             else:
-                assert found, f"{self.place}: a console block begins with a command"
-                found[-1][1].append(line)
-        return [Command(text, tuple(shown)) for text, shown in found]
+                assert commands, f"{self.place}: a console block begins with a command"
+                commands[-1][1].append(line)
+        return [Command(text, tuple(shown)) for text, shown in commands]
 
 
 def documents() -> list[str]:
@@ -91,7 +91,7 @@ def words_of(command: str) -> list[str]:
 def blocks(document: str) -> list[Block]:
     """Give the blocks of a document, in order."""
     text = read_document(document)
-    found = []
+    blocks_found = []
     for fence in _FENCE.finditer(text):
         comment = _SAID.search(text[: fence.start()])
         said = {} if comment is None else {comment[1]: comment[2]}
@@ -99,5 +99,5 @@ def blocks(document: str) -> list[Block]:
         body = "".join(line[indent:] for line in fence["text"].splitlines(keepends=True))
         line = text.count("\n", 0, fence.start()) + 1
         exit_code = int(said.get("exit", "0"))
-        found.append(Block(document, line, fence["language"], body, said.get("skip"), exit_code))
-    return found
+        blocks_found.append(Block(document, line, fence["language"], body, said.get("skip"), exit_code))
+    return blocks_found

@@ -34,9 +34,9 @@ def inline_commands(document: str) -> Iterator[Inline]:
             plain = (command.text for command in block.commands if words_of(command.text)[:1] == ["squid"])
             yield from (Inline(block.place, text) for text in plain)
     text = _FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), read_document(document))
-    for found in _CODE.finditer(text):
-        line = text.count("\n", 0, found.start()) + 1
-        yield Inline(f"{document}:{line}", " ".join(found[1].replace("\\|", "|").split()))
+    for match in _CODE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Inline(f"{document}:{line}", " ".join(match[1].replace("\\|", "|").split()))
 
 
 def read_command(text: str) -> None:
@@ -49,9 +49,9 @@ def read_command(text: str) -> None:
     context = click.Context(main, info_name="squid")
     command: click.Command = main
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        name, found, words = command.resolve_command(context, words)
-        assert found is not None
-        command, context = found, click.Context(found, context, info_name=name)
+        name, subcommand, words = command.resolve_command(context, words)
+        assert subcommand is not None
+        command, context = subcommand, click.Context(subcommand, context, info_name=name)
     if words:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(click.exceptions.Exit):  # --help, --version
             command.make_context(context.info_name, words, parent=context.parent)

@@ -122,8 +122,8 @@ class Reader:
 
             dg.Definitions.validate_loadable(self.namespace.pop("defs"))
         for name in ("journal", "squid", "storage"):
-            if hasattr(found := self.namespace.pop(name, None), "close"):
-                found.close()
+            if hasattr(value := self.namespace.pop(name, None), "close"):
+                value.close()
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ def _promised(text: str) -> Iterator[str]:
     """Give what a snippet says that it prints: the comments behind `print(...)`, outside of functions."""
     lines = text.splitlines()
     todo: list[ast.AST] = [ast.parse(text)]
-    found: list[int] = []
+    positions: list[int] = []
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            found.append(node.end_lineno or node.lineno)
+            positions.append(node.end_lineno or node.lineno)
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(node)
-    for line in sorted(found):
+    for line in sorted(positions):
         _, mark, comment = lines[line - 1].rpartition(")  # ")
         if mark:
             yield comment

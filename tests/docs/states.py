@@ -38,18 +38,18 @@ def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
     """Write the history of `run-1` that leads to this reason, as if it had just happened, and announce workers."""
     damaged = reason in (RunReason.UNREADABLE_ENTRY, RunReason.QUARANTINED)
     if damaged:
-        told, known = scene(order()), dict[str, Any]()
+        facts, known = scene(order()), dict[str, Any]()
     else:
-        told, known = STORIES[reason]()
-    shift = storage.now() - told.now
-    for entry in told.storage.read_between(0, EVERYTHING):
+        facts, known = STORIES[reason]()
+    shift = storage.now() - facts.now
+    for entry in facts.storage.read_between(0, EVERYTHING):
         assert isinstance(entry.fact, FactBase)
         moved = _moved(entry.fact.model_dump(), shift)
         storage.append(entry.thread, [type(entry.fact).model_validate(moved)])
     if damaged:
-        spoil(storage, told.run_id)
+        spoil(storage, facts.run_id)
     if reason is RunReason.QUARANTINED:
-        quarantine(storage, storage.read_run(told.run_id))
+        quarantine(storage, storage.read_run(facts.run_id))
     definitions = (changed_order().freeze().key,) if reason is RunReason.HELD else None
     liveness = adapters(storage).liveness
     for worker in known.get("workers") or [_Anybody()]:
@@ -76,8 +76,8 @@ def _moved(value: Any, shift: timedelta) -> Any:
         case str() if _TIME.fullmatch(value):
             return (datetime.fromisoformat(value) + shift).isoformat()
         case dict():
-            return {name: _moved(each, shift) for name, each in value.items()}
+            return {name: _moved(item, shift) for name, item in value.items()}
         case list() | tuple():
-            return [_moved(each, shift) for each in value]
+            return [_moved(item, shift) for item in value]
         case _:
             return value

@@ -34,7 +34,7 @@ class Reading:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("```\nls\n```\n", "no language"),
         ("```ruby\nputs 1\n```\n", "ruby"),
@@ -50,8 +50,8 @@ class Reading:
     ],
     ids=count(),
 )
-def test_what_is_wrong_fails(read: Reading, text: str, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_what_is_wrong_fails(read: Reading, text: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         read(text)
 
 
@@ -84,7 +84,8 @@ def test_everything_is_run_in_order_and_in_one_place(read: Reading) -> None:
 
 def test_a_command_may_go_over_several_lines() -> None:
     block = Block("page.md", 1, "console", "$ echo one \\\n> two\none two\n$ true\n")
-    assert [(each.text, each.shown) for each in block.commands] == [("echo one \\\ntwo", ("one two",)), ("true", ())]
+    commands = [(command.text, command.shown) for command in block.commands]
+    assert commands == [("echo one \\\ntwo", ("one two",)), ("true", ())]
 
 
 def test_what_differs_each_time_does_not_count() -> None:

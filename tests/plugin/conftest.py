@@ -48,8 +48,8 @@ def make_squid(postgres: PostgresStorage) -> Iterator[Callable[..., Squid]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for squid in made:
+        squid.close()
 
 
 @pytest.fixture

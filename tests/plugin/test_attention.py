@@ -59,7 +59,7 @@ class Watch:
         """Tick once; give what is new by kind and run."""
         before = len(self.heard)
         self.tick()
-        return sorted((each.kind, each.run_id) for each in self.heard[before:])
+        return sorted((item.kind, item.run_id) for item in self.heard[before:])
 
 
 def anomaly(squid: Squid, run_id: str) -> None:
@@ -78,9 +78,9 @@ def test_a_hook_that_fails_is_asked_again_and_its_message_is_not_shown(
     anomaly(squid, "a")
     watch = Watch(squid)
     watch.deaf = True
-    told = watch.tick()
-    assert told == "Nothing new. Open now: 1 waiting."
-    assert "s3cret" not in str(watch.cursor) + told + caplog.text
+    text = watch.tick()
+    assert text == "Nothing new. Open now: 1 waiting."
+    assert "s3cret" not in str(watch.cursor) + text + caplog.text
     watch.deaf = False
     assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
     assert watch.news() == []
@@ -131,29 +131,29 @@ def test_every_kind_is_told_once_with_what_can_be_done(squid: Squid, clock: Virt
     squid.journal.append("squid:run:spoilt", [facts.quarantined("spoilt")])
     anomaly(squid, "waits")
     watch = Watch(squid)
-    told = watch.tick()
-    found = {item.kind: item for item in watch.heard}
-    assert {kind: item.run_id for kind, item in found.items()} == {
+    text = watch.tick()
+    by_kind = {item.kind: item for item in watch.heard}
+    assert {kind: item.run_id for kind, item in by_kind.items()} == {
         "waiting": "waits", "dead_letter": "dead", "quarantined": "spoilt", "anomaly": "waits",
     }  # fmt: skip
-    waiting = found["waiting"]
+    waiting = by_kind["waiting"]
     assert (waiting.workflow, waiting.queue, waiting.step, waiting.since) == ("claims", "default", "review", facts.T0)
     assert any(call.startswith("squid.approve('waits'") for call in waiting.actions)
     assert "review" in waiting.summary
-    assert any(call.startswith("squid.retry_attempt('dead'") for call in found["dead_letter"].actions)
-    assert found["dead_letter"].step == "kill"
-    assert "attempt_completed" in found["anomaly"].summary
-    assert told.startswith(
+    assert any(call.startswith("squid.retry_attempt('dead'") for call in by_kind["dead_letter"].actions)
+    assert by_kind["dead_letter"].step == "kill"
+    assert "attempt_completed" in by_kind["anomaly"].summary
+    assert text.startswith(
         "4 new. Open now: 1 waiting, 1 dead letter, 1 quarantined.\n- waiting: run waits of claims: "
     )
-    assert "hunter2" not in told + str(watch.heard)
+    assert "hunter2" not in text + str(watch.heard)
     assert watch.tick() == "Nothing new. Open now: 1 waiting, 1 dead letter, 1 quarantined."
 
 
 def test_a_run_is_held_once_its_definition_is_replaced(squid: Squid) -> None:
     squid.start("claims", {"account": "a", "amount": 1}, run_id="old")
     assert Watch(squid).news() == []
-    with Squid(squid.journal, [claims("2", more=True)]) as newer:
+    with Squid(squid.journal, [claims("2", with_error_route=True)]) as newer:
         watch = Watch(newer)
         assert watch.news() == [("held", "old")]
         assert "version '1'" in watch.heard[0].summary
@@ -202,8 +202,8 @@ def test_several_anomalies_of_one_run_are_one_message(squid: Squid) -> None:
     for _ in range(3):
         anomaly(squid, "a")
     watch.tick()
-    (_, found) = watch.heard
-    assert found.summary.startswith("3 entries have no effect: 3 × ")
+    (_, second) = watch.heard
+    assert second.summary.startswith("3 entries have no effect: 3 × ")
 
 
 # --- bounded --------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_many_are_told_over_several_ticks_and_each_once(squid: Squid, monkeypatc
     late = squid.start("halted").run_id
     for _ in range(10):
         watch.tick()
-    assert sorted(each.run_id or "" for each in watch.heard) == sorted({*runs, late})
+    assert sorted(item.run_id or "" for item in watch.heard) == sorted({*runs, late})
 
 
 def test_a_full_tick_leaves_anomalies_for_the_next(squid: Squid, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,8 +232,8 @@ def test_a_full_tick_leaves_anomalies_for_the_next(squid: Squid, monkeypatch: py
     for run_id in ("a", "b", "c"):
         anomaly(squid, run_id)
     watch = Watch(squid)
-    told = watch.tick()
-    assert told.startswith("2 new. 2 more are told later. Open now: 3 waiting.")
+    text = watch.tick()
+    assert text.startswith("2 new. 2 more are told later. Open now: 3 waiting.")
     assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
     assert watch.news() == [("anomaly", "b"), ("anomaly", "c")]
     assert watch.news() == []
@@ -248,7 +248,7 @@ def test_the_memory_is_no_larger_than_what_is_open_and_has_a_limit(
     watch = Watch(squid)
     for _ in range(8):
         watch.tick()
-    assert [each.run_id for each in watch.heard] == runs[:1:-1]  # the newest four, newest first
+    assert [item.run_id for item in watch.heard] == runs[:1:-1]  # the newest four, newest first
     for run_id in runs:
         squid.cancel(run_id)
     for _ in range(4):

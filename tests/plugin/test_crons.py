@@ -50,8 +50,8 @@ def make_squid(postgres_virtual: PostgresStorage) -> Iterator[MakeSquid]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for created in made:
+        created.close()
 
 
 def tick(squid: Squid | SquidResource, workflow: Workflow, at: datetime, which: int = 0, **options: Any) -> str:
@@ -72,7 +72,7 @@ def tick(squid: Squid | SquidResource, workflow: Workflow, at: datetime, which: 
 
 def windows(squid: Squid) -> list[str]:
     """Give the windows that runs were started for, oldest first."""
-    runs = [squid.inspect_run(each.run_id) for each in squid.list_runs(limit=500).runs]
+    runs = [squid.inspect_run(listed.run_id) for listed in squid.list_runs(limit=500).runs]
     return sorted(run.context["schedule"]["intended_window"]["start_at"][11:16] for run in runs)
 
 
@@ -97,9 +97,9 @@ def refused(squid: Squid, workflow: Workflow, at: datetime) -> str:
 
 def test_a_tick_starts_its_window_and_says_so(make_squid: MakeSquid, clock: VirtualClock) -> None:
     squid = make_squid(report())
-    told = tick(squid, report(), noon(clock))
+    text = tick(squid, report(), noon(clock))
     (run,) = squid.list_runs().runs
-    assert told == f"Started 1 run, the latest window began at 2026-01-01T12:00:00Z: {run.run_id}."
+    assert text == f"Started 1 run, the latest window began at 2026-01-01T12:00:00Z: {run.run_id}."
     assert windows(squid) == ["12:00"]
     assert squid.inspect_run(run.run_id).trigger == "hourly"
 
@@ -139,8 +139,8 @@ def test_missed_ticks_are_made_up_for(
 def test_where_nothing_is_caught_up_on_a_late_tick_starts_nothing(make_squid: MakeSquid, clock: VirtualClock) -> None:
     squid = make_squid(report(hourly("none")))
     noon(clock, 12, 2)
-    told = tick(squid, report(hourly("none")), T0.replace(hour=12, minute=0, second=0))
-    assert told == "Nothing was due: no window has been started yet."
+    text = tick(squid, report(hourly("none")), T0.replace(hour=12, minute=0, second=0))
+    assert text == "Nothing was due: no window has been started yet."
     assert windows(squid) == []
 
 
@@ -148,9 +148,9 @@ def test_two_ticks_at_once_start_one_run(make_squid: MakeSquid, clock: VirtualCl
     squids = [make_squid(report()) for _ in range(4)]
     at = noon(clock)
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda squid: tick(squid, report(), at), squids))
+        texts = list(threads.map(lambda squid: tick(squid, report(), at), squids))
     assert windows(squids[0]) == ["12:00"]
-    assert sum(each.startswith("Started 1 run") for each in told) == 1
+    assert sum(text.startswith("Started 1 run") for text in texts) == 1
 
 
 def test_what_no_tick_has_started_recovery_starts(make_squid: MakeSquid, clock: VirtualClock) -> None:
@@ -236,7 +236,7 @@ def test_dagster_takes_every_name_that_we_take(macro: str) -> None:
 
 def test_only_the_current_version_of_a_workflow_is_scheduled() -> None:
     old, new = report(hourly(name="old"), version="1"), report(hourly(name="new"), version="2")
-    assert [each.name for each in build_cron_schedules(workflows=[old, new])] == ["squid_cron_report_new"]
+    assert [schedule.name for schedule in build_cron_schedules(workflows=[old, new])] == ["squid_cron_report_new"]
     assert build_cron_schedules(workflows=[]) == []
 
 

@@ -59,7 +59,7 @@ def test_a_second_recovery_finds_nothing_and_writes_nothing(squid: Squid) -> Non
 def test_a_run_whose_definition_is_gone_is_named_as_held(squid: Squid) -> None:
     squid.start("claims", {"account": "a", "amount": 1}, run_id="held")
     settle_half(squid, "claims", Completed({"account": "a", "amount": 1, "api_token": "none"}))
-    with Squid(squid.journal, [claims("2", more=True)]) as newer:
+    with Squid(squid.journal, [claims("2", with_error_route=True)]) as newer:
         shown = metadata(launch(build_recovery_job(), newer))
     assert shown["held"] == 1
     assert "| held | held | register its definition again |" in shown["runs"]
@@ -94,14 +94,14 @@ def test_what_a_foreign_error_says_is_told_without_its_secrets(
 
 
 def test_every_count_of_a_report_is_told() -> None:
-    assert {each.name for each in fields(RecoveryReport)} == {*COUNTS, "held", "quarantined", "failed"}
+    assert {field.name for field in fields(RecoveryReport)} == {*COUNTS, "held", "quarantined", "failed"}
     report = RecoveryReport(quarantined=["q"], failed={"f": "it | is *broken*"})
     shown = recovery_metadata(report, [Receipt("c", "start_cron", T0), Receipt("d", "start_cron", T0, repeated=True)])
     assert shown["crons_started"].value == 1
-    told = str(shown["runs"].value)
-    assert "| c | cron run started |  |" in told
-    assert "| q | quarantined | an entry cannot be read |" in told
-    assert "| f | could not be repaired | it \\| is \\*broken\\* |" in told
+    text = str(shown["runs"].value)
+    assert "| c | cron run started |  |" in text
+    assert "| q | quarantined | an entry cannot be read |" in text
+    assert "| f | could not be repaired | it \\| is \\*broken\\* |" in text
 
 
 def test_the_schedule_is_on_and_dagster_never_tries_again_by_itself() -> None:

@@ -81,14 +81,14 @@ def test_no_credential_is_in_any_view_log_or_error(
     # then the error names the host
     assert not result.success
     events = [repr(record) for record in instance.all_logs(result.run_id)]
-    assert any("cannot reach Postgres" in each and "127.0.0.1:1" in each for each in events)
+    assert any("cannot reach Postgres" in event and "127.0.0.1:1" in event for event in events)
     with pytest.raises(Exception, match=r"127\.0\.0\.1"):
         tick(resource, instance)
     # and the password is in no event, no output, no view of the configuration, no representation
     seen = [*events, *capfd.readouterr(), repr(resource), str(resource)]
     seen += [repr(resource.process_config_and_initialize()), str(resource.process_config_and_initialize())]
     seen += [serialize_value(RepositorySnap.from_def(defs.get_repository_def()))]
-    assert [each for each in seen if SECRET in each] == []
+    assert [text for text in seen if SECRET in text] == []
     assert "UNREACHABLE_URL" in seen[-1]
 
 
@@ -187,7 +187,7 @@ def test_workflows_given_as_objects_and_as_modules_stand_side_by_side(resource: 
         queue="mail",
     )
     squid = both.squid_for([drain_workflows.quick])
-    assert {each.name for each in squid.runtime.registry} >= {"quick", "talking", "greeting"}
+    assert {definition.name for definition in squid.runtime.registry} >= {"quick", "talking", "greeting"}
     assert both.squid_for([drain_workflows.quick]) is squid
     assert both.squid_for([drain_workflows.talking]) is not squid
     assert both.dispatch_agent().queue == "mail"

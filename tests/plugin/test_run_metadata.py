@@ -80,7 +80,7 @@ def test_a_run_that_does_not_exist_is_not_shown(squid: Squid) -> None:
 def test_a_run_is_shown_with_its_graph_timeline_explanation_and_attempts(squid: Squid) -> None:
     run_id = claim(squid)
     finish(squid)
-    shown = {name: str(each.value) for name, each in run_metadata(squid, run_id).items()}
+    shown = {name: str(value.value) for name, value in run_metadata(squid, run_id).items()}
     assert (shown["run_id"], shown["status"]) == ("run-1", "paused")
     assert "**What can be done**" in shown["explanation"]
     assert "`squid.approve('run-1'" in shown["explanation"]
@@ -94,10 +94,10 @@ def test_a_run_is_shown_with_its_graph_timeline_explanation_and_attempts(squid: 
 def test_the_graph_is_an_image_that_holds_itself(squid: Squid) -> None:
     run_id = claim(squid)
     shown = graph_markdown(squid.inspect_run_graph(run_id))
-    found = re.fullmatch(r"!\[(.*)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", shown)
-    assert found is not None
-    assert found[1] == "claims · run-1 · running"
-    drawn = ElementTree.fromstring(base64.b64decode(found[2]))  # noqa: S314  our own
+    match = re.fullmatch(r"!\[(.*)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", shown)
+    assert match is not None
+    assert match[1] == "claims · run-1 · running"
+    drawn = ElementTree.fromstring(base64.b64decode(match[2]))  # noqa: S314  our own
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     assert picture("]", "<svg/>").startswith("![\\]](data:")
 

@@ -57,7 +57,7 @@ def test_a_secret_reaches_the_step_and_nothing_that_dagster_keeps(
 
 
 @pytest.mark.parametrize(
-    ("payload", "found"),
+    ("payload", "value"),
     [
         ({}, {}),
         ({"a": {"$env": "KEY"}}, {"a": "k" * 8}),
@@ -66,8 +66,8 @@ def test_a_secret_reaches_the_step_and_nothing_that_dagster_keeps(
         ({"$env": "KEY"}, {"$env": "KEY"}),
     ],
 )
-def test_a_value_is_read_from_the_environment_where_it_is_named(payload: Any, found: Any) -> None:
-    assert with_values(payload, {"SQUID_PAYLOAD_KEY": "k" * 8, "KEY": "other"}) == found
+def test_a_value_is_read_from_the_environment_where_it_is_named(payload: Any, value: Any) -> None:
+    assert with_values(payload, {"SQUID_PAYLOAD_KEY": "k" * 8, "KEY": "other"}) == value
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,10 @@ def test_a_tick_that_fails_leaves_nothing_of_the_driver_in_dagsters_storage(
         tick(resource)
     error = failed.value
     assert error.__traceback__ is not None
-    kept = serializable_error_info_from_exc_info((type(error), error, error.__traceback__)).to_string()
-    assert "something about postgresql://" in kept
-    assert SECRET not in kept
-    assert "UniqueViolation" not in kept
+    stored = serializable_error_info_from_exc_info((type(error), error, error.__traceback__)).to_string()
+    assert "something about postgresql://" in stored
+    assert SECRET not in stored
+    assert "UniqueViolation" not in stored
 
 
 def test_a_tick_waits_for_views_that_are_gone(tick: Tick, resource: SquidResource, postgres: PostgresStorage) -> None:

@@ -42,7 +42,7 @@ from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (plugin, projections)
 _DAGSTERS = (SquidError, dg.DagsterError, ValidationError)
-_KNOWN = [each.freeze() for each in workflows()]
+_KNOWN = [workflow.freeze() for workflow in workflows()]
 
 
 def builders() -> dict[str, Make]:
@@ -50,7 +50,7 @@ def builders() -> dict[str, Make]:
     job = build_dispatch_job(workflows=_KNOWN)
     recovery = build_recovery_job(workflows=_KNOWN)
     checks = projections.build_projection_checks()
-    found = [
+    calls = [
         Call(build_attention_sensor, {"workflows": _KNOWN}),
         Call(build_command_jobs, {"workflows": _KNOWN}),
         Call(build_cron_schedules, {"workflows": _KNOWN}),
@@ -70,7 +70,7 @@ def builders() -> dict[str, Make]:
         Call(projections.build_projections_schedule, {"job": projections.build_projections_job()}),
         Call(projections.build_rebuild_views_job),
     ]
-    return {each.called.__name__: lambda _, each=each: each for each in found}  # type: ignore[misc]
+    return {call.called.__name__: lambda _, call=call: call for call in calls}  # type: ignore[misc]
 
 
 def methods() -> dict[str, Make]:
@@ -83,7 +83,7 @@ def methods() -> dict[str, Make]:
         "SquidResource.squid_for": Call(resource.squid_for, {"workflows": _KNOWN}),
         "SquidResource.squid_running": Call(resource.squid_running, {"workflows": _KNOWN, "resources": {}}),
     }
-    return {name: lambda _, each=each: each for name, each in given.items()}  # type: ignore[misc]
+    return {name: lambda _, call=call: call for name, call in given.items()}  # type: ignore[misc]
 
 
 def configured() -> dict[str, Make]:
@@ -112,15 +112,15 @@ def _of(kind: type[BaseModel], kwargs: dict[str, Any]) -> Call:
     """Return the call of a constructor, with the fields as its parameters; a resource or a component is also used."""
 
     def made(**given: Any) -> Any:
-        found = kind(**given)
-        if isinstance(found, dg.ConfigurableResource):
-            found.get_resource_definition()
+        configured = kind(**given)
+        if isinstance(configured, dg.ConfigurableResource):
+            configured.get_resource_definition()
         for name, field in kind.model_fields.items():
-            if name.endswith("_seconds") and (seconds := getattr(found, name)) is not None:
+            if name.endswith("_seconds") and (seconds := getattr(configured, name)) is not None:
                 assert timedelta(seconds=seconds) < timedelta(seconds=threading.TIMEOUT_MAX), field
-        if isinstance(found, SquidComponent):
-            return found.build_defs(dg.ComponentTree.for_test().load_context)
-        return found.definitions() if isinstance(found, ProjectionsModel) else found
+        if isinstance(configured, SquidComponent):
+            return configured.build_defs(dg.ComponentTree.for_test().load_context)
+        return configured.definitions() if isinstance(configured, ProjectionsModel) else configured
 
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kind.model_fields]
     made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -131,8 +131,8 @@ BUILDERS, METHODS, CONFIGURED = builders(), methods(), configured()
 
 
 def _exported(kind: Any) -> set[str]:
-    found = ((name, getattr(module, name)) for module in MODULES for name in module.__all__)
-    return {name for name, each in found if kind(each)}
+    exports = ((name, getattr(module, name)) for module in MODULES for name in module.__all__)
+    return {name for name, export in exports if kind(export)}
 
 
 def test_every_function_that_builds_definitions_is_tried() -> None:
@@ -140,12 +140,11 @@ def test_every_function_that_builds_definitions_is_tried() -> None:
 
 
 def test_every_class_of_configuration_is_tried() -> None:
-    models = {name: each for module in MODULES for name in module.__all__ if _is_model(each := getattr(module, name))}
-    assert models.keys() <= CONFIGURED.keys()
+    assert _exported(_is_model) <= CONFIGURED.keys()
 
 
-def _is_model(found: object) -> bool:
-    return inspect.isclass(found) and issubclass(found, BaseModel)
+def _is_model(exported: object) -> bool:
+    return inspect.isclass(exported) and issubclass(exported, BaseModel)
 
 
 @pytest.mark.parametrize("name", BUILDERS)

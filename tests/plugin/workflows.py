@@ -18,7 +18,7 @@ class Claim(BaseModel):
     api_token: str = "none"
 
 
-def claims(version: str | None = "1", *, more: bool = False) -> Workflow:
+def claims(version: str | None = "1", *, with_error_route: bool = False) -> Workflow:
     """Read a claim, let a person decide, then pay; what was paid cannot be undone."""
     wf = Workflow("claims", payload=Claim, version=version)
     wf.step(name="read")(_read)
@@ -30,7 +30,7 @@ def claims(version: str | None = "1", *, more: bool = False) -> Workflow:
     wf.route("review", on="error", to="refuse")
     wf.route("pay", to="complete")
     wf.route("refuse", to="complete")
-    if more:
+    if with_error_route:
         wf.step(name="tell")(_nothing)
         wf.route("read", on="error", to="tell")
         wf.route("tell", to="complete")
@@ -93,7 +93,7 @@ def launch(
 def failure(result: dg.ExecuteInProcessResult) -> str:
     """Give what a failed run says at its top, which is the same in the event of the step and of the run."""
     assert not result.success
-    (event,) = [each for each in result.all_events if each.is_step_failure]
+    (event,) = [event for event in result.all_events if event.is_step_failure]
     data = event.step_failure_data
     assert data.user_failure_data is not None
     assert data.error is not None
@@ -108,7 +108,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 def metadata(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     """Give what the op of a run shows."""
     assert result.success
-    (event,) = [each for each in result.all_events if each.is_successful_output]
+    (event,) = [event for event in result.all_events if event.is_successful_output]
     return {name: value.value for name, value in event.step_output_data.metadata.items()}
 
 

@@ -66,10 +66,10 @@ def test_a_question_that_makes_no_sense_is_one_line(untouched: Typed, args: list
 
 
 def test_the_newest_facts_come_oldest_first(six: Typed) -> None:
-    found = lines(six("journal", "tail", "--json"))
-    assert [[*each] for each in found] == [KEYS] * 6
-    assert [nth(each) for each in found] == SIX
-    assert [nth(each) for each in lines(six("journal", "tail", "-n", "2", "--json"))] == SIX[-2:]
+    documents = lines(six("journal", "tail", "--json"))
+    assert [[*document] for document in documents] == [KEYS] * 6
+    assert [nth(document) for document in documents] == SIX
+    assert [nth(document) for document in lines(six("journal", "tail", "-n", "2", "--json"))] == SIX[-2:]
     assert lines(six("journal", "tail", "-n", "0", "--json")) == []
     shown = six("journal", "tail", "-n", "1").out
     assert shown.split() == [str((2 << 20) + 3), "2026-01-01T00:00:05Z", "queue_paused", "squid:dispatch:default#3"]
@@ -77,7 +77,7 @@ def test_the_newest_facts_come_oldest_first(six: Typed) -> None:
 
 def test_facts_are_picked_by_run_thread_and_type(six: Typed) -> None:
     def positions(*args: str) -> list[int]:
-        return [SIX.index(nth(each)) + 1 for each in lines(six("journal", "tail", "--json", *args))]
+        return [SIX.index(nth(document)) + 1 for document in lines(six("journal", "tail", "--json", *args))]
 
     queue = ("--thread", "squid:dispatch:default")
     assert positions("--run", "run-1") == [1, 2, 4]
@@ -100,11 +100,11 @@ def test_secrets_are_not_shown_and_nothing_of_what_cannot_be_read(typed: Typed) 
         connection.execute("UPDATE journal_entries SET data = '{\"x\": \"hunter3\"}' WHERE type = 'attempt_completed'")
         connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
     answer = typed("journal", "tail", "--json")
-    found = {each["type"]: each for each in lines(answer)}
-    assert found["run_started"]["data"]["input"] == {"item": "tea", "amount": 1, "password": "[REDACTED]"}
-    assert "digest" in found["attempt_completed"]["unreadable"]
-    assert found["attempt_completed"]["data"] == {}
-    assert "claim_token_hash" not in found["attempt_claimed"]["data"]
+    by_type = {document["type"]: document for document in lines(answer)}
+    assert by_type["run_started"]["data"]["input"] == {"item": "tea", "amount": 1, "password": "[REDACTED]"}
+    assert "digest" in by_type["attempt_completed"]["unreadable"]
+    assert by_type["attempt_completed"]["data"] == {}
+    assert "claim_token_hash" not in by_type["attempt_claimed"]["data"]
     for word in ("hunter2", "hunter3"):
         assert word not in answer.out + typed("journal", "tail").out
 
@@ -215,15 +215,15 @@ def test_what_is_wrong_is_named_with_its_place_and_without_values(typed: Typed) 
         connection.execute("UPDATE runs SET status = 'paused'")
         connection.execute("UPDATE backlog SET title = 'other'")
     answer = typed("journal", "verify", "--json")
-    told = json.loads(answer.out)
-    assert (answer.code, answer.err, told["healthy"]) == (1, "", False)
-    assert [[*each] for each in told["findings"]] == [["kind", "thread", "seq", "run_id", "detail"]] * 3
-    assert [(each["kind"], each["thread"], each["seq"]) for each in told["findings"]] == [
+    document = json.loads(answer.out)
+    assert (answer.code, answer.err, document["healthy"]) == (1, "", False)
+    assert [[*finding] for finding in document["findings"]] == [["kind", "thread", "seq", "run_id", "detail"]] * 3
+    assert [(finding["kind"], finding["thread"], finding["seq"]) for finding in document["findings"]] == [
         ("corrupt_entry", "squid:run:run-1", 1),
         ("wrong_revision", "squid:run:run-1", 3),
         ("view_differs", None, None),
     ]
-    assert "card a: other values in title" in told["findings"][2]["detail"]
+    assert "card a: other values in title" in document["findings"][2]["detail"]
     text = typed("journal", "verify")
     assert (text.code, "3 things are wrong" in text.out) == (1, True)
     assert "hunter2" not in answer.out + text.out

@@ -59,8 +59,8 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
 def test_a_stream_that_is_not_a_whole_export_is_refused_and_leaves_nothing(
     empty: PostgresStorage, lines: list[bytes], name: str
 ) -> None:
-    spoil, told = BROKEN[name]
-    with pytest.raises(InvalidExport, match=told):
+    spoil, message = BROKEN[name]
+    with pytest.raises(InvalidExport, match=message):
         imported(empty, spoil(lines))
 
 

@@ -44,9 +44,9 @@ def test_any_journal_is_the_same_in_its_new_place(make: Maker, history: list[Fac
     claims = [
         [
             (one.ref.runnable_key, one.attempt.fencing_token)
-            for one in PostgresDispatchStore(each).claim("default", "w", limit=9)
+            for one in PostgresDispatchStore(storage).claim("default", "w", limit=9)
         ]
-        for each in (source, target)
+        for storage in (source, target)
     ]
     assert claims[0] == claims[1]
 
@@ -60,7 +60,7 @@ def test_work_goes_on_where_the_journal_has_come_to(make: Maker) -> None:
     assert dump(target) == before == dump(source)
     assert exported(target) == sent
     assert (differences(target), [finding.kind for finding in verify(target)]) == ([], ["corrupt_entry"])
-    squids = [Squid(each, [hello, orders, nap]) for each in (source, target)]
+    squids = [Squid(storage, [hello, orders, nap]) for storage in (source, target)]
     assert squids[0].list_runs() == squids[1].list_runs()
     assert drift(target) == []
     # and new facts come after the old ones

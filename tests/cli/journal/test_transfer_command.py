@@ -25,14 +25,14 @@ from tests.processes import REPOSITORY
 def test_a_file_is_whole_or_not_there_and_is_never_replaced(typed: Typed, tmp_path: Path, make: Maker) -> None:
     busy(typed.storage)
     file = tmp_path / "journal.jsonl.gz"
-    told = typed("journal", "export", file, "--json").json
-    assert [*told] == ["file", "cut", "entries", "threads", "commits", "digest"]
-    assert (told["file"], told["cut"]) == (str(file), typed.storage.cut())
-    assert json.loads(gzip.decompress(file.read_bytes()).splitlines()[-1])["digest"] == told["digest"]
+    report = typed("journal", "export", file, "--json").json
+    assert [*report] == ["file", "cut", "entries", "threads", "commits", "digest"]
+    assert (report["file"], report["cut"]) == (str(file), typed.storage.cut())
+    assert json.loads(gzip.decompress(file.read_bytes()).splitlines()[-1])["digest"] == report["digest"]
     assert file.stat().st_mode & 0o777 == 0o600  # what is in it is nobody else's business
     typed("journal", "export", file).refused(1, "is there already")
     typed("journal", "export", tmp_path / "no" / "folder").refused(2, "cannot be written")
-    assert [each.name for each in tmp_path.iterdir()] == ["journal.jsonl.gz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl.gz"]
     typed("journal", "import", file).refused(1, "is not empty")
     typed("journal", "import", tmp_path / "absent").refused(2, "cannot be read")
 
@@ -43,7 +43,7 @@ def test_a_file_is_whole_or_not_there_and_is_never_replaced(typed: Typed, tmp_pa
     cut.write_bytes(b"not packed at all\n")
     there("journal", "import", cut, "--json").refused(2, "InvalidExport")
     assert there.facts() == 0
-    assert there("journal", "import", file, "--json").json == told
+    assert there("journal", "import", file, "--json").json == report
     assert dump(there.storage) == dump(typed.storage)
 
 

@@ -34,9 +34,9 @@ def statuses(typed: Typed) -> list[str]:
 
 def report(answer: Answer) -> dict[str, object]:
     """The one document of a bulk, whatever its exit code; the first line on stderr may name the bulk."""
-    found: dict[str, object] = json.loads(answer.out)
-    assert list(found) == BULK_KEYS
-    return found
+    document: dict[str, object] = json.loads(answer.out)
+    assert list(document) == BULK_KEYS
+    return document
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_a_bulk_acts_on_what_fits_and_tells_what_was_refused(typed: Typed) -> No
     paused = paused_orders(typed, 2)
     Squid(typed.storage, [hello]).start("hello")
     done = typed("run", "approve", "--where", "open=yes", "--yes", "--json", *FLOWS)
-    told = report(done)
-    assert (done.code, told["matched"], told["done"], told["refused"]) == (1, 3, 2, 1)
-    assert json.loads(done.err) == {"bulk_id": told["bulk_id"]}
+    document = report(done)
+    assert (done.code, document["matched"], document["done"], document["refused"]) == (1, 3, 2, 1)
+    assert json.loads(done.err) == {"bulk_id": document["bulk_id"]}
     runs = json.loads(done.out)["runs"]
     assert all(list(run) == RUN_KEYS for run in runs)
     assert [run["run_id"] for run in runs if run["outcome"] == "done"] == paused[::-1]
@@ -176,8 +176,8 @@ def test_a_bulk_that_was_cut_off_does_the_rest_and_nothing_twice(typed: Typed) -
         squid.reject(run_id, actor="ada")
 
     def bulk(where: str) -> tuple[int, int, int]:
-        told = typed("run", "replay", "--where", where, "--yes", "--bulk-id", "b", "--json", *FLOWS).json
-        return told["matched"], told["done"], told["repeated"]
+        document = typed("run", "replay", "--where", where, "--yes", "--bulk-id", "b", "--json", *FLOWS).json
+        return document["matched"], document["done"], document["repeated"]
 
     assert bulk("status=failed queue=first") == (1, 1, 0)  # as far as it came
     assert bulk("status=failed") == (3, 2, 1)

@@ -19,16 +19,16 @@ from tests.cli.command_line import FLOWS, Typed
 from tests.cli.workflows import hello, orders
 
 
-def paused_order(typed: Typed, **more: object) -> str:
+def paused_order(typed: Typed, **payload: object) -> str:
     squid = Squid(typed.storage, [orders])
-    run_id = squid.start("orders", {"item": "tea", "password": "hunter2", **more}).run_id
+    run_id = squid.start("orders", {"item": "tea", "password": "hunter2", **payload}).run_id
     squid.worker(until_idle=True)
     return run_id
 
 
 def test_the_help_names_every_status(untouched: Typed) -> None:
     said = " ".join(untouched("run", "list", "--help").out.split())
-    assert [each for each in LISTED_STATUSES if each not in said] == []
+    assert [status for status in LISTED_STATUSES if status not in said] == []
 
 
 # --- starting -------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_what_is_not_there_is_told_as_one_types(untouched: Typed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "limits"),
     [
         (["run", "start", "hello", "--priority", MAX_PRIORITY + 1], f"{MIN_PRIORITY}<=x<={MAX_PRIORITY}"),
         (["worker", "--lease", MAX_LEASE.total_seconds() + 1], f"0<x<={int(MAX_LEASE.total_seconds())}"),
@@ -49,12 +49,12 @@ def test_what_is_not_there_is_told_as_one_types(untouched: Typed) -> None:
         (["backlog", "claim", "--ttl", int(MAX_LEASE.total_seconds()) + 1], "1<=x<="),
     ],
 )
-def test_the_real_limits_are_in_the_help_and_in_the_refusal(untouched: Typed, args: list[object], told: str) -> None:
+def test_the_real_limits_are_in_the_help_and_in_the_refusal(untouched: Typed, args: list[object], limits: str) -> None:
     option = str(args[-2])
     shown = untouched(*args[: args.index(option)], "--help").out
-    assert told in "".join(shown.split())
+    assert limits in "".join(shown.split())
     said = untouched(*args, *(("--owner", "w") if option == "--ttl" else ())).refused(2, option)
-    assert told in said.replace(".0", "")
+    assert limits in said.replace(".0", "")
 
 
 def test_a_start_says_that_the_module_is_missing(untouched: Typed) -> None:
@@ -93,8 +93,8 @@ def test_a_start_that_makes_no_sense_is_one_line_and_writes_nothing(
 
 
 def test_an_error_is_json_where_that_was_asked_for(untouched: Typed) -> None:
-    told = json.loads(untouched("run", "start", "hello", "--json").refused(3))
-    assert (told["error"], told["exit_code"]) == ("NotFound", 3)
+    error = json.loads(untouched("run", "start", "hello", "--json").refused(3))
+    assert (error["error"], error["exit_code"]) == ("NotFound", 3)
 
 
 def test_an_unknown_version_is_not_found(untouched: Typed) -> None:
@@ -212,11 +212,12 @@ def test_a_run_is_shown_redacted_now_and_as_it_was(typed: Typed) -> None:
 
 def test_an_explanation_names_the_command_to_type(typed: Typed) -> None:
     run_id = paused_order(typed)
-    told = typed("run", "explain", run_id, "--json").json
-    assert list(told) == list(Explanation.__dataclass_fields__)
-    assert (told["status"], told["reason"], told["step"]) == ("paused", "manual_intervention_required", "review")
+    document = typed("run", "explain", run_id, "--json").json
+    assert list(document) == list(Explanation.__dataclass_fields__)
+    state = (document["status"], document["reason"], document["step"])
+    assert state == ("paused", "manual_intervention_required", "review")
     shown = typed("run", "explain", run_id)
-    assert shown.out.startswith(told["summary"])
+    assert shown.out.startswith(document["summary"])
     assert f"squid run approve {run_id} -m MODULE" in shown.out
 
 
@@ -225,7 +226,7 @@ def test_what_an_explanation_suggests_works_when_it_is_pasted(typed: Typed) -> N
     asked = ("run", "explain", run_id, *FLOWS, "--schema", schema)
     wanted = f"squid run approve {run_id} -m tests.cli.workflows --schema {schema}"
     assert wanted in typed(*asked).out
-    actions = {each["action"]: each for each in typed(*asked, "--json").json["next_actions"]}
+    actions = {action["action"]: action for action in typed(*asked, "--json").json["next_actions"]}
     assert list(actions["approve"]) == ["action", "call", "note", "command"]
     assert actions["approve"]["command"] == wanted
     assert actions["cancel"]["command"] == f"squid run cancel {run_id} --schema {schema}"
@@ -235,20 +236,20 @@ def test_what_an_explanation_suggests_works_when_it_is_pasted(typed: Typed) -> N
 def test_what_the_environment_says_is_not_said_again(typed: Typed) -> None:
     run_id = paused_order(typed)
     typed.environ["SQUID_MODULES"] = FLOWS[1]
-    actions = {each["action"]: each for each in typed("run", "explain", run_id, "--json").json["next_actions"]}
+    actions = {action["action"]: action for action in typed("run", "explain", run_id, "--json").json["next_actions"]}
     assert actions["approve"]["command"] == f"squid run approve {run_id}"
 
 
 def test_one_of_several_dead_letters_is_named_by_its_key(typed: Typed) -> None:
     keys = ("run-1:a:1:1", "run-1:b:1:1")
-    found = Explanation(
+    explanation = Explanation(
         run_id="run-1", workflow=None, definition_version=None, queue="default", status="running",
         reason="dead_letter", step="a", summary="", details={"runnable_keys": list(keys)},
         next_actions=tuple(Action("retry_attempt", f"squid.retry_attempt('run-1', {key!r})") for key in keys),
         evidence=(), as_of=datetime.now(UTC),
     )  # fmt: skip
-    told = [each["command"] for each in explanation_facts(found, Place())["next_actions"]]
-    assert told == [f"squid queue retry run-1 {key}" for key in keys]
+    commands = [action["command"] for action in explanation_facts(explanation, Place())["next_actions"]]
+    assert commands == [f"squid queue retry run-1 {key}" for key in keys]
 
 
 def test_a_graph_is_a_tree_mermaid_svg_or_json(typed: Typed) -> None:
@@ -266,12 +267,12 @@ def test_a_graph_is_a_tree_mermaid_svg_or_json(typed: Typed) -> None:
 
 def test_a_timeline_tells_every_fact(typed: Typed) -> None:
     run_id = paused_order(typed)
-    told = typed("run", "timeline", run_id, "--json").json
-    assert (list(told), told["run_id"]) == (["run_id", "events"], run_id)
-    kinds = [event["kind"] for event in told["events"]]
+    document = typed("run", "timeline", run_id, "--json").json
+    assert (list(document), document["run_id"]) == (["run_id", "events"], run_id)
+    kinds = [event["kind"] for event in document["events"]]
     assert (kinds[0], kinds[-1]) == ("run_signal_received", "manual_step_paused")
     shown = typed("run", "timeline", run_id)
-    assert all(event["summary"] in shown.out for event in told["events"])
+    assert all(event["summary"] in shown.out for event in document["events"])
 
 
 # --- the frame ------------------------------------------------------------------------------------------------------

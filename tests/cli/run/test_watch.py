@@ -31,9 +31,9 @@ def test_an_end_that_is_not_a_completion_is_exit_code_1(typed: Typed) -> None:
 
     bad, good = typed("run", "watch", cancelled, "--json"), typed("run", "watch", completed)
     assert (bad.code, bad.err) == (1, "")
-    told = json.loads(bad.out)
-    assert list(told) == KEYS
-    assert (told["status"], told["terminal"], told["reason"]) == ("cancelled", True, "terminal")
+    document = json.loads(bad.out)
+    assert list(document) == KEYS
+    assert (document["status"], document["terminal"], document["reason"]) == ("cancelled", True, "terminal")
     assert (good.code, good.err, good.out.count("\n")) == (0, "", 1)
     assert "completed" in good.out
 

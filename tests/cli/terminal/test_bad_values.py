@@ -84,15 +84,15 @@ def tried() -> "Iterator[tuple[str, list[str]]]":
 def arguments(path: str, command: click.Command, tried: click.Parameter, value: str) -> list[str]:
     """Give a command line that is sound but for one value."""
     options, behind = [*ENDING.get(path, ())], []
-    for each in command.params:
-        is_argument = isinstance(each, click.Argument)
-        if each is not tried and not each.required and (each.name, is_argument) not in USEFUL:
+    for parameter in command.params:
+        is_argument = isinstance(parameter, click.Argument)
+        if parameter is not tried and not parameter.required and (parameter.name, is_argument) not in USEFUL:
             continue
-        given = value if each is tried else NEEDED[str(each.name)]
+        given = value if parameter is tried else NEEDED[str(parameter.name)]
         if is_argument:
             behind.append(given)
         else:
-            options.append(f"{each.opts[-1]}={given}")
+            options.append(f"{parameter.opts[-1]}={given}")
     return [*path.split()[1:], *options, *behind]
 
 
@@ -123,8 +123,8 @@ def test_a_value_that_makes_no_sense_is_one_line_and_changes_nothing(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     before = busy.facts()
     busy(*CASES[case]).refused(2)
-    told = busy(*CASES[case], "--json").refused(2)
-    assert [*json.loads(told)] == ["error", "message", "exit_code"]
+    error = busy(*CASES[case], "--json").refused(2)
+    assert [*json.loads(error)] == ["error", "message", "exit_code"]
     assert busy.facts() == before
     assert [*tmp_path.iterdir()] == []
 

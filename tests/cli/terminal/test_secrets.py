@@ -61,7 +61,7 @@ def test_no_view_of_a_run_shows_a_secret(leaks: Leaks) -> None:
             *leaks.squid.inspect_run_timeline(run_id),
         ]
         drawn = leaks.squid.inspect_run_graph(run_id)
-        texts = [repr(views), drawn.to_svg(), drawn.to_mermaid(), *(json.dumps(each.to_dict()) for each in views)]
+        texts = [repr(views), drawn.to_svg(), drawn.to_mermaid(), *(json.dumps(view.to_dict()) for view in views)]
         assert CANARY not in "\n".join(texts)
 
 
@@ -139,7 +139,7 @@ def test_no_command_shows_a_secret(leaks: Leaks, command: tuple[str, ...]) -> No
     for args in SHOWING[command]:
         for run_id in leaks.runs if "RUN" in args else [""]:
             for form in ((), ("--json",)):
-                typed = [run_id if each == "RUN" else each for each in args]
+                typed = [run_id if argument == "RUN" else argument for argument in args]
                 given = LEAKY if _takes_modules(command) else ()
                 answer = leaks.typed(*command, *typed, *given, *form)
                 assert CANARY not in answer.out + answer.err, (command, typed, form)
@@ -149,10 +149,10 @@ def test_no_command_shows_a_secret(leaks: Leaks, command: tuple[str, ...]) -> No
 
 
 def _takes_modules(command: tuple[str, ...]) -> bool:
-    found: Any = main
+    loaded: Any = main
     for name in command:
-        found = found.get_command(click.Context(found), name)
-    return any("-m" in each.opts for each in found.params)
+        loaded = loaded.get_command(click.Context(loaded), name)
+    return any("-m" in parameter.opts for parameter in loaded.params)
 
 
 def test_a_user_hides_more_by_the_environment(leaks: Leaks) -> None:

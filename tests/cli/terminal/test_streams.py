@@ -73,8 +73,8 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_141(
 ) -> None:
     Squid(typed.storage, [hello]).start("hello", run_id="o1")
     for line, word in (('"$@" >&-', "closed"), ('"$@" >/dev/full', "No space left"), (GONE, "went away")):
-        told = in_shell(typed, line, *command, *form).refused(141, word)
-        assert not form or json.loads(told)["error"] == "OutputClosed"
+        error = in_shell(typed, line, *command, *form).refused(141, word)
+        assert not form or json.loads(error)["error"] == "OutputClosed"
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "run list --help"])
@@ -106,8 +106,8 @@ def test_what_cannot_be_encoded_is_replaced(typed: Typed) -> None:
 def test_an_error_that_nobody_foresaw_is_one_line(untouched: Typed) -> None:
     args = ("run", "list", "-m", "tests.cli.modules.unknown_error")
     untouched(*args).refused(1, "RuntimeError: nobody knows what this is", "SQUID_DEBUG=1")
-    told = json.loads(untouched(*args, "--json").refused(1))
-    assert (told["error"], told["exit_code"]) == ("Unforeseen", 1)
+    error = json.loads(untouched(*args, "--json").refused(1))
+    assert (error["error"], error["exit_code"]) == ("Unforeseen", 1)
 
 
 def test_where_an_error_comes_from_is_shown_on_demand(untouched: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +126,9 @@ def test_a_module_that_ends_the_process_is_not_loaded(untouched: Typed) -> None:
     untouched("worker", *FLOWS, "--resources", "tests.cli.modules.process_exit:x", "--until-idle").refused(
         2, "SystemExit"
     )
-    found = untouched("doctor", *args, "--json")
-    assert found.code == 1
-    assert "workflow_not_loadable" in {each["code"] for each in json.loads(found.out)["findings"]}
+    answer = untouched("doctor", *args, "--json")
+    assert answer.code == 1
+    assert "workflow_not_loadable" in {finding["code"] for finding in json.loads(answer.out)["findings"]}
 
 
 @pytest.mark.parametrize(("group", "command"), [((), "quickstart"), (("run",), "explain"), (("queue",), "pause")])
@@ -170,8 +170,8 @@ def test_who_stops_watching_is_told_in_one_line(typed: Typed, form: tuple[str, .
         child.send_signal(signal.SIGINT)
         out, err = child.communicate()
     assert (child.returncode, out) == (130, "")
-    told: dict[str, Any] = {"error": "Interrupted", "message": "interrupted", "exit_code": 130}
-    assert err == (json.dumps(told) if form else "Error: interrupted") + "\n"
+    error: dict[str, Any] = {"error": "Interrupted", "message": "interrupted", "exit_code": 130}
+    assert err == (json.dumps(error) if form else "Error: interrupted") + "\n"
 
 
 def test_a_file_that_is_missing_is_no_trouble_of_stdout(untouched: Typed, tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def drawn(shown: object, width: int) -> list[str]:
 def runs(typed: Typed) -> list[str]:
     """Runs of every kind: waiting for a person, waiting for a worker, ended."""
     squid = Squid(typed.storage, [orders, hello])
-    found = [squid.start("orders", {"item": "tea"}).run_id, squid.start("orders", {"item": "x", "amount": -1}).run_id]
+    run_ids = [squid.start("orders", {"item": "tea"}).run_id, squid.start("orders", {"item": "x", "amount": -1}).run_id]
     squid.worker(until_idle=True)
-    return [*found, squid.start("hello").run_id]
+    return [*run_ids, squid.start("hello").run_id]
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def failure_text(result: dg.ExecuteInProcessResult) -> str:
 
 def metadata(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     """What the run shows at its end."""
-    (output,) = [each for each in result.events_for_node(DRAIN_OP) if each.event_type_value == "STEP_OUTPUT"]
+    (output,) = [event for event in result.events_for_node(DRAIN_OP) if event.event_type_value == "STEP_OUTPUT"]
     return {key: value.value for key, value in output.step_output_data.metadata.items()}
 
 

@@ -77,7 +77,7 @@ def test_its_presence_tells_the_dagster_run_and_the_code(
     row = seen[0]
     assert (row.worker_id, row.kind, row.queues) == (f"dagster:{result.run_id}", "dagster_run", ("default",))
     assert (row.capacity, frozenset(row.definitions)) == (7, squid.runtime.registry.keys)
-    version = code_version(each.freeze() for each in WORKFLOWS)
+    version = code_version(workflow.freeze() for workflow in WORKFLOWS)
     assert row.details == {"dagster_run_id": result.run_id, "location": NO_LOCATION, "code_version": version}
 
 

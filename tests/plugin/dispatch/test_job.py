@@ -126,7 +126,7 @@ def test_everything_due_is_done_and_a_table_says_what_became_of_it(
     result = drain(resource, instance)
     # the step's failure is the journal's business: the Dagster run succeeds
     assert result.success
-    assert {squid.inspect_run(each.run_id).status for each in receipts} == {"completed"}
+    assert {squid.inspect_run(receipt.run_id).status for receipt in receipts} == {"completed"}
     assert squid.inspect_run(failed).status == "failed"
     shown = metadata(result)
     assert {name: shown[f"squid/{name}"] for name in ("claimed", "completed", "retried", "failed")} == {
@@ -211,7 +211,7 @@ def test_a_small_queue_is_not_left_behind_a_full_one(
     resource: SquidResource, instance: dg.DagsterInstance, make_squid: MakeSquid
 ) -> None:
     squid = make_squid(WORKFLOWS)
-    full = [each.run_id for each in squid.start_many("quick", [{"number": number} for number in range(60)])]
+    full = [receipt.run_id for receipt in squid.start_many("quick", [{"number": number} for number in range(60)])]
     small = squid.start("quick", {"number": 1}, queue="mail").run_id
     job = location(resource, queues=["default", "mail"]).resolve_job_def("squid_dispatch")
     assert job.execute_in_process(instance=instance, run_config=configured(concurrency=2)).success
@@ -220,7 +220,7 @@ def test_a_small_queue_is_not_left_behind_a_full_one(
 
 
 def _claimed_at(squid: Squid, run_id: str) -> int:
-    return next(each.position for each in squid.journal.read_run(run_id) if each.fact.type == "attempt_claimed")
+    return next(entry.position for entry in squid.journal.read_run(run_id) if entry.fact.type == "attempt_claimed")
 
 
 def test_dagster_never_tries_a_run_or_an_op_again(resource: SquidResource) -> None:

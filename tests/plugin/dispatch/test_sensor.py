@@ -29,7 +29,7 @@ from tests.plugin.dispatch.drains import WORKFLOWS
 
 MakeSquid = Callable[..., Squid]
 QUEUES = ("default", "mail")
-VERSION = code_version(each.freeze() for each in WORKFLOWS)
+VERSION = code_version(workflow.freeze() for workflow in WORKFLOWS)
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
 

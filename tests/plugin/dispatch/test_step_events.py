@@ -32,9 +32,9 @@ def settled(outcome: Outcome, seconds: float = 0.1, refused: SquidError | None =
 
 def lines(buffer: LineBuffer) -> list[Line]:
     """Everything that is in an buffer."""
-    found: list[Line] = []
-    buffer.flush(lambda level, text: found.append((level, text)))
-    return found
+    written: list[Line] = []
+    buffer.flush(lambda level, text: written.append((level, text)))
+    return written
 
 
 # --- the buffer -----------------------------------------------------------------------------------------------------
@@ -52,15 +52,15 @@ def test_a_buffer_that_no_thread_empties_drops_lines_and_counts_them() -> None:
 def test_a_flush_writes_what_came_while_it_waits() -> None:
     buffer = LineBuffer()
     buffer.put(logging.INFO, "first")
-    found: list[str] = []
+    written: list[str] = []
 
     def write(_: int, text: str) -> None:
-        found.append(text)
+        written.append(text)
         if text == "first":
             buffer.put(logging.INFO, "second")
 
     buffer.flush(write, 1.0)
-    assert found == ["first", "second"]
+    assert written == ["first", "second"]
 
 
 # --- logs of steps --------------------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def test_what_steps_log_is_taken_from_the_level_on_and_only_for_the_time_of_the_
         logging.getLogger("squid_dagster.runtime.worker.worker").warning("the database is gone")
         steps.info("without a context")
     log.warning("not this")
-    found = lines(buffer)
-    assert found[0] == (logging.INFO, "[charge, attempt 2, run run-1] this 1")
-    assert found[1][1].startswith("[charge, attempt 2, run run-1] and this\nTraceback")
-    assert found[1][1].endswith("ValueError: boom")
-    assert found[2:] == [(logging.WARNING, "the database is gone"), (logging.INFO, "without a context")]
+    written = lines(buffer)
+    assert written[0] == (logging.INFO, "[charge, attempt 2, run run-1] this 1")
+    assert written[1][1].startswith("[charge, attempt 2, run run-1] and this\nTraceback")
+    assert written[1][1].endswith("ValueError: boom")
+    assert written[2:] == [(logging.WARNING, "the database is gone"), (logging.INFO, "without a context")]
     assert (steps.level, logging.getLogger("squid_dagster").handlers) == before
 
 
@@ -110,7 +110,7 @@ def test_a_record_that_cannot_be_formatted_stops_nothing(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("told", "level", "words"),
+    ("attempt", "level", "words"),
     [
         (settled(BROKEN), logging.ERROR, "failed for good: ValueError: broken (run run-1, attempt 1, 0.100 s)"),
         (settled(AGAIN), logging.WARNING, "failed and is tried again: ValueError: broken; tried again in 3 s"),
@@ -118,11 +118,11 @@ def test_a_record_that_cannot_be_formatted_stops_nothing(monkeypatch: pytest.Mon
         (settled(Completed(1), refused=StaleClaim("late")), logging.WARNING, "its result was dropped: late"),
     ],
 )
-def test_what_is_notable_is_said(told: SettledAttempt, level: int, words: str) -> None:
+def test_what_is_notable_is_said(attempt: SettledAttempt, level: int, words: str) -> None:
     buffer = LineBuffer()
-    Outcomes(buffer, "notable", slow_seconds=30).settled([told])
-    ((found, text),) = lines(buffer)
-    assert found == level
+    Outcomes(buffer, "notable", slow_seconds=30).settled([attempt])
+    ((written, text),) = lines(buffer)
+    assert written == level
     assert words in text
     assert "hidden" not in text
     assert "\n" not in text

@@ -29,7 +29,7 @@ def test_what_goes_wrong_with_one_attempt_keeps_no_other_one_waiting(
     monkeypatch.setattr(Squid, "apply_signal", apply_signal)
     assert len(here.tick()) == 2
     assert here.tick() == []
-    assert [here.status(each) for each in (bad, *others)] == ["running", DONE, DONE]
+    assert [here.status(run_id) for run_id in (bad, *others)] == ["running", DONE, DONE]
     # and it is looked at by every tick
     refusing.clear()
     assert len(here.tick()) == 1
@@ -59,4 +59,4 @@ def test_what_is_on_record_as_asked_for_is_launched_though_the_database_must_be_
             here.evaluate()
     here.tick()
     here.tick()
-    assert [here.status(each) for each in run_ids] == [DONE] * 3
+    assert [here.status(run_id) for run_id in run_ids] == [DONE] * 3

@@ -103,17 +103,17 @@ def test_a_cancelled_run_is_not_launched_and_its_dagster_run_is_tagged(deploy: D
     early, late, other = deployment.start(), deployment.start(), deployment.start()
     requests = {request.tags["squid/run_id"]: request for request in deployment.evaluate()}
     dagster_run = deployment.begin(requests[late])
-    kept = deployment.begin(requests[other])
+    untouched_run = deployment.begin(requests[other])
     deployment.squid.cancel(early)
     deployment.squid.cancel(late)
     assert deployment.evaluate() == []
-    found = deployment.instance.get_run_by_id(dagster_run.run_id)
-    assert found is not None
-    assert found.tags[ABANDONED_TAG] == "cancelled"
-    assert found.status is dg.DagsterRunStatus.STARTED
-    still = deployment.instance.get_run_by_id(kept.run_id)
+    tagged_run = deployment.instance.get_run_by_id(dagster_run.run_id)
+    assert tagged_run is not None
+    assert tagged_run.tags[ABANDONED_TAG] == "cancelled"
+    assert tagged_run.status is dg.DagsterRunStatus.STARTED
+    still = deployment.instance.get_run_by_id(untouched_run.run_id)
     assert still is not None
     assert ABANDONED_TAG not in still.tags
-    deployment.instance.report_run_canceled(found)
+    deployment.instance.report_run_canceled(tagged_run)
     assert deployment.evaluate() == []
     assert deployment.squid.inspect_run(late).status == "cancelled"

@@ -71,10 +71,10 @@ def test_while_dagster_works_the_run_waits_and_says_for_what(deploy: Deploy) -> 
     dagster_run = deployment.begin(request)
     for _ in range(3):
         assert deployment.evaluate() == []
-    told = deployment.squid.explain_run(run_id)
-    assert told.reason == "waiting_external"
-    assert dagster_run.run_id in told.summary
-    assert "train_model" in told.summary
+    explanation = deployment.squid.explain_run(run_id)
+    assert explanation.reason == "waiting_external"
+    assert dagster_run.run_id in explanation.summary
+    assert "train_model" in explanation.summary
     started = [f for f in facts(deployment.squid, run_id, "run_signal_received") if f.signal_type == "external_started"]
     assert len(started) == 1
 

@@ -65,13 +65,13 @@ def test_a_url_in_yaml_is_refused_and_not_repeated(
     sandbox: DefsFolderSandbox, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_SECRET", "postgresql://u:hunter2@db/journal")
-    told = refusal(sandbox, workflow_modules=FLOWS, database_url_env=said)
-    assert "database_url_env is not the name of an environment variable" in told
-    assert "hunter2" not in told
+    message = refusal(sandbox, workflow_modules=FLOWS, database_url_env=said)
+    assert "database_url_env is not the name of an environment variable" in message
+    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize(
-    ("attributes", "told"),
+    ("attributes", "message"),
     [
         ({}, "workflow_modules"),
         ({"workflow_modules": []}, "workflow_modules"),
@@ -82,8 +82,8 @@ def test_a_url_in_yaml_is_refused_and_not_repeated(
         ({"workflow_modules": ["tests.nowhere"]}, "no module 'tests.nowhere'"),
     ],
 )
-def test_what_makes_no_sense_is_named(sandbox: DefsFolderSandbox, attributes: dict[str, Any], told: str) -> None:
-    assert told in refusal(sandbox, **attributes)
+def test_what_makes_no_sense_is_named(sandbox: DefsFolderSandbox, attributes: dict[str, Any], message: str) -> None:
+    assert message in refusal(sandbox, **attributes)
 
 
 @pytest.mark.parametrize("name", ["train_model", "tests.nowhere.job", "tests.plugin.external.definitions.nothing"])
@@ -119,8 +119,8 @@ def test_yaml_becomes_the_same_definitions_as_the_call(sandbox: DefsFolderSandbo
     dg.Definitions.validate_loadable(defs)
     assert {names.START_JOB, names.DISPATCH_JOB, train_model.name} <= jobs_of(defs)
     assert names.EXTERNAL_SENSOR in sensors_of(defs)
-    told = drain_config(defs)
-    assert (told["concurrency"], told["linger_seconds"], told["events"]) == (4, 7, "all")
+    config = drain_config(defs)
+    assert (config["concurrency"], config["linger_seconds"], config["events"]) == (4, 7, "all")
     resource: Any = (defs.resources or {})[names.RESOURCE]
     assert (resource.schema_name, resource.queue, resource.lease_seconds) == ("shop", "mail", 60)
     assert isinstance(resource.url, dg.EnvVar)
@@ -128,8 +128,8 @@ def test_yaml_becomes_the_same_definitions_as_the_call(sandbox: DefsFolderSandbo
 
 
 def test_yaml_adds_the_tables_that_spark_makes(sandbox: DefsFolderSandbox) -> None:
-    told = {"spark_master": "local[2]", "warehouse": "s3://company/squid", "history_start": "2026-03-01"}
-    defs = load(sandbox, **WORKING, projections=told)
+    attributes = {"spark_master": "local[2]", "warehouse": "s3://company/squid", "history_start": "2026-03-01"}
+    defs = load(sandbox, **WORKING, projections=attributes)
     assert {"squid_dispatch", "squid_projections", "squid_checks", "squid_rebuild_views"} <= jobs_of(defs)
     spark, warehouse = (defs.resources or {})["spark"], (defs.resources or {})["squid_warehouse"]
     assert (spark.spark_master, warehouse.path) == ("local[2]", "s3://company/squid")
@@ -144,11 +144,11 @@ def test_the_tables_are_left_out_unless_asked_for_and_have_defaults(sandbox: Def
 
 
 @pytest.mark.parametrize(
-    "told", [{"spark_master": "sc://h:15002/;token=hunter2"}, {"spark_master_env": "sc://h:15002/;token=hunter2"}]
+    "attributes", [{"spark_master": "sc://h:15002/;token=hunter2"}, {"spark_master_env": "sc://h:15002/;token=hunter2"}]
 )
-def test_a_token_in_yaml_is_refused_and_not_repeated_by_us(told: dict[str, str]) -> None:
+def test_a_token_in_yaml_is_refused_and_not_repeated_by_us(attributes: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match="environment variable") as refused:
-        ProjectionsModel(**told).definitions()
+        ProjectionsModel(**attributes).definitions()
     assert "hunter2" not in str(refused.value)
 
 

@@ -59,15 +59,15 @@ def test_a_module_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queues", "error", "told"),
+    ("queues", "error", "message"),
     [
         ([], InvalidArgument, "at least one queue"),
         ("mail", InvalidArgument, "queues must be a list"),
         (["no space"], InvalidThread, "'no space' cannot be part"),
     ],
 )
-def test_queues_that_cannot_be_are_refused(queues: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_queues_that_cannot_be_are_refused(queues: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         squid_definitions(workflows=[drain_workflows.quick], queues=queues)
 
 
@@ -127,7 +127,7 @@ def test_one_call_gives_every_part_by_its_name() -> None:
     nightly.step(drain_workflows.say)
     defs = squid_definitions(workflows=[drain_workflows.quick, nightly])
     dg.Definitions.validate_loadable(defs)
-    assert jobs_of(defs) == {names.DISPATCH_JOB, names.RECOVERY_JOB, *(f"squid_{each}" for each in COMMANDS)}
+    assert jobs_of(defs) == {names.DISPATCH_JOB, names.RECOVERY_JOB, *(f"squid_{command}" for command in COMMANDS)}
     assert sensors_of(defs) == {names.DISPATCH_SENSOR, names.ATTENTION_SENSOR}
     assert schedules_of(defs) == {names.RECOVERY_SCHEDULE, "squid_cron_nightly_two"}
     assert set(defs.resources or {}) == {names.RESOURCE}
@@ -138,8 +138,8 @@ def test_one_call_gives_every_part_by_its_name() -> None:
 
 def test_everything_runs_by_itself_on_an_instance_that_knows_nothing() -> None:
     repository = squid_definitions(workflows=[drain_workflows.quick]).get_repository_def()
-    assert {each.default_status for each in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
-    assert {each.default_status for each in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
+    assert {sensor.default_status for sensor in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
+    assert {schedule.default_status for schedule in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_the_first_queue_is_the_default_where_there_is_no_queue_of_that_name() -
 
 def test_how_drain_runs_work_is_what_the_launchpad_and_the_sensor_begin_with() -> None:
     drain = DrainConfig(concurrency=3, linger_seconds=1)
-    told = drain_config(squid_definitions(workflows=[drain_workflows.quick], drain=drain, events="all"))
-    assert (told["concurrency"], told["linger_seconds"], told["events"]) == (3, 1, "all")
+    config = drain_config(squid_definitions(workflows=[drain_workflows.quick], drain=drain, events="all"))
+    assert (config["concurrency"], config["linger_seconds"], config["events"]) == (3, 1, "all")
     assert drain_config(squid_definitions(workflows=[drain_workflows.quick]))["events"] == "notable"
 
 

@@ -112,8 +112,8 @@ def test_the_journal_asset_says_when_the_database_cannot_be_reached(
     assert not result.success
     failed = next(event for event in result.all_events if event.is_step_failure)
     data: Any = failed.event_specific_data
-    told = str(data.user_failure_data.description)
-    assert told.startswith("cannot reach Postgres at postgresql+psycopg://u:***@127.0.0.1:1/db")
+    description = str(data.user_failure_data.description)
+    assert description.startswith("cannot reach Postgres at postgresql+psycopg://u:***@127.0.0.1:1/db")
 
 
 def test_the_snippets_of_the_guide_work_as_they_are_written(
@@ -132,6 +132,6 @@ def test_the_snippets_of_the_guide_work_as_they_are_written(
         assert [run.status for run in squid.list_runs().runs] == ["completed"]
 
     (written,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
-    told = yaml.safe_load(written)
-    assert told["type"] == f"{SquidComponent.__module__.rpartition('.')[0]}.{SquidComponent.__name__}"
-    assert SquidComponent(**told["attributes"]).database_url_env == "SQUID_DATABASE_URL"
+    attributes = yaml.safe_load(written)
+    assert attributes["type"] == f"{SquidComponent.__module__.rpartition('.')[0]}.{SquidComponent.__name__}"
+    assert SquidComponent(**attributes["attributes"]).database_url_env == "SQUID_DATABASE_URL"

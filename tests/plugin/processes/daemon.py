@@ -57,8 +57,8 @@ class Shore:
 
     def open_runs(self) -> int:
         """Count runs that have not ended."""
-        found = self.storage.rows("SELECT count(*) FROM {schema}.runs WHERE terminal_status IS NULL")
-        return int(found[0][0])
+        rows = self.storage.rows("SELECT count(*) FROM {schema}.runs WHERE terminal_status IS NULL")
+        return int(rows[0][0])
 
     def drains(self) -> dict[str, int]:
         """Give the processes of drain runs that count as alive, by the id of their Dagster run."""
@@ -67,12 +67,12 @@ class Shore:
 
     def holder(self, run_id: str, after: str | None = None) -> str | None:
         """Give the Dagster run that works on a step of this run now, if that is not the one before."""
-        found = self.storage.rows(
+        rows = self.storage.rows(
             "SELECT owner_id FROM {schema}.attempts "
             "WHERE run_id = %s AND status = 'claimed' AND due_at > clock_timestamp()",
             run_id,
         )
-        owner = str(found[0][0]).removeprefix("dagster:") if found else None
+        owner = str(rows[0][0]).removeprefix("dagster:") if rows else None
         return None if owner == after else owner
 
     # --- what Dagster tells -----------------------------------------------------------------------------------------
@@ -99,10 +99,10 @@ def wait_for(condition: Callable[[], T | None], stack: Stack, seconds: float = 9
     """Wait until there is something, and give it; fail with what Dagster said when there never is."""
     ends = time.monotonic() + seconds
     pause = threading.Event()
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < ends, f"it never came to that:\n{stack.log('daemon')}\n{stack.log('code')}"
         pause.wait(0.1)
-    return found
+    return value
 
 
 def is_running(pid: int) -> bool:

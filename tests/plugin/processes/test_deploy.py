@@ -25,7 +25,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"] == "squid-dagster"]
 NOTES = (DEPLOY / "kubernetes.md").read_text()
 MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", NOTES, re.DOTALL)]
-POD_COMMANDS = [each["spec"]["template"]["spec"]["containers"][0]["command"] for each in MANIFESTS]
+POD_COMMANDS = [manifest["spec"]["template"]["spec"]["containers"][0]["command"] for manifest in MANIFESTS]
 
 
 def check(command: list[str]) -> None:
@@ -37,10 +37,10 @@ def check(command: list[str]) -> None:
         assert "__main__" in (REPOSITORY / (arguments[1].replace(".", "/") + ".py")).read_text()
         return
     (script,) = entry_points(group="console_scripts", name=program)
-    found: Any = script.load()
-    if not isinstance(found, click.Command):  # a function around the group
-        found = vars(importlib.import_module(found.__module__))["cli"]
-    _parse(found, program, arguments)
+    loaded: Any = script.load()
+    if not isinstance(loaded, click.Command):  # a function around the group
+        loaded = vars(importlib.import_module(loaded.__module__))["cli"]
+    _parse(loaded, program, arguments)
 
 
 def _parse(command: click.Command, name: str, arguments: list[str]) -> None:
@@ -82,7 +82,7 @@ def test_journal_and_dagster_have_databases_of_their_own_and_no_password_is_writ
 def test_nothing_starts_before_the_migration_is_done() -> None:
     def needs(name: str) -> set[str]:
         below = SERVICES[name].get("depends_on", {})
-        return set(below) | {each for one in below for each in needs(one)}
+        return set(below) | {name for one in below for name in needs(one)}
 
     for name in set(OURS) - {"migrate"}:
         assert "migrate" in needs(name)
@@ -94,9 +94,9 @@ def test_nothing_starts_before_the_migration_is_done() -> None:
 def test_the_grace_of_workers_is_above_the_lease() -> None:
     lease = DEFAULT_LEASE.total_seconds()
     assert int(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > lease
-    (worker,) = [each for each in MANIFESTS if each["kind"] == "Deployment"]
+    (worker,) = [manifest for manifest in MANIFESTS if manifest["kind"] == "Deployment"]
     assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > lease
-    assert [each["kind"] for each in MANIFESTS] == ["Job", "Deployment"]
+    assert [manifest["kind"] for manifest in MANIFESTS] == ["Job", "Deployment"]
 
 
 def test_only_the_webserver_is_reachable_and_only_from_this_machine() -> None:

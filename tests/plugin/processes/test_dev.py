@@ -40,14 +40,14 @@ def ask(address: str, query: str) -> Any:
 
 def processes_of(folder: Path) -> list[str]:
     """Give the command lines of all processes that name the folder."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
+    processes = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            line = each.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:  # it has ended meanwhile
             continue
-        found += [line] if str(folder) in line else []
-    return found
+        processes += [line] if str(folder) in line else []
+    return processes
 
 
 @pytest.mark.parametrize("port", ["none", "0", "70000"])
@@ -81,7 +81,7 @@ def test_it_prints_an_address_that_answers_and_ctrl_c_leaves_nothing_running(fol
         assert entry["name"] == "squid"
         (repository,) = entry["locationOrLoadError"]["repositories"]
         assert "squid_start" in {job["name"] for job in repository["jobs"]}
-        assert {each["sensorState"]["status"] for each in repository["sensors"]} == {"RUNNING"}
+        assert {sensor["sensorState"]["status"] for sensor in repository["sensors"]} == {"RUNNING"}
 
         second = Child("examples.dev", env={dev.FOLDER: str(folder)})
         started.append(second)

@@ -23,9 +23,9 @@ def folder() -> Iterator[Path]:
 
 def test_a_location_that_cannot_be_loaded_is_told_with_its_error_and_nothing_runs(folder: Path) -> None:
     stack = Stack(folder, "tests.plugin.no_such_location", {})
-    with pytest.raises(StackError, match="code process ended with exit code") as told, stack:
+    with pytest.raises(StackError, match="code process ended with exit code") as raised, stack:
         pass
-    assert "No module named 'tests.plugin.no_such_location'" in str(told.value)
+    assert "No module named 'tests.plugin.no_such_location'" in str(raised.value)
     assert stack.ended() == []
 
 

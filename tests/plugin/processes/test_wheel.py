@@ -164,8 +164,8 @@ def test_a_project_elsewhere_scaffolds_checks_merges_and_runs(project: Project, 
     where = project.run(str(project.python), "-c", "import squid_dagster; print(squid_dagster.__file__)")
     assert where.strip().startswith(str(project.root / ".venv"))
 
-    told = ("--workflow-modules", "shop.workflows", "--database-url-env", "SHOP_DATABASE_URL")
-    project.dg("scaffold", "defs", "squid_dagster.plugin.SquidComponent", "durable", *told)
+    options = ("--workflow-modules", "shop.workflows", "--database-url-env", "SHOP_DATABASE_URL")
+    project.dg("scaffold", "defs", "squid_dagster.plugin.SquidComponent", "durable", *options)
     written = yaml.safe_load((project.root / "src" / "shop" / "defs" / "durable" / "defs.yaml").read_text())
     assert written["type"] == "squid_dagster.plugin.SquidComponent"
     assert written["attributes"]["workflow_modules"] == ["shop.workflows"]

@@ -72,9 +72,9 @@ def run_job(defs: dg.Definitions, instance: dg.DagsterInstance, **options: Any) 
 def materialized(result: dg.ExecuteInProcessResult, name: str) -> dict[str | None, dg.AssetMaterialization]:
     """What was materialized of an asset, by partition."""
     data: list[Any] = [event.event_specific_data for event in result.get_asset_materialization_events()]
-    found = [each.materialization for each in data if each.materialization.asset_key == key_of(name)]
-    assert len({each.partition for each in found}) == len(found)
-    return {each.partition: each for each in found}
+    materializations = [record.materialization for record in data if record.materialization.asset_key == key_of(name)]
+    assert len({one.partition for one in materializations}) == len(materializations)
+    return {one.partition: one for one in materializations}
 
 
 def told(result: dg.ExecuteInProcessResult) -> str:
@@ -171,7 +171,7 @@ def test_one_run_brings_everything_up_to_date_and_the_next_one_changes_nothing(
         by_day = materialized(first, name)
         assert set(DAYS) <= by_day.keys()
         assert version(by_day[DAYS[0]]) == str(cut)
-        counts: dict[str | None, Any] = {day: each.metadata["dagster/row_count"].value for day, each in by_day.items()}
+        counts: dict[str | None, Any] = {day: row.metadata["dagster/row_count"].value for day, row in by_day.items()}
         assert counts.pop(None) == sum(counts.values())
         assert instance.get_materialized_partitions(key_of(name)) == by_day.keys() - {None}
     for name, plots in (

@@ -77,14 +77,14 @@ def run(defs: dg.Definitions, job: str = "all", **options: Any) -> dg.ExecuteInP
 def evaluations(result: dg.ExecuteInProcessResult) -> dict[Check, dg.AssetCheckEvaluation]:
     """What each check said, and that it is on its asset."""
     assert result.success
-    found = {Check(each.check_name): each for each in result.get_asset_check_evaluations()}
-    assert all(each.asset_key == key_of(ON[check]) for check, each in found.items())
-    return found
+    evaluations = {Check(evaluation.check_name): evaluation for evaluation in result.get_asset_check_evaluations()}
+    assert all(evaluation.asset_key == key_of(ON[check]) for check, evaluation in evaluations.items())
+    return evaluations
 
 
-def vector(found: dict[Check, dg.AssetCheckEvaluation]) -> str:
+def vector(evaluations: dict[Check, dg.AssetCheckEvaluation]) -> str:
     """All checks in order, green or red."""
-    return " ".join("G" if found[check].passed else "R" for check in Check)
+    return " ".join("G" if evaluations[check].passed else "R" for check in Check)
 
 
 def do(storage: PostgresStorage, text: LiteralString) -> None:
@@ -124,9 +124,9 @@ def test_the_job_that_a_red_check_names_turns_it_green(defs: dg.Definitions, pos
 
     assert done.success
     (output,) = done.filter_events(lambda event: event.is_successful_output)
-    told = output.step_output_data.metadata
-    assert told["squid/runs"].value == len(postgres.rows("SELECT FROM {schema}.runs"))
-    assert told["squid/cut"].value == postgres.cut()
+    metadata = output.step_output_data.metadata
+    assert metadata["squid/runs"].value == len(postgres.rows("SELECT FROM {schema}.runs"))
+    assert metadata["squid/cut"].value == postgres.cut()
     assert vector(evaluations(run(defs))) == "G G G G"
     assert verify(postgres) == []
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     resource: SquidResource, postgres: PostgresStorage, tmp_path: Path
 ) -> None:
     in_memory = SquidResource.for_testing(Squid(MemoryStorage(), []))
-    for given, master, told in (
+    for given, master, message in (
         (in_memory, "local[2]", "Spark reads a journal from Postgres, and this one is a MemoryStorage"),
         (resource, "yarn", "spark_master 'yarn' is none that is known"),
     ):
@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
             assert not result.success
             (failed,) = result.filter_events(lambda event: event.is_step_failure)
             assert failed.step_failure_data.user_failure_data is not None
-            assert told in str(failed.step_failure_data.user_failure_data.description)
+            assert message in str(failed.step_failure_data.user_failure_data.description)
     (tmp_path / "file").write_text("in the way")
     result = run(definitions(resource, tmp_path / "file"))
     (failed,) = result.filter_events(lambda event: event.is_step_failure)
@@ -156,9 +156,9 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 def test_twenty_runs_are_named_and_the_others_counted() -> None:
     names = tuple(Named(f"run-{n}", "runs: other values in status") for n in range(20))
-    found = Finding(False, names, {"found": 1_234, "runs": 5_000}, "launch squid_rebuild_views")
+    finding = Finding(False, names, {"found": 1_234, "runs": 5_000}, "launch squid_rebuild_views")
 
-    result = check_result(Check.VIEWS, found, 99)
+    result = check_result(Check.VIEWS, finding, 99)
 
     assert result.description is not None
     assert result.description.startswith("run-0, run-1, ")
