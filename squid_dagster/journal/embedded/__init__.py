@@ -1,6 +1,6 @@
-"""A real Postgres for those who have none: binaries from a wheel, one server per data directory, Unix socket only.
+"""An embedded Postgres: binaries from a wheel, one server per data directory, Unix socket only.
 
-The server starts on first use, belongs to no process, is shared by all processes of the user, and ends only when told.
+The server starts on first use, is no process's child, is shared by all processes of the user, and runs until `stop`.
 """
 
 from squid_dagster.journal.embedded.server import EmbeddedPostgres, EmbeddedStatus

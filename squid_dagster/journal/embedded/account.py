@@ -1,6 +1,6 @@
-"""Under which user the server runs. Postgres refuses root, so root hands it to an unprivileged one.
+"""The user that the server runs as. Postgres refuses root, so root starts it as an unprivileged user.
 
-Owns how commands are run as that user and what that user can reach. Changes no permission of anything that exists.
+Owns how commands run as that user, and checks what that user can reach. Changes no permissions of existing files.
 """
 
 import os
@@ -43,7 +43,7 @@ class Account:
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run a command as that user, in a session of its own, and wait for it.
 
-        It sees none of our environment: neither credentials nor PG* settings reach the server.
+        It gets nothing of this process's environment: neither credentials nor PG* settings reach the server.
         """
         return subprocess.run(  # noqa: S603 - the command is ours, and no shell expands it
             [os.fspath(part) for part in command],
@@ -63,28 +63,28 @@ class Account:
         )
 
     def require_way_to(self, directory: Path) -> None:
-        """Raise EmbeddedUnavailable, naming the closed one, unless that user can reach as much of it as exists."""
+        """Raise EmbeddedUnavailable, naming the closed directory, unless that user can reach all existing parents."""
         if self.is_ours:
             return
-        way = [part for part in [*reversed(directory.parents), directory] if part.exists()]
+        existing = [part for part in [*reversed(directory.parents), directory] if part.exists()]
         try:
-            asked = self.run(["/bin/sh", "-c", _FIRST_CLOSED, "sh", *way], output=subprocess.PIPE)
+            probe = self.run(["/bin/sh", "-c", _FIRST_CLOSED, "sh", *existing], output=subprocess.PIPE)
         except OSError as error:
             msg = (
                 f"root may not start a process as uid {self.uid} here ({error}), and Postgres refuses to run as root: "
                 f"run as an ordinary user, or set SQUID_DATABASE_URL"
             )
             raise EmbeddedUnavailable(msg) from error
-        if asked.returncode != 0:
+        if probe.returncode != 0:
             msg = (
                 f"the embedded Postgres cannot use {directory}: started by root it runs as uid {self.uid}, which may "
-                f"not enter {os.fsdecode(asked.stdout)}. Set SQUID_DATA_DIR to a directory that it can reach, such as "
+                f"not enter {os.fsdecode(probe.stdout)}. Set SQUID_DATA_DIR to a directory that it can reach, such as "
                 f"/var/lib/squid_dagster, or run as an ordinary user, or set SQUID_DATABASE_URL"
             )
             raise EmbeddedUnavailable(msg)
 
     def require_name(self) -> None:
-        """Raise EmbeddedUnavailable unless the user has a name, without which initdb makes no cluster."""
+        """Raise EmbeddedUnavailable unless the user has a name, which initdb needs."""
         try:
             pwd.getpwuid(self.uid)
         except KeyError as error:
@@ -96,16 +96,16 @@ class Account:
 
 
 def account_for(pgdata: Path) -> Account:
-    """Who runs the server over these data: we ourselves; where we are root, their owner or an unprivileged user.
+    """Return the user to run the server of a cluster: the current one; for root, its owner or an unprivileged user.
 
-    Raises EmbeddedUnavailable when the data belong to somebody for whom we cannot act.
+    Raises EmbeddedUnavailable if the cluster belongs to a user that this process cannot act as.
     """
     me = Account(os.geteuid(), os.getegid())
     try:
-        found = pgdata.lstat()
+        status = pgdata.lstat()
     except FileNotFoundError:
         return me if me.uid != 0 else Account(UNPRIVILEGED_ID, UNPRIVILEGED_ID)
-    owner = Account(found.st_uid, found.st_gid)
+    owner = Account(status.st_uid, status.st_gid)
     if me.uid != 0 and owner.uid != me.uid:
         msg = f"{pgdata} belongs to uid {owner.uid}, this process is uid {me.uid}: set SQUID_DATA_DIR to another one"
         raise EmbeddedUnavailable(msg)
@@ -116,6 +116,6 @@ def account_for(pgdata: Path) -> Account:
 
 
 def _environment() -> dict[str, str]:
-    """What the server sees: enough to find the shell and, where one is needed, the loader's path."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC", **kept}
+    """Return the server's environment: enough to find the shell and, if it is set, the loader's path."""
+    loader = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC", **loader}

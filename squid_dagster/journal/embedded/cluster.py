@@ -1,6 +1,6 @@
-"""The cluster on disk: how it is made, which version made it, and what is left over from a server that died.
+"""The cluster on disk: its creation, its version, and the cleanup after a server that died.
 
-Callers hold the server lock, so no process of ours works on these files meanwhile.
+Callers hold the server lock, so that no other process of this library works on these files meanwhile.
 """
 
 import os
@@ -48,7 +48,7 @@ _PROC = Path("/proc/self")  # not on macOS
 
 
 def major_of(pgdata: Path) -> int | None:
-    """The major version that made the cluster, None before there is one; raises EmbeddedUnavailable if damaged."""
+    """Return the major version of the cluster, None before there is one; raise EmbeddedUnavailable if damaged."""
     try:
         return int((pgdata / "PG_VERSION").read_text(errors="replace"))
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def major_of(pgdata: Path) -> int | None:
 
 
 def create(layout: Layout, binaries: Binaries, account: Account, *, lock_fd: int, deadline: Deadline) -> None:
-    """Make a new cluster, durably, and let it appear by a rename; raises EmbeddedUnavailable with initdb's words."""
+    """Create a cluster durably, and publish it by a rename; raise EmbeddedUnavailable with initdb's output."""
     account.require_name()
     make_private(layout.unfinished, account)
     command: list[str | Path] = [
@@ -75,10 +75,10 @@ def create(layout: Layout, binaries: Binaries, account: Account, *, lock_fd: int
     with open_log(layout.start_log) as log:
         try:
             done = account.run(command, output=log, pass_fds=[lock_fd], timeout_seconds=deadline.left_seconds)
-            whole = done.returncode == 0 and major_of(layout.unfinished) == binaries.major
+            complete = done.returncode == 0 and major_of(layout.unfinished) == binaries.major
         except subprocess.TimeoutExpired:
-            whole = False
-    if not whole:
+            complete = False
+    if not complete:
         shutil.rmtree(layout.unfinished, ignore_errors=True)
         msg = f"initdb failed in {layout.data_dir}: {tail(layout)}"
         raise EmbeddedUnavailable(msg)
@@ -87,10 +87,11 @@ def create(layout: Layout, binaries: Binaries, account: Account, *, lock_fd: int
 
 
 def clear_leftovers(layout: Layout) -> None:
-    """Remove what died with an earlier server: an unfinished cluster, its pid file, its socket, an overgrown log.
+    """Remove what an earlier server left behind: an unfinished cluster, its pid file, its socket, an overgrown log.
 
-    Postgres trusts a pid file whose number any live process bears, be it a stranger or a zombie. We know better: nobody
-    holds the server lock. A server that somebody started by hand holds none, so it is looked for, and left alone.
+    Postgres trusts a pid file if any live process has that number, even an unrelated one or a zombie. Here the free
+    server lock proves that the file is stale. A server that was started by hand holds no lock, so the function checks
+    for one, and leaves its files alone.
     """
     if layout.unfinished.exists():
         shutil.rmtree(layout.unfinished)
@@ -107,7 +108,7 @@ def clear_leftovers(layout: Layout) -> None:
 
 
 def read_pid(pid_file: Path) -> int | None:
-    """The pid in a postmaster's pid file; None when there is no file, or nothing usable in it."""
+    """Return the pid in a postmaster's pid file; None if there is no file, or no pid in it."""
     try:
         return int(pid_file.read_text(errors="replace").split("\n", 1)[0])
     except (FileNotFoundError, ValueError):
@@ -115,11 +116,11 @@ def read_pid(pid_file: Path) -> int | None:
 
 
 def is_postmaster(pid: int, pgdata: Path) -> bool:
-    """Whether a live process of that number is a Postgres that works in the cluster's directory, as its own do."""
+    """Return whether the process of that number is a Postgres whose working directory is the cluster's."""
     process = Path(f"/proc/{pid}")
     if not _PROC.exists():
-        asked = subprocess.run(["/bin/ps", "-o", "comm=", "-p", str(pid)], capture_output=True, check=False)  # noqa: S603
-        return asked.stdout.strip().endswith(b"postgres")
+        listed = subprocess.run(["/bin/ps", "-o", "comm=", "-p", str(pid)], capture_output=True, check=False)  # noqa: S603
+        return listed.stdout.strip().endswith(b"postgres")
     try:
         return (process / "cwd").samefile(pgdata) and (process / "comm").read_text().strip() == "postgres"
     except OSError:
@@ -127,12 +128,12 @@ def is_postmaster(pid: int, pgdata: Path) -> bool:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log of ours anew; never through a link."""
+    """Open and truncate a log; never through a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
 def tail(layout: Layout) -> str:
-    """The last lines that the server or initdb said, for an error message. The log holds no credentials."""
+    """Return the last lines of the server's or initdb's output, for an error message. They hold no credentials."""
     logs = sorted(layout.pgdata.glob("log/*.log"), key=lambda log: log.stat().st_mtime)
     return "\n".join(_last_bytes(path) for path in [layout.start_log, *logs[-1:]] if path.exists()).strip()
 

@@ -1,4 +1,4 @@
-"""A bound on waiting, handed down through everything that one call does."""
+"""A bound on waiting that one call passes to all its parts."""
 
 import time
 from datetime import timedelta
@@ -7,20 +7,20 @@ _POLL_SECONDS = 0.01
 
 
 class Deadline:
-    """A moment on the monotonic clock after which waiting ends."""
+    """A time on the monotonic clock at which waiting ends."""
 
     def __init__(self, timeout: timedelta) -> None:
-        """Start to count now."""
+        """Start the timeout now."""
         self.timeout = timeout
         self._end = time.monotonic() + timeout.total_seconds()
 
     @property
     def left_seconds(self) -> float:
-        """How long waiting may still take; never negative."""
+        """How long waiting may still take; at least 0."""
         return max(0.0, self._end - time.monotonic())
 
     def pause(self) -> bool:
-        """Return way before a condition is looked at again; false when the time is up."""
+        """Sleep before a condition is polled again; return False when the time is up."""
         if self.left_seconds == 0.0:
             return False
         time.sleep(min(_POLL_SECONDS, self.left_seconds))

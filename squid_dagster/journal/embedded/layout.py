@@ -1,4 +1,4 @@
-"""Which files are where, and which directories are ours. Makes our own directories and distrusts anybody else's."""
+"""The paths below a data directory. Creates this library's directories, and refuses those of other users."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ PORT = 5432
 SOCKET_PATH_MAX_BYTES = 107  # sun_path on Linux, less its closing zero; macOS has 103 and is covered by the margin
 _SOCKET_NAME_BYTES = len(f"/.s.PGSQL.{PORT}.lock")
 
-# Not TMPDIR or XDG_RUNTIME_DIR: every process of the user must come to the same place, whatever its environment says.
+# Not TMPDIR or XDG_RUNTIME_DIR: all processes of the user must use the same place, whatever their environment.
 _SHORT_BASE = Path("/tmp")  # noqa: S108
 
 
@@ -27,12 +27,12 @@ class Layout:
 
     @property
     def pgdata(self) -> Path:
-        """The cluster. It appears by a rename, so it is whole or not there."""
+        """The cluster. It is created by a rename, so it is complete or not there."""
         return self.data_dir / "pgdata"
 
     @property
     def unfinished(self) -> Path:
-        """Where a cluster is being made; garbage when nobody holds the lock."""
+        """Where a cluster is being created; garbage if no process holds the server lock."""
         return self.data_dir / "pgdata.new"
 
     @property
@@ -52,20 +52,20 @@ class Layout:
 
     @property
     def start_log(self) -> Path:
-        """What the last start said until the server's own log took over."""
+        """The output of the last start, until the server's own log takes over."""
         return self.data_dir / "start.log"
 
     @property
     def socket_dir(self) -> Path:
-        """Where the server listens: inside the data directory, or in a short directory of our own."""
+        """Where the server listens: inside the data directory, or in a directory with a short path."""
         inside = self.data_dir / "run"
         fits = len(os.fsencode(inside)) + _SOCKET_NAME_BYTES <= SOCKET_PATH_MAX_BYTES
-        # libpq takes a comma in a host for a list of hosts.
+        # libpq reads a host with a comma as a list of hosts.
         return inside if fits and "," not in str(inside) else self._short_parent / self._digest
 
     @property
     def socket_is_outside(self) -> bool:
-        """Whether the socket's directory is a short one outside the data directory."""
+        """Whether the socket's directory is outside the data directory."""
         return self.socket_dir.parent != self.data_dir
 
     @property
@@ -77,9 +77,9 @@ class Layout:
         return hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
 
     def make_data_dir(self) -> None:
-        """Make the data directory and the missing ones above it; those that exist stay as they are.
+        """Create the data directory and its missing parents; existing ones stay as they are.
 
-        Raises EmbeddedUnavailable when the directory is itself the cluster of some other server.
+        Raises EmbeddedUnavailable if the directory is itself the cluster of another server.
         """
         if (self.data_dir / "PG_VERSION").exists():
             msg = f"{self.data_dir} is the data directory of another Postgres: set SQUID_DATA_DIR to one of its own"
@@ -87,7 +87,7 @@ class Layout:
         _make_passable(self.data_dir)
 
     def make_socket_dir(self, account: Account) -> None:
-        """Make the socket's directory for the server's user alone; raises EmbeddedUnavailable if it is not ours."""
+        """Create the socket's directory for the server's user alone; raise EmbeddedUnavailable if it is another's."""
         if self.socket_is_outside:
             _make_passable(self._short_parent)
             require_ours(self._short_parent, os.geteuid(), forbidden=0o022)
@@ -95,13 +95,13 @@ class Layout:
         require_ours(self.socket_dir, account.uid, forbidden=0o077)
 
     def remove_short_socket_dir(self) -> None:
-        """Leave nothing outside the data directory once the server is down."""
+        """Remove the socket's directory if it is outside the data directory, once the server is down."""
         if self.socket_is_outside:
             with suppress(OSError):
                 self.socket_dir.rmdir()
 
     def has_trusted_socket_dir(self, account: Account) -> bool:
-        """Whether the socket's directory exists; raises EmbeddedUnavailable if somebody else made it."""
+        """Return whether the socket's directory exists; raise EmbeddedUnavailable if another user created it."""
         try:
             if self.socket_is_outside:
                 require_ours(self._short_parent, os.geteuid(), forbidden=0o022)
@@ -112,7 +112,7 @@ class Layout:
 
 
 def make_private(path: Path, account: Account) -> None:
-    """Make one directory for that user alone; leave it as it is if it exists."""
+    """Create one directory for that user alone; leave it as it is if it exists."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -128,17 +128,17 @@ def make_private(path: Path, account: Account) -> None:
 
 def require_ours(path: Path, uid: int, *, forbidden: int) -> None:
     """Raise EmbeddedUnavailable unless this is a real directory of that user, without the forbidden permissions."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & forbidden:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & forbidden:
         msg = (
-            f"{path} should be a directory of uid {uid} alone, but it is {stat.filemode(found.st_mode)} of uid "
-            f"{found.st_uid}: remove it, or set SQUID_DATA_DIR to another directory"
+            f"{path} should be a directory of uid {uid} alone, but it is {stat.filemode(status.st_mode)} of uid "
+            f"{status.st_uid}: remove it, or set SQUID_DATA_DIR to another directory"
         )
         raise EmbeddedUnavailable(msg)
 
 
 def _make_passable(path: Path) -> None:
-    """Make a directory and the missing ones above it: ours alone, but as root the server's user may pass through."""
+    """Create a directory and its missing parents for this user alone; as root, the server's user may pass through."""
     if path.is_dir():
         return
     if os.geteuid() != 0:
@@ -146,7 +146,7 @@ def _make_passable(path: Path) -> None:
             if not directory.is_dir():
                 directory.mkdir(mode=0o700, exist_ok=True)
         return
-    # By a process with a mask of its own: with ours, and a chmod after it, others would meet a closed directory.
+    # By a process with its own umask: with this one's and a later chmod, others would find a closed directory.
     made = subprocess.run(["/bin/mkdir", "-p", path], umask=0o066, capture_output=True, check=False)  # noqa: S603
     if made.returncode != 0:
         raise OSError(made.stderr.decode(errors="replace").strip())

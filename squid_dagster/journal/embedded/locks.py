@@ -1,6 +1,6 @@
-"""File locks. A lock belongs to the open file: children inherit it, and it ends when its last holder is gone.
+"""File locks. A lock belongs to the open file: child processes inherit it, and it ends with its last holder.
 
-Lock files are never removed: a lock on a file that somebody replaced would protect nothing.
+Lock files are never removed: a lock on a replaced file would protect nothing.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def try_lock(path: Path) -> int | None:
-    """Take the lock and return its file descriptor, or None while anybody else holds it."""
+    """Acquire the lock and return its file descriptor, or None while another process holds it."""
     fd = os.open(path, _FLAGS, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -30,13 +30,13 @@ def try_lock(path: Path) -> int | None:
 
 
 def release(fd: int) -> None:
-    """Return the lock up for all who inherited it, and close it. Closing alone leaves it to the heirs."""
+    """Release the lock for all processes that inherited it, and close it. Closing alone would leave it to them."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds the lock now."""
+    """Return whether a process holds the lock now."""
     fd = try_lock(path)
     if fd is None:
         return True
@@ -46,7 +46,7 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, deadline: Deadline) -> Iterator[None]:
-    """Hold the lock for a while; raises EmbeddedUnavailable when it cannot be had in time."""
+    """Lock for the time of a block; raise EmbeddedUnavailable if the lock cannot be acquired in time."""
     while (fd := try_lock(path)) is None:
         if not deadline.pause():
             msg = f"another process is still starting or stopping the embedded Postgres (it holds {path}): try again"

@@ -1,8 +1,8 @@
-"""The server's life: started on first use by whoever comes first, found by everybody else, stopped only when told.
+"""The server's start and stop: the first process that uses it starts it, all others find it, and only `stop` ends it.
 
-Two locks carry it. The start lock lets one process at a time start or stop. The server lock is inherited by the server
-itself and by every child of it: while it is held, something works on the files; once it is free, nothing does, and
-whatever lies about is stale, whatever pid it names. Whether the server runs is decided by asking it.
+Two locks protect it. The start lock lets one process at a time start or stop the server. The server lock is inherited
+by the server and all its children: while it is held, a process works on the files; once it is free, none does, and all
+remaining files are stale, whatever pid they name. Whether the server runs is decided by a ping.
 """
 
 import os
@@ -27,13 +27,13 @@ from squid_dagster.protocol.errors import EmbeddedUnavailable
 
 _PING_SECONDS = 2
 
-# The shell leaves at once, so that the server is nobody's child; arguments pass through unread.
+# The shell exits at once, so that the server is no child of this process; it does not interpret the arguments.
 _DETACH = '"$@" &'
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedStatus:
-    """What is known about the server of one data directory."""
+    """The state of the server of one data directory."""
 
     running: bool
     pid: int | None  # of the postmaster; None when it does not run, or runs in another container
@@ -43,10 +43,10 @@ class EmbeddedStatus:
 
 
 class EmbeddedPostgres:
-    """The Postgres server of one data directory. Cheap to make; any number of processes may hold one."""
+    """The Postgres server of one data directory. Cheap to create; any number of processes may use one."""
 
     def __init__(self, data_dir: str | os.PathLike[str], *, timeout: timedelta = timedelta(seconds=60)) -> None:
-        """Name the directory. Nothing is touched before `ensure_running`."""
+        """Set the directory. Nothing is created before `ensure_running`."""
         self._layout = Layout(Path(data_dir).expanduser().resolve())
         self._timeout = timeout
 
@@ -64,7 +64,7 @@ class EmbeddedPostgres:
     def ensure_running(self) -> str:
         """Start the server unless it runs, wait until it takes connections, and return its URL.
 
-        Raises EmbeddedUnavailable when it cannot be started here, with reason and remedy. Nothing half-made stays.
+        Raises EmbeddedUnavailable if it cannot be started here, with reason and remedy; no partial cluster is left.
         """
         with _clear_errors(self.data_dir):
             if self._ping() is not pq.Ping.OK:
@@ -76,9 +76,9 @@ class EmbeddedPostgres:
         return self.url
 
     def stop(self) -> bool:
-        """Stop the server and wait until its last process is gone; false if none was running.
+        """Stop the server and wait until its last process has exited; return False if none was running.
 
-        Raises EmbeddedUnavailable when it cannot be stopped from here.
+        Raises EmbeddedUnavailable if it cannot be stopped from here.
         """
         with _clear_errors(self.data_dir):
             if not self._layout.server_lock.exists():
@@ -88,7 +88,7 @@ class EmbeddedPostgres:
                 return self._stop(deadline)
 
     def status(self) -> EmbeddedStatus:
-        """Look, and change nothing."""
+        """Return the server's state, without side effects."""
         layout = self._layout
         with _clear_errors(self.data_dir):
             running = self._ping() is pq.Ping.OK
@@ -125,7 +125,7 @@ class EmbeddedPostgres:
                         raise self._failure("did not start")
                     self._launch(lock_fd, deadline)
                 finally:
-                    os.close(lock_fd)  # the server, if there is one by now, keeps it
+                    os.close(lock_fd)  # the server, if it was started, still holds it
                 launched = True
             if not deadline.pause():
                 state = "is still starting" if answer is pq.Ping.REJECT else "does not answer"
@@ -176,7 +176,7 @@ class EmbeddedPostgres:
 
 
 def _fixed_settings(layout: Layout) -> list[str]:
-    """What must hold on every start, whatever the configuration files say."""
+    """Return the settings that override the configuration files on every start."""
     directory = str(layout.socket_dir).replace('"', '""')
     fixed = {
         "listen_addresses": "",
@@ -189,7 +189,7 @@ def _fixed_settings(layout: Layout) -> list[str]:
 
 @contextmanager
 def _clear_errors(data_dir: Path) -> Iterator[None]:
-    """Turn what the operating system says into one error that names the directory and a remedy."""
+    """Translate errors of the operating system to one that names the directory and a remedy."""
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:

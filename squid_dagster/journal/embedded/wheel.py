@@ -1,6 +1,6 @@
-"""The Postgres binaries that a wheel brings: where they are, which versions, and a copy where the server needs one.
+"""The Postgres binaries of a wheel: their paths and versions, and a copy if the server needs one.
 
-The wheel's own Python code is never executed: it would change permissions of directories that are not ours.
+The wheel's own Python code is never executed: it would change permissions of other directories.
 """
 
 import importlib.metadata
@@ -29,33 +29,33 @@ class Binaries:
     root: Path
 
     def program(self, name: str) -> Path:
-        """The path of a program, such as `initdb`."""
+        """Return the path of a program, such as `initdb`."""
         return self.root / "bin" / name
 
 
 def installed() -> dict[int, Binaries]:
-    """All versions that the wheel brings, by major version; raises EmbeddedUnavailable when the extra is missing."""
+    """Return the wheel's binaries by major version; raise EmbeddedUnavailable if the extra is missing."""
     spec = importlib.util.find_spec(_PACKAGE)
     places = list(spec.submodule_search_locations or []) if spec else []
-    roots = [root for place in places for root in sorted(Path(place).glob("pginstall*")) if _is_whole(root)]
+    roots = [root for place in places for root in sorted(Path(place).glob("pginstall*")) if _is_complete(root)]
     if not roots:
         msg = (
             "the embedded Postgres is not installed: pip install 'squid-dagster[embedded]', "
             "or set SQUID_DATABASE_URL to a Postgres of your own"
         )
         raise EmbeddedUnavailable(msg)
-    return {found.major: found for found in (Binaries(_major(root), root) for root in roots)}
+    return {(major := _major(root)): Binaries(major, root) for root in roots}
 
 
 def release() -> str:
-    """The wheel's own version, for messages and for the names of copies."""
+    """Return the wheel's own version, for messages and for the names of copies."""
     return importlib.metadata.version(DISTRIBUTION)
 
 
 def readable_by(account: Account, binaries: Binaries, copies: Path) -> Binaries:
-    """The same binaries at a place where the server's user can run them; copied once if it must be.
+    """Return the binaries at a place where the server's user can run them; copy them once if necessary.
 
-    The caller holds the server lock. A copy appears by a rename, so that a crash leaves no half of one.
+    The caller holds the server lock. A copy is created by a rename, so that a crash leaves no partial one.
     """
     if account.is_ours or _runs(account, binaries):
         return binaries
@@ -66,26 +66,26 @@ def readable_by(account: Account, binaries: Binaries, copies: Path) -> Binaries:
     return Binaries(binaries.major, home / _PACKAGE / binaries.root.name)
 
 
-def _is_whole(root: Path) -> bool:
+def _is_complete(root: Path) -> bool:
     return all((root / "bin" / name).is_file() for name in ("initdb", "postgres"))
 
 
 def _major(root: Path) -> int:
     postgres = root / "bin" / "postgres"
     try:
-        asked = subprocess.run([postgres, "-V"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
-        said = asked.stdout + asked.stderr
+        done = subprocess.run([postgres, "-V"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+        output = done.stdout + done.stderr
     except OSError as error:
-        said = str(error)
-    found = _VERSION.search(said)
-    if found is None:
-        msg = f"{postgres} does not run on this machine ({said.strip()}): set SQUID_DATABASE_URL to another Postgres"
+        output = str(error)
+    version = _VERSION.search(output)
+    if version is None:
+        msg = f"{postgres} does not run on this machine ({output.strip()}): set SQUID_DATABASE_URL to another Postgres"
         raise EmbeddedUnavailable(msg)
-    return int(found[1])
+    return int(version[1])
 
 
 def _runs(account: Account, binaries: Binaries) -> bool:
-    """Whether that user can run initdb, which needs the programs and the wheel's libraries."""
+    """Return whether that user can run initdb, which needs the programs and the wheel's libraries."""
     try:
         return account.run([binaries.program("initdb"), "-V"], output=subprocess.DEVNULL).returncode == 0
     except PermissionError:
@@ -93,8 +93,8 @@ def _runs(account: Account, binaries: Binaries) -> bool:
 
 
 def _copy(binaries: Binaries, home: Path) -> None:
-    """Copy programs and libraries, laid out as in the wheel: programs find both by relative paths."""
-    shutil.rmtree(home.parent, ignore_errors=True)  # copies of other versions, and what a crash left
+    """Copy programs and libraries in the wheel's layout: programs find both by relative paths."""
+    shutil.rmtree(home.parent, ignore_errors=True)  # copies of other versions, and those of a crash
     temporary = home.parent / "new"
     package = binaries.root.parent
     for source in (binaries.root, package / ".dylibs", package.parent / f"{_PACKAGE}.libs"):

@@ -13,8 +13,8 @@ from squid_dagster.protocol.folds.attempt import Attempt, Suspicion, suspicion_o
 from squid_dagster.protocol.folds.dispatch import RunDispatch
 
 
-class ClaimTerms(NamedTuple):
-    """Who claims, for how long, and which suspects."""
+class ClaimSettings(NamedTuple):
+    """The owner and the lease of a claim, and the suspects that it may take."""
 
     owner_id: str
     lease: timedelta
@@ -24,7 +24,7 @@ class ClaimTerms(NamedTuple):
 def claim_facts(
     attempts: Iterable[Attempt],
     run_of: Callable[[str], RunDispatch],
-    terms: ClaimTerms,
+    terms: ClaimSettings,
     tokens: dict[str, str],
     now: datetime,
 ) -> list[Fact]:
@@ -100,7 +100,7 @@ def _suspect_verdict(attempt: Attempt, suspects: Suspects | None, *, anything_ta
 
 
 def _claim_fact(
-    attempt: Attempt, terms: ClaimTerms, claim_id: str, token: str, fencing_token: int, now: datetime
+    attempt: Attempt, terms: ClaimSettings, claim_id: str, token: str, fencing_token: int, now: datetime
 ) -> Fact:
     at = max(now, attempt.last_at)
     alone = terms.suspects is not None and terms.suspects.alone and suspicion_of(attempt) is Suspicion.LAST

@@ -28,7 +28,7 @@ from squid_dagster.journal.contract.dispatch_store import (
     new_claims,
 )
 from squid_dagster.journal.contract.storage import Append, Storage, check_revision
-from squid_dagster.journal.fold_store.claim_facts import ClaimTerms, claim_facts, claimed_attempts
+from squid_dagster.journal.fold_store.claim_facts import ClaimSettings, claim_facts, claimed_attempts
 from squid_dagster.journal.fold_store.commits import commit_group, commit_in_order, compared_revisions
 from squid_dagster.journal.fold_store.fold_cache import FoldCache
 from squid_dagster.journal.fold_store.queue_index import QueueIndex
@@ -77,7 +77,7 @@ class FoldDispatchStore:
     ) -> list[Claim]:
         """Claim up to `limit` attempts, as the contract says."""
         check_claim(queue, owner_id, limit, lease, definitions)
-        terms = ClaimTerms(owner_id, lease, suspects)
+        terms = ClaimSettings(owner_id, lease, suspects)
         while True:
             tokens = dict(new_claims(limit))
             with self._folds.lock:
@@ -249,7 +249,7 @@ class FoldDispatchStore:
         plan: Planner | None,
         recorded: dict[str, Attempt],
     ) -> list[Answer]:
-        """Judge and write a group once.
+        """Write a group once: judge its members, plan, and commit.
 
         `recorded` holds, by claim, the outcomes that an earlier try has put on record: another writer may have gone on
         from them meanwhile, which is no refusal.

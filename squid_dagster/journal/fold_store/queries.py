@@ -1,8 +1,9 @@
-"""Queries on any storage: fold what is new of the journal, then look at every run. For journals that fit in memory."""
+"""Queries on any storage: fold what is new of the journal, then scan all runs. For journals that fit in memory."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, islice
 from threading import Lock
 
 from squid_dagster.journal.contract.dispatch_store import check_text
@@ -38,7 +39,7 @@ _PAGE = 5_000  # entries in one read
 
 @dataclass(slots=True)
 class _Run:
-    """One run, and where its first fact stands."""
+    """One run, and the position of its first fact."""
 
     position: int
     unit: RunUnit = field(default_factory=RunUnit)
@@ -46,7 +47,7 @@ class _Run:
 
 @checks_arguments
 class FoldQueries:
-    """`JournalQueries` by fold. Safe between threads. Keeps what it folded: after a deletion, make a new one."""
+    """`JournalQueries` by fold. Safe between threads. Caches the fold: after a deletion, create a new one."""
 
     def __init__(self, storage: Storage) -> None:
         """Bind to a storage; nothing is read yet."""
@@ -61,8 +62,8 @@ class FoldQueries:
         """List runs, newest first, as the contract says."""
         check_listing(where, before, limit)
         with self._lock:
-            found = [row for row in self._rows() if where.matches(row) and (before is None or row.position < before)]
-        return sorted(found, key=lambda row: -row.position)[:limit]
+            rows = [row for row in self._rows() if where.matches(row) and (before is None or row.position < before)]
+        return sorted(rows, key=lambda row: -row.position)[:limit]
 
     def get_run(self, run_id: str) -> RunRow | None:
         """Return one run's row."""
@@ -76,18 +77,18 @@ class FoldQueries:
     ) -> list[str]:
         """Return runs that a crash may have left halfway, as the contract says."""
         check_repair(after, limit, queue)
-        left_out = frozenset(waiting)
+        waiting = frozenset(waiting)
         with self._lock:
-            found = (
+            run_ids = (
                 run_id
                 for run_id, run in sorted(self._fold().items())
                 if run_id > after
                 and (queue is None or run.unit.dispatch.queue in (None, queue))
-                and self._halfway(run.unit, left_out)
+                and self._needs_repair(run.unit, waiting)
             )
-            return [run_id for run_id, _ in zip(found, range(limit), strict=False)]
+            return list(islice(run_ids, limit))
 
-    def _halfway(self, unit: RunUnit, waiting: Collection[WaitingStep]) -> bool:
+    def _needs_repair(self, unit: RunUnit, waiting: Collection[WaitingStep]) -> bool:
         run, dispatch = unit.run, unit.dispatch
         if run.terminal:
             return dispatch.unfenced
@@ -100,10 +101,10 @@ class FoldQueries:
         # A first attempt is planned before it is scheduled; a later one may be created by a failure, unplanned.
         unplanned = (key for key, one in dispatch.attempts.items() if one.attempt_number > 1 and key not in run.planned)
         unapplied = (a for a in _latest(dispatch) if a.status not in OPEN and a.runnable_key not in run.applied)
-        return any(unplanned) or any(not _waits(each, run, waiting) for each in unapplied)
+        return any(unplanned) or any(not _waits(attempt, run, waiting) for attempt in unapplied)
 
     def _cancelled_above(self, run: RunProjection) -> bool:
-        """Return whether a run above this one, however far up, linked children and was cancelled."""
+        """Return whether an ancestor of a run linked children and was cancelled."""
         seen: set[str] = set()
         while run.start is not None and (parent := parent_of(run.start.context)) in self._runs and parent not in seen:
             seen.add(parent or "")
@@ -119,19 +120,19 @@ class FoldQueries:
         """Return started runs without index or catalog fact, oldest first."""
         check_limit(limit)
         with self._lock:
-            found = [
+            rows = [
                 _row(run_id, run)
                 for run_id, run in self._fold().items()
                 if run.unit.run.start is not None and (run.unit.indexed is None or run.unit.cataloged is None)
             ]
-        return sorted(found, key=lambda row: row.position)[:limit]
+        return sorted(rows, key=lambda row: row.position)[:limit]
 
     def dead_letters(self, queue: str | None, limit: int, after: int = 0) -> list[Attempt]:
-        """Show dead letters that wait for a person, as the contract says."""
+        """Return dead letters that wait for a person, as the contract says."""
         check_repair("", limit, queue)
         check_revision(after, "after")
         with self._lock:
-            found = [
+            attempts = [
                 attempt._replace(input=None, error=None)
                 for run in self._fold().values()
                 if not run.unit.run.terminal
@@ -141,7 +142,7 @@ class FoldQueries:
                 and attempt.position > after
                 and queue in (None, attempt.queue)
             ]
-        return sorted(found, key=lambda attempt: attempt.position)[:limit]
+        return sorted(attempts, key=lambda attempt: attempt.position)[:limit]
 
     def queues(self) -> list[QueueRow]:
         """Count the claimable work of each queue."""
@@ -161,11 +162,11 @@ class FoldQueries:
         with self._lock:
             runs = list(self._fold().values())
             now = self._storage.now()
-            working = (run.unit.dispatch for run in runs if not run.unit.dispatch.stopped)
-            for attempt in (each for dispatch in working for each in dispatch.open_attempts()):
+            dispatches = (run.unit.dispatch for run in runs if not run.unit.dispatch.stopped)
+            for attempt in chain.from_iterable(dispatch.open_attempts() for dispatch in dispatches):
                 key = definition_key(attempt.workflow, attempt.definition_fingerprint)
-                wanted = attempt.queue in queues and not self._queues.get(attempt.queue, False)
-                if wanted and (definitions is None or key in definitions) and attempt.due_at and attempt.due_at <= now:
+                counted = attempt.queue in queues and not self._queues.get(attempt.queue, False)
+                if counted and (definitions is None or key in definitions) and attempt.due_at and attempt.due_at <= now:
                     due.setdefault(attempt.queue, []).append(attempt.due_at)
         return [BacklogRow(queue, min(len(times), limit), min(times)) for queue, times in sorted(due.items())]
 
@@ -175,29 +176,29 @@ class FoldQueries:
         return sorted(RunProjection.fold(self._storage.read(run_thread(run_id))).children)
 
     def anomalies(self, run_id: str | None, limit: int, after_position: int = 0) -> list[Anomaly]:
-        """Show anomalies by position, as the contract says."""
+        """Return anomalies by position, as the contract says."""
         check_limit(limit)
         check_revision(after_position, "after_position")
         if run_id is not None:
             check_text(run_id, "run_id", 1000)
         with self._lock:
             runs = self._fold()
-            wanted = list(runs.values()) if run_id is None else [runs[run_id]] if run_id in runs else []
-            found = [a for run in wanted for a in run.unit.anomalies if a.position > after_position]
+            scanned = list(runs.values()) if run_id is None else [runs[run_id]] if run_id in runs else []
+            anomalies = [a for run in scanned for a in run.unit.anomalies if a.position > after_position]
             if run_id is None:
-                found += [a for a in self._queue_anomalies if a.position > after_position]
-        found.sort(key=lambda a: a.position)
-        last = found[limit - 1].position if len(found) >= limit else None
-        return [a for a in found if last is None or a.position <= last]
+                anomalies += [a for a in self._queue_anomalies if a.position > after_position]
+        anomalies.sort(key=lambda a: a.position)
+        last = anomalies[limit - 1].position if len(anomalies) >= limit else None
+        return [a for a in anomalies if last is None or a.position <= last]
 
     def schedule_cursor(self, workflow: str, trigger: str) -> ScheduleCursor:
-        """Return how far a cron trigger has come."""
+        """Return the progress of a cron trigger, as the contract says."""
         check_text(workflow, "workflow", 1000)
         check_text(trigger, "trigger", 1000)
         with self._lock:
-            starts = [run.unit.run.start for run in self._fold().values()]
-        mine = [start for start in starts if start and (start.workflow, start.trigger) == (workflow, trigger)]
-        windows = [(at, start.occurred_at) for start in mine if (at := window_start(start.context)) is not None]
+            all_starts = [run.unit.run.start for run in self._fold().values()]
+        starts = [start for start in all_starts if start and (start.workflow, start.trigger) == (workflow, trigger)]
+        windows = [(at, start.occurred_at) for start in starts if (at := window_start(start.context)) is not None]
         reached = max((at for at, started_at in windows if at <= started_at + AHEAD), default=None)
         ahead = sorted({at for at, _ in windows if reached is None or at > reached}, reverse=True)
         return ScheduleCursor(reached, tuple(ahead[:MAX_PAGE]))
@@ -206,7 +207,7 @@ class FoldQueries:
         return (_row(run_id, run) for run_id, run in self._fold().items())
 
     def _fold(self) -> dict[str, _Run]:
-        """Bring all runs up to date; it costs what was appended since the last time."""
+        """Fold what was appended since the last time; return all runs."""
         upto = self._storage.cut(self._cut)
         while page := self._storage.read_between(self._cut, upto, _PAGE):
             for entry in page:
@@ -248,14 +249,14 @@ def _row(run_id: str, run: _Run) -> RunRow:
 
 
 def _waits(attempt: Attempt, run: RunProjection, waiting: Collection[WaitingStep]) -> bool:
-    """Return whether it is a dead letter that waits for a person."""
+    """Return whether an attempt is a planned dead letter of a step in `waiting`."""
     if attempt.status is not AttemptStatus.DEAD_LETTERED or attempt.runnable_key not in run.planned:
         return False
     return WaitingStep(definition_key(attempt.workflow, attempt.definition_fingerprint), attempt.step) in waiting
 
 
 def _latest(dispatch: RunDispatch) -> Iterator[Attempt]:
-    """Return the attempts that no later one of the same visit follows."""
+    """Iterate over the latest attempt of each visit."""
     highest: dict[str, int] = {}
     for one in dispatch.attempts.values():
         highest[one.idempotency_key] = max(one.attempt_number, highest.get(one.idempotency_key, 0))
@@ -263,16 +264,9 @@ def _latest(dispatch: RunDispatch) -> Iterator[Attempt]:
 
 
 def _queue_row(queue: str, paused: bool, work: list[Attempt], now: datetime) -> QueueRow:
-    held = [attempt for attempt in work if attempt.status is AttemptStatus.CLAIMED]
+    claimed = [attempt for attempt in work if attempt.status is AttemptStatus.CLAIMED]
     due = [attempt.due_at for attempt in work if attempt.due_at is not None and attempt.due_at <= now]
-    expired = sum(attempt.expired(now) for attempt in held)
+    expired = sum(attempt.expired(now) for attempt in claimed)
     visible = len(due) - expired
-    return QueueRow(
-        queue,
-        paused,
-        min(visible, MOST_COUNTED),
-        min(len(work) - len(held) - visible, MOST_COUNTED),
-        min(len(held) - expired, MOST_COUNTED),
-        min(expired, MOST_COUNTED),
-        min(due, default=None),
-    )
+    counts = (visible, len(work) - len(claimed) - visible, len(claimed) - expired, expired)
+    return QueueRow(queue, paused, *(min(count, MOST_COUNTED) for count in counts), min(due, default=None))

@@ -1,7 +1,7 @@
-"""One queue as its thread tells it so far: the parts of its runs, and its open attempts in the order of claims.
+"""The index of one queue, folded from its thread: the parts of its runs, and its open attempts in claim order.
 
-Folded in place by the rules of `protocol/folds/dispatch.py`, entry by entry. What a claim or a settlement asks for
-is found by key: it costs the same beside ten attempts and ten thousand, be they siblings, earlier visits or other runs.
+Folded in place by the rules of `protocol/folds/dispatch.py`, entry by entry. Claims and settlements look attempts up by
+key: the cost is the same beside ten attempts and ten thousand, be they siblings, earlier visits or other runs.
 """
 
 import sys
@@ -18,29 +18,29 @@ from squid_dagster.protocol.folds.dispatch import RunDispatch, apply_dispatch, a
 
 
 class DueOrder:
-    """Open attempts: first by when they are due, and from then on by definition, in claim order."""
+    """Open attempts: by due time until they are due, and then by definition, in claim order."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start empty."""
         self._open: dict[int, Attempt] = {}  # by position
         self._later: list[tuple[datetime, int]] = []
         self._lanes: dict[tuple[str, bool], list[tuple[int, datetime, int]]] = {}  # by definition, and whether claimed
 
     def put(self, attempt: Attempt) -> None:
-        """Place an attempt as it is now; one that is finished leaves."""
+        """Insert an attempt, or replace its earlier state; remove it if it is finished."""
         self.remove(attempt)
         if attempt.due_at is not None:
             self._open[attempt.position] = attempt
             insort(self._later, (attempt.due_at, attempt.position))
 
     def remove(self, attempt: Attempt) -> None:
-        """Remove an attempt, whatever it has become since it was placed."""
+        """Remove an attempt, whatever its state is now."""
         known = self._open.pop(attempt.position, None)
         if known is not None and not _removed(self._lanes.get(_lane(known), []), claim_order(known)):
             _removed(self._later, (known.due_at, known.position))
 
     def due(self, at: datetime, definitions: Collection[str] | None, claimed: Collection[bool]) -> Iterator[Attempt]:
-        """Yield the attempts that are due then, in claim order, as long as none is placed or removed."""
+        """Yield the attempts that are due at that time, in claim order; insert and remove none meanwhile."""
         end = bisect_right(self._later, (at, sys.maxsize))
         for _, position in self._later[:end]:
             attempt = self._open[position]
@@ -49,7 +49,7 @@ class DueOrder:
         named = {definition for definition, _ in self._lanes} if definitions is None else frozenset(definitions)
         lanes = (self._lanes.get((definition, held), ()) for definition in named for held in claimed)
         for _, due_at, position in merge(*lanes):
-            if due_at <= at:  # a clock may have been put back since the attempt came into its lane
+            if due_at <= at:  # the clock may have been set back since the attempt came into its lane
                 yield self._open[position]
 
 
@@ -69,21 +69,21 @@ def _removed(values: list[Any], value: object) -> bool:
 
 @dataclass(slots=True)
 class _Run:
-    """A run's part of the queue, with the keys of its attempts by visit."""
+    """A run's part of the queue, and the keys of its attempts by visit."""
 
     dispatch: RunDispatch = field(default_factory=RunDispatch)
     visits: dict[str, list[str]] = field(default_factory=dict)
 
 
 class QueueIndex:
-    """What was read of one queue's thread. Not safe between threads."""
+    """The fold of one queue's thread. Not safe between threads."""
 
     def __init__(self) -> None:
-        """Begin with an empty queue."""
+        """Start with an empty queue."""
         self._runs: dict[str, _Run] = {}
         self._queues: dict[str, bool] = {}
         self._order = DueOrder()
-        self._stopped: list[_Run] = []  # whose attempts are still to leave the order
+        self._stopped: list[_Run] = []  # runs whose attempts are still to be removed from the order
 
     @property
     def paused(self) -> bool:
@@ -98,23 +98,23 @@ class QueueIndex:
             apply_queue(self._queues, [], entry)
             return
         run = self._runs.setdefault(run_id, _Run())
-        named = (getattr(fact, "runnable_key", None), getattr(fact, "retry_runnable_key", None))
+        keys = (getattr(fact, "runnable_key", None), getattr(fact, "retry_runnable_key", None))
         attempts, was_stopped = run.dispatch.attempts, run.dispatch.stopped
-        fresh = [key for key in named if key not in attempts]
+        new_keys = [key for key in keys if key not in attempts]
         apply_dispatch(run.dispatch, entry)
-        for key in fresh:
+        for key in new_keys:
             if key in attempts:
                 run.visits.setdefault(attempts[key].idempotency_key, []).append(key)
         if run.dispatch.stopped:
             if not was_stopped:
                 self._stopped.append(run)
             return
-        for key in named:
+        for key in keys:
             if key in attempts:
                 self._order.put(attempts[key])
 
     def run(self, run_id: str) -> RunDispatch:
-        """Return a run's part as it is kept here, to look at; an empty one for a run that is not on the queue."""
+        """Return a run's part itself, read-only; an empty one for a run that is not on the queue."""
         return self._runs.setdefault(run_id, _Run()).dispatch
 
     def part(self, run_id: str, keys: Iterable[str], visit: str | None = None) -> RunDispatch:
@@ -129,12 +129,12 @@ class QueueIndex:
             whole.fenced,
             whole.quarantined,
             whole.unfenced,
-            {key: whole.attempts[key] for each in visits for key in run.visits[each]},
-            {each: whole.tokens[each] for each in visits if each in whole.tokens},
+            {key: whole.attempts[key] for visit_key in visits for key in run.visits[visit_key]},
+            {visit_key: whole.tokens[visit_key] for visit_key in visits if visit_key in whole.tokens},
         )
 
     def stop(self, run_id: str, *, ended: bool, quarantined: bool) -> None:
-        """Note that the run's own thread says that it has ended, or is quarantined: neither is ever taken back."""
+        """Stop a run that has ended or is quarantined by its own thread: neither is ever undone."""
         run = self._runs.setdefault(run_id, _Run())
         known = run.dispatch.fenced, run.dispatch.quarantined
         run.dispatch.fenced |= ended
@@ -143,7 +143,7 @@ class QueueIndex:
             self._stopped.append(run)
 
     def claimable(self, at: datetime, definitions: Collection[str] | None) -> Iterator[Attempt]:
-        """Yield what a claim may take or dead-letter then, in claim order. A paused queue gives none."""
+        """Yield what a claim may take or dead-letter at that time, in claim order. A paused queue has none."""
         return iter(()) if self.paused else self._due(at, definitions, (False, True))
 
     def visible(self, at: datetime, definitions: Collection[str] | None) -> Iterator[Attempt]:
@@ -158,7 +158,7 @@ class QueueIndex:
         for run in self._stopped:
             for attempt in run.dispatch.attempts.values():
                 self._order.remove(attempt)
-            if run.dispatch.fenced:  # nothing can act on its attempts any more: its facts are in the journal
+            if run.dispatch.fenced:  # no writer can act on its attempts any more
                 run.dispatch.attempts, run.dispatch.tokens, run.visits = {}, {}, {}
         self._stopped = []
         return self._order.due(at, definitions, claimed)

@@ -1,7 +1,7 @@
-"""Planner's states of runs, as this process knows them, each with the revision up to which its thread is folded.
+"""A cache of the planner's states of runs, each with the revision up to which its thread is folded.
 
-A cache: a planner's state is brought up to date by the facts that came since, and is handed back once the plan is
-written. Losing one costs a read of the run's checkpoint and of what came since.
+A planner's state is updated by the facts that came since, and is put back once the plan is written. Without it, a
+process reads the run's checkpoint and what came since.
 """
 
 import threading
@@ -17,31 +17,28 @@ _MOST_RUNS, _MOST_WEIGHT = 2_000, 64 << 20
 
 
 class KnownState(NamedTuple):
-    """A state, and the revision of the run's thread that it stands for."""
+    """A state, and the revision of the run's thread up to which it is folded."""
 
     revision: int
     state: PlanState
 
 
 class PlanStates:
-    """States by run id, so many and of so many characters; the least recently used ones go first.
-
-    Safe between threads.
-    """
+    """States by run id, bounded in number and in characters; the least recently used one is dropped. Thread-safe."""
 
     def __init__(self, most_runs: int = _MOST_RUNS, most_weight: int = _MOST_WEIGHT) -> None:
-        """Begin without any."""
+        """Start empty."""
         self._most_runs, self._most_weight, self._weight = most_runs, most_weight, 0
         self._lock = threading.Lock()
         self._known: OrderedDict[str, KnownState] = OrderedDict()
 
     def take(self, run_id: str) -> KnownState | None:
-        """Remove and return what is known of a run: a state has one owner at a time."""
+        """Remove and return the state of a run: a state has one owner at a time."""
         with self._lock:
             return self._remove(run_id)
 
     def put(self, run_id: str, revision: int, state: PlanState) -> None:
-        """Keep a state that stands for that revision, unless it is of no more use."""
+        """Store a state as of that revision, unless it is not `plain` or its run has ended."""
         state.saved, state.changes = None, []
         if not state.plain or state.terminal:
             return
@@ -60,11 +57,11 @@ class PlanStates:
 
 
 def fold_planned(state: PlanState, facts_before: int, planned: Iterable[Fact], run_id: str) -> bool:
-    """Fold what was planned about the run, unless the planner did; return False if it folded a part of it."""
+    """Fold the planned facts of the run, unless the planner did; return False if it folded only some of them."""
     thread = run_thread(run_id)
-    mine = [fact for fact in planned if fact.thread == thread]
+    run_facts = [fact for fact in planned if fact.thread == thread]
     folded = state.facts - facts_before
     if not folded:
-        for fact in mine:
+        for fact in run_facts:
             state.add_fact(fact)
-    return folded in (0, len(mine))
+    return folded in (0, len(run_facts))

@@ -1,7 +1,7 @@
-"""Checkpoints of the planner's states of runs: who knows nothing of a run reads one, and what came since.
+"""Checkpoints of the planner's states of runs: a process without a cached state reads one, and what came since.
 
-A cache: one that is lost, damaged or of another version costs time alone. It is written anew when about as much has
-come since as it takes to read it, so that the cost of both stays in proportion to what is appended.
+A lost or damaged checkpoint, or one of another version, costs only time. It is replaced once folding what came since
+takes about as long as reading it, so that the cost of both stays proportional to what is appended.
 """
 
 from squid_dagster.journal.contract.storage import Storage
@@ -15,13 +15,15 @@ from squid_dagster.protocol.threads import run_thread
 
 logger = redacting_logger(__name__)
 
-CHECKPOINT_EVERY = 256  # facts; below that, folding from the start costs less than reading a checkpoint
+CHECKPOINT_EVERY = 256  # facts; folding fewer costs less than reading a checkpoint
 
 
 @checked
 def load_state(storage: Storage, run_id: str) -> KnownState:
-    """Return the planner's state of a run, from its checkpoint and the facts since; or from the whole thread, if that
-    holds what the planner never writes."""
+    """Return the planner's state of a run, from its checkpoint and the facts since.
+
+    If the thread holds what the planner never writes, the whole thread is folded.
+    """
     thread = run_thread(run_id)
     saved = storage.get_checkpoint(thread)
     revision, state = KnownState(0, PlanState()) if saved is None else state_of(saved.revision, saved.data)
@@ -35,7 +37,7 @@ def load_state(storage: Storage, run_id: str) -> KnownState:
 
 
 def state_of(revision: int, data: str) -> KnownState:
-    """Return the state of a checkpoint; the one before all facts, if this version of the fold cannot read it."""
+    """Return the state of a checkpoint; an empty one at revision 0, if this version of the fold cannot read it."""
     try:
         state = PlanState.load(data)
     except ValueError:
@@ -45,7 +47,7 @@ def state_of(revision: int, data: str) -> KnownState:
 
 
 def keep_checkpoint(storage: Storage, run_id: str, revision: int, state: PlanState) -> None:
-    """Write a checkpoint of a state as of that revision, if it is time for one; failing to do so is no error."""
+    """Write a checkpoint of a state as of that revision, if one is due; a failure is only logged."""
     since = revision - state.checkpoint
     if since < CHECKPOINT_EVERY or since < state.size or not state.plain or state.terminal:
         return

@@ -1,1 +1,1 @@
-"""What the members of one group of settlements write. Pure, and shared by all dispatch stores."""
+"""The facts that the members of one group of settlements write. Shared by all dispatch stores."""

@@ -1,7 +1,7 @@
-"""A group of claims that are settled, extended or given back in one commit: what each member may write. Pure.
+"""A group of claims that are settled, extended or released in one commit: what each member may write. Pure.
 
-Members are independent. One that may not write, or cannot, is refused by itself; a run whose plan cannot be written is
-planned again, so that the outcome stands and what cannot follow from it fails the run.
+Members are independent: one that is refused or cannot be written does not affect the others. A run whose plan cannot be
+written is planned again, so that the outcome is recorded, and the run fails instead.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,11 +23,11 @@ from squid_dagster.redaction import named_error
 _FACTS = frozenset(FACT_TYPES.values())
 
 PlanOf = Callable[[str, list[int], int | None], list[Fact]]
-"""Asks the planner about a run and the members at these places; with a number, for facts of at most so many bytes."""
+"""Calls the planner for a run and the members at these places; with a number, for facts of at most so many bytes."""
 
 
 def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], RunDispatch], now: datetime) -> "Group":
-    """Return the facts that members of a group may write, and the errors of those who may not."""
+    """Return the group with the facts that its members may write, and the errors of those that may not."""
     facts: dict[int, Fact] = {}
     errors: dict[int, SquidError] = {}
     for i, ref in enumerate(refs):
@@ -46,11 +46,11 @@ def judge(refs: Sequence[ClaimRef], fact_of: FactOf, run_of: Callable[[str], Run
 
 
 def call_planner(plan: Planner, request: PlanRequest) -> list[Fact]:
-    """Ask the planner about one run.
+    """Call the planner for one run.
 
     Raises:
-        PlanningFailed: the planner raised what is no error of ours.
-        SquidError: what the planner raised; `InvalidFact` for anything that is no fact.
+        PlanningFailed: the planner raised anything but a `SquidError`.
+        SquidError: the planner's error; `InvalidFact` if it returned anything but facts.
     """
     try:
         planned = list(plan(request))
@@ -68,7 +68,7 @@ def call_planner(plan: Planner, request: PlanRequest) -> list[Fact]:
 
 @dataclass(slots=True)
 class Group:
-    """What the members of a group want to write: their own facts by place, and what was planned for their runs."""
+    """What the members of a group write: their own facts by place, and the facts that were planned for their runs."""
 
     refs: Sequence[ClaimRef]
     facts: dict[int, Fact]
@@ -78,20 +78,20 @@ class Group:
     _planned_for: dict[str, list[int]] = field(default_factory=dict)
 
     def members(self, places: Iterable[int]) -> dict[str, list[int]]:
-        """Return these places by run."""
-        found: dict[str, list[int]] = {}
+        """Group places by run."""
+        by_run: dict[str, list[int]] = {}
         for i in places:
-            found.setdefault(self.refs[i].run_id, []).append(i)
-        return found
+            by_run.setdefault(self.refs[i].run_id, []).append(i)
+        return by_run
 
     def plan(self, members: Mapping[str, list[int]], plan_of: PlanOf) -> None:
-        """Ask what follows for each run; a run that the planner refuses is left as it was, with its members."""
+        """Plan what follows for each run; a run that the planner refuses stays as it was, with its members."""
         self._plan_of, self._planned_for = plan_of, dict(members)
         for run_id in members:
             self._plan_run(run_id, None)
 
     def check(self, max_fact_bytes: int) -> list[Verified]:
-        """Check and encode everything; what cannot be written is refused, or planned in another way.
+        """Check and encode all facts; refuse, or plan again, what cannot be written.
 
         Raises:
             GroupTooLarge: it is more than one commit may hold; write it in parts.
@@ -102,18 +102,18 @@ class Group:
         except SquidError:
             fits = False
         if not fits:
-            self._mend(max_fact_bytes)
+            self._drop_unwritable(max_fact_bytes)
             verified = self._verified(max_fact_bytes)
             if _size(verified) > commit_bytes(max_fact_bytes) and len(self.refs) > 1:
                 raise GroupTooLarge(f"{_size(verified):,} bytes of facts")
         return verified
 
     def _verified(self, max_fact_bytes: int) -> list[Verified]:
-        everything = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
-        return check_appends(group_appends(everything), max_fact_bytes) if everything else []
+        facts = [*self.facts.values(), *(fact for facts in self.planned.values() for fact in facts)]
+        return check_appends(group_appends(facts), max_fact_bytes) if facts else []
 
-    def _mend(self, max_fact_bytes: int) -> None:
-        """Refuse each member whose own fact cannot be written, and plan again what could not be."""
+    def _drop_unwritable(self, max_fact_bytes: int) -> None:
+        """Refuse each member whose own fact cannot be written, and plan again the runs whose plan cannot."""
         unwritable = {i: error for i, fact in self.facts.items() if (error := _refused([fact], max_fact_bytes))}
         for i, error in unwritable.items():
             del self.facts[i]
@@ -138,7 +138,7 @@ class Group:
             self._refuse(run_id, error)
 
     def _refuse(self, run_id: str, error: SquidError) -> None:
-        """Let the members of a run write nothing, and the run neither."""
+        """Refuse the members of a run, and drop its plan."""
         self.planned.pop(run_id, None)
         for i in self._planned_for[run_id]:
             self.facts.pop(i, None)
@@ -146,7 +146,7 @@ class Group:
 
 
 def _refused(facts: Sequence[Fact], max_fact_bytes: int) -> SquidError | None:
-    """Return why facts cannot be written, or not in one commit; None when they can."""
+    """Return why facts cannot be written, or not in one commit; None if they can."""
     try:
         size = _size(check_appends(group_appends(facts), max_fact_bytes)) if facts else 0
     except SquidError as error:

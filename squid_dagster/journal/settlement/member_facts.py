@@ -1,6 +1,6 @@
-"""What the members of a group may write: their outcomes checked against their claims, and what follows from them.
+"""The facts that the members of a group may write: their outcomes, checked against their claims. Pure.
 
-Both dispatch stores go through here, so that a refusal reads the same whichever of them gives it. Pure.
+Both dispatch stores use it, so that their refusals read the same.
 """
 
 import hmac
@@ -30,7 +30,6 @@ from squid_dagster.protocol.errors import (
     TerminalRun,
 )
 from squid_dagster.protocol.facts import (
-    FACT_TYPES,
     AttemptCompleted,
     AttemptDeadLettered,
     AttemptFailed,
@@ -52,10 +51,8 @@ from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
 from squid_dagster.redaction import redacted_error
 
-_FACTS = frozenset(FACT_TYPES.values())
-
-# Gives the fact that the member at that place of a group asks for, or None when there is nothing to write; raises when
-# it is refused.
+# Returns the fact that the member at that place of a group writes, or None if there is nothing to write; raises if the
+# member is refused.
 FactOf = Callable[[int, Attempt, datetime], Fact | None]
 
 
@@ -75,7 +72,7 @@ def find_attempt(run: RunDispatch, ref: ClaimRef) -> Attempt:
 
 
 def check_held(unit: RunUnit, ref: ClaimRef, now: datetime) -> None:
-    """Raise `TerminalRun`, `NotFound`, `StaleClaim` or `ExpiredClaim` unless the claim holds its attempt then."""
+    """Raise `TerminalRun`, `NotFound`, `StaleClaim` or `ExpiredClaim` unless the claim holds at that time."""
     if unit.run.terminal:
         raise TerminalRun(
             f"run {ref.run_id!r} has ended as {unit.run.terminal_status}: the claim on {ref.runnable_key!r} may act no "
@@ -85,11 +82,11 @@ def check_held(unit: RunUnit, ref: ClaimRef, now: datetime) -> None:
 
 
 def settle_fact(attempt: Attempt, settlement: Settlement, now: datetime) -> Fact | None:
-    """Return the fact that records an outcome, or None when it is on record already.
+    """Return the fact that records an outcome, or None if it is on record already.
 
     Raises:
         StaleClaim, ExpiredClaim, ConflictingCompletion: the claim may not write this.
-        InvalidFact: the outcome cannot be written down.
+        InvalidFact: the outcome cannot be written.
     """
     ref, outcome = settlement.ref, settlement.outcome
     if isinstance(outcome, Deferred):
@@ -119,12 +116,12 @@ def verdict_on(attempt: Attempt, settlement: Settlement, at: datetime) -> Reason
     known = _known_hash(attempt, ref)
     if isinstance(outcome, Completed):
         return check_completion(attempt, ref.claim_id, known, _digest(outcome.result), at)
-    assert isinstance(outcome, Failed)  # noqa: S101  what is given back has no verdict
+    assert isinstance(outcome, Failed)  # noqa: S101  a release has no verdict
     return check_failure(attempt, ref.claim_id, known, _digest(redacted_error(outcome.error)), at)
 
 
 def _interruption(attempt: Attempt, ref: ClaimRef, outcome: Interrupted, at: datetime) -> Fact:
-    """Return the release that keeps the delivery counted; of the last delivery, the dead letter."""
+    """Return the release that counts as a delivery; for the last delivery, the dead letter."""
     if out_of_deliveries(attempt):
         error: JsonObject = {"code": "interrupted", "message": redacted_error(outcome.reason)}
         return AttemptDeadLettered(**_fence(ref, at), deliveries=attempt.deliveries, error=error)
@@ -142,7 +139,7 @@ def _digest(outcome: Any) -> str:
 
 
 def completion_fact(ref: ClaimRef, result: Any, at: datetime) -> AttemptCompleted:
-    """Return the fact of a completion that nobody has judged yet. Raises `ValidationError` for what is no JSON."""
+    """Return the fact of a completion that is not judged yet. Raises `ValidationError` if the result is no JSON."""
     return AttemptCompleted(**_fence(ref, at), result=result)
 
 
@@ -153,12 +150,12 @@ def heartbeat_fact(attempt: Attempt, ref: ClaimRef, lease: timedelta, now: datet
 
 
 def release_fact(attempt: Attempt, ref: ClaimRef, reason: str | None, now: datetime) -> Fact:
-    """Return the fact that gives an attempt back. Raises `StaleClaim` or `ExpiredClaim`."""
+    """Return the fact that releases an attempt. Raises `StaleClaim` or `ExpiredClaim`."""
     return AttemptReleased(**_fence(ref, _checked_time(attempt, ref, now)), reason=redacted_error(reason))
 
 
 def dead_letter_fact(attempt: Attempt, now: datetime) -> Fact | None:
-    """Return the fact that parks an attempt which was delivered too often; None when it was not, or is not expired."""
+    """Return the fact that dead-letters an attempt; None if it has deliveries left, or is not expired."""
     at = max(now, attempt.last_at)
     if attempt.status is not AttemptStatus.CLAIMED or not attempt.expired(at) or not out_of_deliveries(attempt):
         return None
@@ -172,7 +169,7 @@ def dead_letter_fact(attempt: Attempt, now: datetime) -> Fact | None:
 
 
 def make_claim(attempt: Attempt, tokens: dict[str, str]) -> Claim:
-    """Put a claimed attempt and the raw token of its claim together."""
+    """Combine a claimed attempt with the raw token of its claim."""
     claim_id = attempt.claim_id or ""
     return Claim(ClaimRef(attempt.queue, attempt.run_id, attempt.runnable_key, claim_id, tokens[claim_id]), attempt)
 
@@ -186,7 +183,7 @@ def _checked_time(attempt: Attempt, ref: ClaimRef, now: datetime) -> datetime:
 
 
 def _known_hash(attempt: Attempt, ref: ClaimRef) -> str:
-    """Return the attempt's hash if the token fits it, compared in constant time; else one that fits nothing."""
+    """Return the attempt's token hash if the token matches it, compared in constant time; else an empty text."""
     known = attempt.claim_token_hash or ""
     return known if hmac.compare_digest(known, ref.token_hash) else ""
 
@@ -203,7 +200,7 @@ def _fence(ref: ClaimRef, at: datetime) -> dict[str, Any]:
 
 
 def refusal(reason: Reason, attempt: Attempt) -> SquidError:
-    """Return the error that says why a claim may not act on the attempt."""
+    """Return the error for a claim that may not act on the attempt."""
     key = attempt.runnable_key
     match reason:
         case Reason.EXPIRED_CLAIM:
@@ -217,7 +214,7 @@ def refusal(reason: Reason, attempt: Attempt) -> SquidError:
 
 
 def group_appends(facts: Iterable[Fact]) -> list[Append]:
-    """Group facts by thread, queues first and then runs: in one commit, a run's end comes after all else about it."""
+    """Group facts by thread, queues first and then runs: in one commit, a run's end is its last fact."""
     by_thread: dict[str, list[Fact]] = {}
     for fact in facts:
         by_thread.setdefault(fact.thread, []).append(fact)
@@ -226,8 +223,8 @@ def group_appends(facts: Iterable[Fact]) -> list[Append]:
 
 
 def preview(run: RunDispatch, facts: Iterable[Fact]) -> RunDispatch:
-    """Show what a run's attempts will be once these facts are written."""
-    preview = run.copy()
+    """Return a copy of a run's part of the queue as it is once these facts are written."""
+    after = run.copy()
     for fact in facts:
-        apply_dispatch(preview, Entry(fact.thread, 0, 0, fact))
-    return preview
+        apply_dispatch(after, Entry(fact.thread, 0, 0, fact))
+    return after

@@ -1,8 +1,8 @@
 """Rounds: a group of independent members, written in parts so that no member fails another.
 
 A round names each attempt once, and is bounded in members and bytes. A round that is refused as a whole is halved until
-the member that is refused stands alone; members whose run is locked by another session are looked for, and left out.
-Only what concerns every member, such as a database that is away, is raised.
+the refused member is alone; members whose run is locked by another session are found and left out. Only errors that
+concern every member are raised, such as an unreachable database.
 """
 
 import time
@@ -31,18 +31,18 @@ from squid_dagster.redaction import named_error
 logger = redacting_logger(__name__)
 
 _OF_ALL = (StorageUnavailable, ViewsMissing, SchemaOutdated, SchemaTooNew, ForeignSchema, EmbeddedUnavailable)
-_INTERNAL = "XX"  # the class of what Postgres says when a value is larger than it can hold, among other things
-_MOST_INTERNAL = 32  # members in a row, without one that is written: the database has a defect, and no member
+_INTERNAL = "XX"  # the SQLSTATE class of internal errors, such as that of a value that is too large to be stored
+_MOST_INTERNAL = 32  # refused members, without one that is written: the cause is the database, not a member
 _LOCK_TIMEOUT = "55P03"
-_PATIENCE_SECONDS = 5.0  # for a lock that no member of its own is in the way of
+_PATIENCE_SECONDS = 5.0  # for a lock that concerns no single member
 _PAUSE_SECONDS = 0.02
 
 Write = Callable[[list[int]], Sequence[Answer]]
-"""Writes the members at these places; answers each of them, or raises for all."""
+"""Writes the members at these places; returns an answer for each, or raises for all."""
 
 
 class GroupTooLarge(SquidError):
-    """The facts of a group, with what was planned, are more than one commit may hold: it is written in parts."""
+    """The facts of a group, with its plans, are more than one commit may hold: it is written in parts."""
 
 
 def answer_in_rounds(
@@ -51,18 +51,18 @@ def answer_in_rounds(
     size_of: Callable[[int], int] = lambda _: 0,
     find_locked: Callable[[list[int]], Collection[int]] = lambda _: (),
 ) -> list[Answer]:
-    """Return the answers to all members; `write` is called with the places of a round, and answers each of them.
+    """Return the answers to all members; `write` is called with the places of each round.
 
-    When it raises for a lock, `find_locked` says which of them it is about.
+    When it raises for a lock, `find_locked` returns the members that the lock concerns.
 
     Raises:
-        StorageUnavailable, ViewsMissing: nothing can be written now; members of earlier rounds may be on record, and
-            repeating them is safe.
+        StorageUnavailable, ViewsMissing: nothing can be written now; members of earlier rounds may be on record, and it
+            is safe to repeat them.
     """
     answers: dict[int, Answer] = {}
     for i, ref in enumerate(refs):
         if not _is_possible(ref):
-            # Nothing is asked of a storage that it could not even be sent.
+            # Such a key cannot even be sent to the database.
             answers[i] = Answer(ref, error=NotFound(f"no attempt {ref.runnable_key!r:.80} of run {ref.run_id!r:.80}"))
     for places in _rounds(refs, [i for i in range(len(refs)) if i not in answers], size_of):
         answers.update(_Parts(refs, write, find_locked).answers(places))
@@ -70,7 +70,7 @@ def answer_in_rounds(
 
 
 def outcome_bytes(outcome: Outcome) -> int:
-    """Return how large an outcome is as JSON; 0 for one that is none, which is refused when it is judged."""
+    """Return the size of an outcome as JSON; 0 for an invalid one, which is refused when it is judged."""
     value = outcome.result if isinstance(outcome, Completed) else outcome.error if isinstance(outcome, Failed) else None
     if value is None or isinstance(value, int | float):
         return 0
@@ -81,12 +81,12 @@ def outcome_bytes(outcome: Outcome) -> int:
 
 
 def concerns_all(error: Exception) -> bool:
-    """Return whether an error is about the storage and not about a member, so that other members fare no better."""
+    """Return whether an error is about the storage, and so concerns all members."""
     return isinstance(error, _OF_ALL)
 
 
 def may_concern_one(error: Exception) -> bool:
-    """Return whether an error that is worth waiting for may be about one run alone: a lock, or an internal error."""
+    """Return whether a `StorageUnavailable` may concern one run alone: a lock timeout, or an internal error."""
     return _is_of(error, _LOCK_TIMEOUT) or _is_of(error, _INTERNAL)
 
 
@@ -101,7 +101,7 @@ def _is_text(value: object) -> bool:
 
 
 def _rounds(refs: Sequence[ClaimRef], places: list[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
-    """Yield places in rounds: an attempt that is named again comes in a later one, as it would if it stood alone."""
+    """Yield places in rounds: an attempt that is named again comes in a later one."""
     named: dict[tuple[str, str], int] = {}
     repeats: list[list[int]] = []
     for i in places:
@@ -110,8 +110,8 @@ def _rounds(refs: Sequence[ClaimRef], places: list[int], size_of: Callable[[int]
         if nth == len(repeats):
             repeats.append([])
         repeats[nth].append(i)
-    for several in repeats:
-        yield from _bounded(several, size_of)
+    for round_ in repeats:
+        yield from _bounded(round_, size_of)
 
 
 def _bounded(places: list[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:
@@ -119,30 +119,30 @@ def _bounded(places: list[int], size_of: Callable[[int], int]) -> Iterator[list[
         yield places
         return
     part: list[int] = []
-    taken = 0
+    part_bytes = 0
     for i in places:
         size = size_of(i)
-        if part and (taken + size > MAX_ROUND_BYTES or len(part) == MAX_ROUND_MEMBERS):
+        if part and (part_bytes + size > MAX_ROUND_BYTES or len(part) == MAX_ROUND_MEMBERS):
             yield part
-            part, taken = [], 0
+            part, part_bytes = [], 0
         part.append(i)
-        taken += size
+        part_bytes += size
     if part:
         yield part
 
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts that a round is written in when it is refused as a whole."""
+    """A round that is written in parts if it is refused as a whole."""
 
     refs: Sequence[ClaimRef]
     write: Write
     find_locked: Callable[[list[int]], Collection[int]]
-    written: bool = False  # any of them
-    internal: int = 0  # members that an internal error has refused alone
+    written: bool = False  # whether any part was
+    internal: int = 0  # members that were refused alone for an internal error
 
     def answers(self, places: list[int]) -> dict[int, Answer]:
-        """Write members and return their answers; those whose run is locked are left out, and the rest is written."""
+        """Write members and return their answers; leave out those whose run is locked, and write the rest."""
         answers: dict[int, Answer] = {}
         began = time.monotonic()
         while places:
@@ -152,7 +152,7 @@ class _Parts:
                 if not _is_of(error, _LOCK_TIMEOUT):
                     return answers | self._halves(places, error)
                 locked = set(self.find_locked(places))
-                if not locked:  # the lock that all of them wait for, or one that was let go of
+                if not locked:  # all of them wait for the lock, or it was released meanwhile
                     if time.monotonic() - began > _PATIENCE_SECONDS:
                         raise
                     time.sleep(_PAUSE_SECONDS)
@@ -164,7 +164,7 @@ class _Parts:
         return answers
 
     def _halves(self, places: list[int], error: Exception) -> dict[int, Answer]:
-        """Return the answers of the halves of a part that was refused; of a single member, why."""
+        """Write a refused part in halves, and return the answers; for a single member, the refusal."""
         internal = _is_of(error, _INTERNAL)
         if concerns_all(error) and not internal:
             raise error
@@ -184,9 +184,9 @@ def _is_of(error: Exception, state: str) -> bool:
 
 
 def _locked(ref: ClaimRef, error: Exception) -> StorageUnavailable:
-    made = StorageUnavailable(f"{ref.runnable_key!r} waits for a lock on run {ref.run_id!r}: {error}")
-    made.sqlstate = _LOCK_TIMEOUT
-    return made
+    unavailable = StorageUnavailable(f"{ref.runnable_key!r} waits for a lock on run {ref.run_id!r}: {error}")
+    unavailable.sqlstate = _LOCK_TIMEOUT
+    return unavailable
 
 
 def _refusal(ref: ClaimRef, error: Exception) -> SquidError:

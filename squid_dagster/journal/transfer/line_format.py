@@ -1,9 +1,9 @@
-"""A journal as a stream of lines: one JSON object per line, a header first, a footer last. Pure, and knows no database.
+"""The format of an exported journal: one JSON object per line, a header first, a footer last. Pure, without a database.
 
-The header says what follows. Then come all entries by position, then all answers that commits were given, by id. The
-footer counts them, and its digest covers every line before it: a stream that was cut, changed or put together from two
-shows. Texts of facts are kept as texts, so that not a sign of them changes on the way. Nothing else is in it: equal
-journals give equal streams, and so equal digests.
+The header says what follows. Then come all entries by position, then the answers of all commits, by id. The footer
+counts them, and its digest covers every line before it, so that a truncated, changed or concatenated stream is
+detected. Facts are exported as their stored texts, so that no character changes. There is nothing else in the stream:
+equal journals have equal streams, and so equal digests.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 from squid_dagster.protocol.errors import InvalidArgument
 
 FORMAT = 1
-MAX_LINE_BYTES = 128 * 1024 * 1024  # a fact of 16 MiB, of which every sign is escaped
+MAX_LINE_BYTES = 128 * 1024 * 1024  # a fact of 16 MiB, with every character escaped
 
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 class InvalidExport(InvalidArgument):
-    """A stream that is no export of a journal, or not a whole one."""
+    """A stream that is no export of a journal, or an incomplete one."""
 
 
 class Header(NamedTuple):
-    """What a stream holds."""
+    """The first line: what the stream holds."""
 
     squid_journal: int  # the version of the format
     schema_version: int
@@ -34,7 +34,7 @@ class Header(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """An entry as its row has it; times as ISO texts, the digest in hex."""
+    """An entry as it is stored; times as ISO texts, the digest in hex."""
 
     thread: str
     seq: int
@@ -47,7 +47,7 @@ class StoredEntry(NamedTuple):
 
 
 class StoredCommit(NamedTuple):
-    """The answer that a commit was given, so that whoever repeats it gets it again."""
+    """The answer of a commit, which a repeat of the commit returns again."""
 
     commit: str
     receipt: str
@@ -55,7 +55,7 @@ class StoredCommit(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What a whole stream held, and the SHA-256 of all lines before this one."""
+    """The last line: the counts of the stream, and the SHA-256 of all lines before this one."""
 
     entries: int
     commits: int
@@ -72,36 +72,36 @@ Record = Header | StoredEntry | StoredCommit | Footer
 
 
 def to_line(record: Record) -> bytes:
-    """Write one line."""
+    """Return the line of a record."""
     return _write(record._asdict()).encode("utf-8") + b"\n"
 
 
 class Writer:
-    """Makes lines, and the footer that fits them."""
+    """An encoder of lines, which computes their footer."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start an empty stream."""
         self._digest = hashlib.sha256()
         self.entries = self.commits = 0
 
     def line(self, record: Record) -> bytes:
-        """Return the line of a record, and remember it."""
-        made = to_line(record)
-        self._digest.update(made)
+        """Return the line of a record, and add it to the footer."""
+        line = to_line(record)
+        self._digest.update(line)
         self.entries += isinstance(record, StoredEntry)
         self.commits += isinstance(record, StoredCommit)
-        return made
+        return line
 
     @property
     def footer(self) -> Footer:
-        """The footer of what was written so far."""
+        """The footer of all lines so far."""
         return Footer(self.entries, self.commits, self._digest.hexdigest())
 
 
 class Reader:
-    """Reads a stream once: `header`, `entries()` to their end, `commits()` to theirs, then `footer()`.
+    """A reader of a stream, once: `header`, `entries()` to their end, `commits()` to theirs, then `footer()`.
 
-    Everything raises `InvalidExport`, with the number of the line.
+    All of them raise `InvalidExport`, with the number of the line.
     """
 
     def __init__(self, lines: Iterable[bytes]) -> None:
@@ -112,20 +112,20 @@ class Reader:
         self._next: Record | None = None
         self._counts = {StoredEntry: 0, StoredCommit: 0}
         self._footer_line = b""
-        found = self._read()
-        if not isinstance(found, Header):
+        header = self._read()
+        if not isinstance(header, Header):
             raise InvalidExport("this is no export of a journal: its first line is no header")
-        self.header = found
-        if found.squid_journal != FORMAT:
-            raise InvalidExport(f"the export has format {found.squid_journal}, this code reads format {FORMAT}")
+        self.header = header
+        if header.squid_journal != FORMAT:
+            raise InvalidExport(f"the export has format {header.squid_journal}, this code reads format {FORMAT}")
         self._advance()
 
     def entries(self) -> Iterator[StoredEntry]:
-        """Return the entries; each has a higher position than the one before, and none is beyond the cut."""
+        """Yield the entries; checks that positions grow and none is beyond the cut."""
         last = 0
         while isinstance(entry := self._next, StoredEntry):
             if not last < entry.position <= self.header.cut:
-                raise self._wrong(
+                raise self._invalid(
                     f"position {entry.position} cannot follow {last} in an export up to {self.header.cut}"
                 )
             last = entry.position
@@ -134,21 +134,21 @@ class Reader:
             self._advance()
 
     def commits(self) -> Iterator[StoredCommit]:
-        """Return the answers of commits."""
+        """Yield the answers of commits."""
         while isinstance(commit := self._next, StoredCommit):
             self._counts[StoredCommit] += 1
             yield commit
             self._advance()
 
     def footer(self) -> Footer:
-        """Return the footer, once everything before it fits it and nothing follows."""
+        """Check the footer against all lines before it, and that nothing follows; return it."""
         footer = self._next
         if not isinstance(footer, Footer):
-            raise self._wrong("this line is not in its place")
-        counted = (self._counts[StoredEntry], self._counts[StoredCommit])
-        if counted != (footer.entries, footer.commits) or footer.entries != self.header.entries:
+            raise self._invalid("this line is not in its place")
+        counts = (self._counts[StoredEntry], self._counts[StoredCommit])
+        if counts != (footer.entries, footer.commits) or footer.entries != self.header.entries:
             raise InvalidExport(
-                f"the export was changed: it holds {counted[0]} entries and {counted[1]} commits, its header says "
+                f"the export was changed: it holds {counts[0]} entries and {counts[1]} commits, its header says "
                 f"{self.header.entries} entries, its footer {footer.entries} and {footer.commits}"
             )
         if self._digest.hexdigest() != footer.digest:
@@ -164,10 +164,10 @@ class Reader:
         line = next(self._lines, b"")
         self._number += 1
         if not isinstance(line, bytes):
-            raise self._wrong(f"a line must be bytes, not {type(line).__name__}: open the file in binary mode")
+            raise self._invalid(f"a line must be bytes, not {type(line).__name__}: open the file in binary mode")
         if not line.endswith(b"\n"):
             if len(line) >= MAX_LINE_BYTES:
-                raise self._wrong("it is longer than any line of an export")
+                raise self._invalid("it is longer than any line of an export")
             raise InvalidExport(
                 f"the export ends in line {self._number} without a footer: it was cut off"
                 if self._number > 1
@@ -182,19 +182,19 @@ class Reader:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
-            raise self._wrong("it is not JSON") from None
+            raise self._invalid("it is not JSON") from None
         for kind, types in _TYPES.items():
             if isinstance(values, dict) and tuple(values) == kind._fields:  # type: ignore[attr-defined]
                 return self._checked(kind, types, list(values.values()))
-        raise self._wrong("it is no header, entry, commit or footer")
+        raise self._invalid("it is no header, entry, commit or footer")
 
     def _checked(self, kind: type, types: tuple[Any, ...], values: list[Any]) -> Record:
-        for name, wanted, value in zip(kind._fields, types, values, strict=True):  # type: ignore[attr-defined]
-            whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-            if not (whole if wanted is int else isinstance(value, wanted)):
-                raise self._wrong(f"{name} cannot be {value!r:.40}")
+        for name, expected, value in zip(kind._fields, types, values, strict=True):  # type: ignore[attr-defined]
+            is_bigint = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+            if not (is_bigint if expected is int else isinstance(value, expected)):
+                raise self._invalid(f"{name} cannot be {value!r:.40}")
         record: Record = kind(*values)
         return record
 
-    def _wrong(self, what: str) -> InvalidExport:
+    def _invalid(self, what: str) -> InvalidExport:
         return InvalidExport(f"line {self._number} of the export cannot be used: {what}")

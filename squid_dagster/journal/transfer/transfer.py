@@ -1,8 +1,8 @@
-"""A whole journal from one database to another: exported as a stream of lines up to one cut, imported all or nothing.
+"""Export of a whole journal as a stream of lines, up to one cut, and its import into another database.
 
-Facts go as they are stored, unknown and unreadable ones too, with their threads, sequences and positions. Checkpoints
-and live views are caches: they stay behind, and are made anew. An import is one transaction. At its end, before anybody
-sees anything of it, the rows are read back and must give the very lines that were read.
+Facts are copied as they are stored, unknown and unreadable ones too, with their threads, sequences and positions.
+Checkpoints and live views are caches: they are not copied, but rebuilt. An import is one transaction. Before it
+commits, the rows are read back and must equal the imported lines.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,16 +30,16 @@ from squid_dagster.protocol.errors import SquidError, StorageUnavailable
 
 Progress = Callable[[int], None]
 Within = Callable[[PostgresStorage, PgConnection], object]
-"""Makes other views of the facts anew, on a connection whose transaction is open."""
+"""Rebuilds other views of the facts, in the open transaction of a connection."""
 
 _PAGE = 2_000
 _PAGE_BYTES = 8 * 1024 * 1024
-_LAST_CUT = 2**62  # half of all positions: as many are left
+_LAST_CUT = 2**62  # half of all positions, so that as many are left
 _NUMBER_BITS = 20  # of a position, below the number of its commit: see take_number.sql
 
 _COUNT: LiteralString = """SELECT count(*), count(DISTINCT thread) FROM {schema}.journal_entries
     WHERE position > 0 AND position <= %s"""
-# journal_entries_pkey; a page ends after so many bytes, so that large facts do not add up
+# journal_entries_pkey; a page is bounded in bytes, too, for large facts
 _ENTRIES: LiteralString = """SELECT thread, seq, position, type, run_id, to_json(occurred_at)#>>'{{}}', text,
        encode(digest, 'hex')
   FROM (SELECT *, sum(octet_length(text)) OVER (ORDER BY position) - octet_length(text) AS before
@@ -63,7 +63,7 @@ _COPY_COMMITS: LiteralString = "COPY {schema}.journal_commits (id, receipt, comm
 _THREADS: LiteralString = """INSERT INTO {schema}.journal_threads (id, rev)
     SELECT thread, max(seq) FROM {schema}.journal_entries GROUP BY thread ORDER BY thread"""
 _FORGET: LiteralString = "DELETE FROM {schema}.journal_checkpoints"
-# Without it, the planner would take a table that was just filled for an empty one.
+# Without it, the planner would assume that the table is still empty.
 _ANALYZE: LiteralString = "ANALYZE {schema}.journal_entries, {schema}.journal_threads"
 _LAST: LiteralString = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {schema}.journal_numbers"
 _NEXT: LiteralString = "SELECT nextval('{schema}.journal_numbers')"
@@ -74,7 +74,7 @@ class JournalNotEmpty(SquidError):
 
 
 class Transferred(NamedTuple):
-    """What was exported or imported, and the digest by which the two are compared."""
+    """The counts of an export or import, and the digest to compare the two."""
 
     cut: int
     entries: int
@@ -92,13 +92,13 @@ def export_journal(
 ) -> Transferred:
     """Pass the whole journal to `write`, line by line, up to a cut.
 
-    Writers go on; memory stays the same however long the journal is. `begin` is called with what is to come,
-    `progress` with the number of entries so far.
+    Writers continue; memory does not grow with the journal. `begin` is called with the header, `progress` with the
+    number of entries so far.
 
     Raises:
         StorageUnavailable: the database cannot be reached.
     """
-    tell, writer = progress or (lambda _: None), Writer()
+    report, writer = progress or (lambda _: None), Writer()
     with storage.connection() as connection:
         source = _Source(connection, storage.schema, storage.cut())
         entries, threads = source.one(_COUNT, source.cut)
@@ -109,7 +109,7 @@ def export_journal(
         for entry in source.entries():
             write(writer.line(entry))
             if writer.entries % _PAGE == 0:
-                tell(writer.entries)
+                report(writer.entries)
         for commit in source.commits():
             write(writer.line(commit))
     write(to_line(writer.footer))
@@ -125,17 +125,17 @@ def import_journal(
     begin: Callable[[Header], None] | None = None,
     also: Within | None = None,
 ) -> Transferred:
-    """Write an exported journal into an empty one, make its views, and check that it is the same; all or nothing.
+    """Import an exported journal into an empty one, build its views, and check that it is the same; all or nothing.
 
-    Writers wait meanwhile. Positions given afterwards follow the imported ones. `also` makes what else is derived from
-    facts. `begin` is told what is to come, `progress` the number of entries so far. Needs the tables' owner.
+    Writers wait meanwhile. Later positions follow the imported ones. `also` rebuilds other views of the facts. `begin`
+    is called with the header, `progress` with the number of entries so far. Needs the tables' owner.
 
     Raises:
         InvalidExport: the stream is no export, or was cut off or changed; nothing was written.
         JournalNotEmpty: the journal holds something already; nothing was written.
-        StorageUnavailable: the database cannot be reached, or somebody keeps it busy; nothing was written.
+        StorageUnavailable: the database cannot be reached, or other sessions hold locks; nothing was written.
     """
-    tell = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     reader = Reader(lines)
     if reader.header.schema_version > CODE_VERSION:
         raise InvalidExport(
@@ -149,14 +149,14 @@ def import_journal(
     with storage.connection() as connection:
         try:
             with connection.transaction():
-                done = _Import(storage, connection, reader).run(tell, also)
+                done = _Import(storage, connection, reader).run(report, also)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            said = error.diag.message_primary or str(error)
-            raise InvalidExport(f"the export cannot be used: {said}") from None
+            raise InvalidExport(f"the export cannot be used: {error.diag.message_primary or error}") from None
         except UnicodeEncodeError:
             raise InvalidExport("the export cannot be used: it holds half a character, which no text has") from None
         except psycopg.errors.LockNotAvailable:
-            raise _busy() from None
+            msg = "somebody keeps the journal locked (an idle transaction?): end that, and try again"
+            raise StorageUnavailable(msg) from None
         except psycopg.errors.InsufficientPrivilege as error:
             raise StorageUnavailable(f"an import needs the owner of the tables: {error.diag.message_primary}") from None
     return done
@@ -169,21 +169,21 @@ class _Source:
         self._connection, self._schema, self.cut = connection, schema, cut
 
     def entries(self) -> Iterator[StoredEntry]:
-        """Return all entries by position, in short transactions."""
+        """Yield all entries by position, in short transactions."""
         last = 0
         while page := self._rows(_ENTRIES, last, self.cut, _PAGE, _PAGE_BYTES):
             yield from map(StoredEntry._make, page)
             last = page[-1][2]
 
     def commits(self) -> Iterator[StoredCommit]:
-        """Return the answers of all commits before the cut, by id, but for those whose facts are gone."""
+        """Yield the answers of all commits before the cut, by id, except those whose facts were deleted."""
         last = _BEFORE_ALL
         while page := self._rows(_COMMITS, self.cut, last, _PAGE):
             yield from (StoredCommit(*row[:3]) for row in page if row[3])
             last = page[-1][0]
 
     def one(self, text: LiteralString, *values: object) -> tuple[Any, ...]:
-        """Return the one row of a question."""
+        """Return the only row of a query."""
         return self._rows(text, *values)[0]
 
     def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
@@ -201,7 +201,7 @@ class _Import:
         self._source = _Source(connection, storage.schema, reader.header.cut)
 
     def run(self, progress: Progress, also: Within | None) -> Transferred:
-        """Do all of it, but for the commit."""
+        """Run all of the import but the commit."""
         self._enter()
         self._copy(progress)
         done = self._checked()
@@ -217,7 +217,7 @@ class _Import:
     def _enter(self) -> None:
         self._connection.execute("SET LOCAL statement_timeout = 0")
         self._connection.execute("SET LOCAL lock_timeout = '10s'")
-        for purpose in ("rebuild", "gate"):  # whoever rebuilds, and then everybody who writes
+        for purpose in ("rebuild", "gate"):  # block rebuilds, and then writers
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self._schema, purpose),))
         if self._source.one(_IS_USED)[0]:
             raise JournalNotEmpty(
@@ -239,23 +239,23 @@ class _Import:
             self._connection.execute(statement(text, self._schema))
 
     def _checked(self) -> Transferred:
-        """Read back what was written: it must give the lines that were read."""
-        header, footer, again = self._reader.header, self._reader.footer(), Writer()
-        again.line(header)
+        """Read back what was written, and compare it with the lines that were read."""
+        header, footer, written = self._reader.header, self._reader.footer(), Writer()
+        written.line(header)
         for record in self._source.entries():
-            again.line(record)
+            written.line(record)
         for commit in self._source.commits():
-            again.line(commit)
+            written.line(commit)
         entries, threads = self._source.one(_COUNT, header.cut)
-        if again.footer != footer or (entries, threads) != (header.entries, header.threads):
+        if written.footer != footer or (entries, threads) != (header.entries, header.threads):
             raise InvalidExport(
-                f"what was read back is not what the export says: {again.footer} and {threads} threads, "
+                f"what was read back is not what the export says: {written.footer} and {threads} threads, "
                 f"not {footer} and {header.threads}"
             )
         return Transferred(header.cut, entries, threads, footer.commits, footer.digest)
 
     def _continue_positions(self, cut: int) -> None:
-        """Let new positions follow the imported ones. Unlike setval, this is undone with the transaction."""
+        """Restart the sequence after the imported positions. Unlike setval, this is transactional."""
         number = cut >> _NUMBER_BITS
         if self._source.one(_LAST)[0] < number:
             name = sql.Identifier(self._schema, "journal_numbers")
@@ -269,7 +269,3 @@ def _bytes(digest: str) -> bytes:
         return bytes.fromhex(digest)
     except ValueError:
         raise InvalidExport(f"the export cannot be used: {digest!r:.40} is no digest") from None
-
-
-def _busy() -> StorageUnavailable:
-    return StorageUnavailable("somebody keeps the journal locked (an idle transaction?): end that, and try again")
