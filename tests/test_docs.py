@@ -37,7 +37,7 @@ _total = Counted()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
-    """An embedded server for all documents, as somebody has who configures nothing."""
+    """An embedded server for all documents, as without any configuration."""
     with tempfile.TemporaryDirectory(prefix="squid-docs-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         made = EmbeddedPostgres(Path(directory) / "postgres")
@@ -58,7 +58,7 @@ def read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Reader]:
-    """Somebody who reads the document of this test, with a journal of his own."""
+    """A reader of the document of this test, with a journal of its own."""
     environment = {"SQUID_DATA_DIR": str(server.data_dir), "SQUID_SCHEMA": schema}
     if request.param == "docs/dagster.md":  # its snippets name the variable
         environment["SQUID_DATABASE_URL"] = server.url
@@ -89,7 +89,7 @@ def test_a_page_of_the_runbook_shows_its_reason_and_its_commands_run(
         storage.close()
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "changed_shop.py").write_text(CHANGED_SHOP)
-    # when somebody goes through it, then all is as it says
+    # when a reader goes through it, then all is as it says
     counted = read.read()
     _count(counted)
     explained = blocks(read.document)[0].commands[0]

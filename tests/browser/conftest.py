@@ -1,6 +1,6 @@
 """One journal, one Dagster with this repository's code location, and one page of a browser, for all tests here.
 
-They are gone when other tests go on in the same process: a browser's loop is in the way of everybody else's. Without a
+They are closed when other tests go on in the same process: a browser's event loop blocks other loops. Without a
 Chromium these tests are skipped, and say how to get one; with `CI=true` that is a failure.
 """
 

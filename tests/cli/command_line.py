@@ -18,7 +18,7 @@ from squid_dagster.journal import PostgresStorage
 from tests.processes import REPOSITORY
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
-FLOWS = ("-m", "tests.cli.workflows")
+MODULES = ("-m", "tests.cli.workflows")
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Answer:
         return self.err
 
 
-class Typed:
-    """Types commands on one journal."""
+class CommandLine:
+    """The `squid` command on one journal."""
 
     def __init__(self, storage: PostgresStorage) -> None:
-        """Take the journal; it is named by the environment, as a user would."""
+        """Store the journal; the environment names it, as a user would."""
         self.storage = storage
         url = storage.engine.url.render_as_string(hide_password=False)
         self.environ = {
@@ -58,22 +58,22 @@ class Typed:
         }
 
     def __call__(self, *args: object, input: str | None = None) -> Answer:  # noqa: A002  as click calls it
-        """Type a command in this process."""
+        """Run a command in this process."""
         done = CliRunner(env=self.environ).invoke(main, [str(argument) for argument in args], input=input)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Answer(done.exit_code, done.stdout, done.stderr)
 
     def process(self, *args: object, **options: Any) -> "subprocess.Popen[str]":
-        """Type a command in a process of its own."""
+        """Start a command in a process of its own."""
         command = [sys.executable, "-c", MAIN, *map(str, args)]
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
         return subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | self.environ, **streams)
 
     def piped(self, *args: object, **environ: str | None) -> Answer:
-        """Type a command in a process of its own, and wait for its end.
+        """Run a command in a process of its own.
 
-        Variables hold from then on; None takes one away.
+        Variables are set from then on; None removes one.
         """
         for name, value in environ.items():
             self.environ = {key: before for key, before in self.environ.items() if key != name}
@@ -83,7 +83,7 @@ class Typed:
         return Answer(child.returncode, out, err)
 
     def on_terminal(self, *args: object, columns: int = 80, both: bool = False) -> Answer:
-        """Type a command on a terminal of so many columns; stderr is there too, or a pipe."""
+        """Run a command on a terminal of so many columns; stderr is there too, or a pipe."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.environ.pop("COLUMNS", None)
@@ -97,7 +97,7 @@ class Typed:
         return Answer(child.returncode, shown.decode().replace("\r\n", "\n"), err or "")
 
     def facts(self) -> int:
-        """Count everything that was ever written."""
+        """Count all facts of the journal."""
         return len(self.storage.read_between(0, 2**62))
 
 

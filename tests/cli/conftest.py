@@ -5,21 +5,21 @@ from collections.abc import Iterator
 import pytest
 
 from squid_dagster.journal import PostgresStorage
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 
 
 @pytest.fixture
-def typed(postgres: PostgresStorage) -> Typed:
-    """The command on a journal that nobody else uses."""
-    return Typed(postgres)
+def cli(postgres: PostgresStorage) -> CommandLine:
+    """The command on a journal of the test's own."""
+    return CommandLine(postgres)
 
 
 @pytest.fixture(scope="module")
-def untouched(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Typed]:
+def empty_cli(postgres_url: str, schema_names: Iterator[str]) -> Iterator[CommandLine]:
     """The command on an empty journal, for tests of what is refused: in the end nothing may be in it."""
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
-    typed = Typed(storage)
-    yield typed
-    assert typed.facts() == 0
+    cli = CommandLine(storage)
+    yield cli
+    assert cli.facts() == 0
     storage.close()

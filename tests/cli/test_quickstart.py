@@ -54,7 +54,7 @@ def squid(folder: Path, *arguments: object, **environ: str) -> "subprocess.Compl
 
 
 def processes(folder: Path) -> list[str]:
-    """The command lines of all processes that were started for this folder."""
+    """Return the command lines of all processes that were started for this folder."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -147,7 +147,7 @@ def test_a_worker_is_killed_and_the_run_is_finished_by_another_one(folder: Path)
 
 
 def test_a_server_that_others_use_is_left_running(folder: Path) -> None:
-    # given a quickstart that has started the server, and somebody else who has come to use it
+    # given a quickstart that has started the server, and another client of it
     server = EmbeddedPostgres(folder / "squid_dagster")
     server.stop()
     started = Quickstart(folder, "shared", "--no-ui", "--seconds", 600)

@@ -7,7 +7,7 @@ from typing import Any
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresLiveness, PostgresStorage, WorkerRow
 from squid_dagster.journal.postgres.schema.names import CODE_VERSION
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 from tests.cli.workflows import gated, hello, nap, orders
 from tests.facts import quarantined, started, step_paused
 from tests.journal.access import put, raw
@@ -18,7 +18,7 @@ NEEDED = ["kind", "count", "more", "queue", "summary", "commands", "run_ids"]
 
 
 def announce(storage: PostgresStorage, *queues: str, worker_id: str = "w-1", **fields: Any) -> None:
-    """Say that a worker is alive, as workers do."""
+    """Report a worker as alive, as workers do."""
     row = WorkerRow(worker_id=worker_id, queues=queues, host="here", pid=7, capacity=4, running=1, **fields)
     PostgresLiveness(storage).report(row)
 
@@ -28,44 +28,44 @@ def kinds(status: dict[str, Any]) -> list[tuple[str, str | None, int]]:
     return [(item["kind"], item["queue"], item["count"]) for item in status["attention"]]
 
 
-def test_an_empty_journal_needs_nobody(untouched: Typed) -> None:
-    status = untouched("status", "--json").json
+def test_an_empty_journal_needs_nobody(empty_cli: CommandLine) -> None:
+    status = empty_cli("status", "--json").json
     assert [*status] == KEYS
     assert status["database"]["tier"] == "server"
     assert status["database"]["description"].endswith("(SQUID_DATABASE_URL)")
-    assert (status["database"]["schema"], status["database"]["version"]) == (untouched.storage.schema, CODE_VERSION)
+    assert (status["database"]["schema"], status["database"]["version"]) == (empty_cli.storage.schema, CODE_VERSION)
     assert (status["queues"], status["workers"], status["attention"]) == ([], [], [])
     assert {figures["count"] for figures in status["runs"].values()} == {0}
     assert datetime.fromisoformat(status["now"]).tzinfo is not None
-    shown = untouched("status").out
+    shown = empty_cli("status").out
     assert "runs: none" in shown
     assert "Nothing needs attention." in shown
 
 
-def test_without_a_database_there_is_one_line(untouched: Typed) -> None:
-    untouched("status", "--schema", "no_such_schema").refused(4, "`squid db upgrade --schema no_such_schema`")
-    untouched.environ["SQUID_DATABASE_URL"], before = (
+def test_without_a_database_there_is_one_line(empty_cli: CommandLine) -> None:
+    empty_cli("status", "--schema", "no_such_schema").refused(4, "`squid db upgrade --schema no_such_schema`")
+    empty_cli.environ["SQUID_DATABASE_URL"], before = (
         "postgres://u:hunter2@127.0.0.1:1/x",
-        untouched.environ["SQUID_DATABASE_URL"],
+        empty_cli.environ["SQUID_DATABASE_URL"],
     )
     try:
-        said = untouched("status", "--json").refused(4, "cannot reach Postgres")
+        said = empty_cli("status", "--json").refused(4, "cannot reach Postgres")
     finally:
-        untouched.environ["SQUID_DATABASE_URL"] = before
+        empty_cli.environ["SQUID_DATABASE_URL"] = before
     assert "hunter2" not in said
     assert json.loads(said)["error"] == "StorageUnavailable"
 
 
-def test_work_and_workers_are_counted(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello, orders, nap])
+def test_work_and_workers_are_counted(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello, orders, nap])
     squid.start_many("hello", [{}] * 3)
     squid.worker(until_idle=True)
     squid.start("nap")
     squid.start_many("hello", [{}] * 2)
     squid.pause_queue("slow")
-    PostgresDispatchStore(typed.storage).claim("default", "w-1")
-    announce(typed.storage, "default", "mail")
-    status = typed("status", "--json").json
+    PostgresDispatchStore(cli.storage).claim("default", "w-1")
+    announce(cli.storage, "default", "mail")
+    status = cli("status", "--json").json
     assert {name: figures["count"] for name, figures in status["runs"].items() if figures["count"]} == {
         "running": 3,
         "completed": 3,
@@ -91,13 +91,13 @@ def test_work_and_workers_are_counted(typed: Typed) -> None:
         4,
     )
     assert status["attention"] == []
-    shown = typed("status").out
+    shown = cli("status").out
     assert "runs: 3 running, 3 completed" in shown
     assert "w-1" in shown
 
 
-def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typed: Typed) -> None:
-    storage = typed.storage
+def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(cli: CommandLine) -> None:
+    storage = cli.storage
     squid = Squid(storage, [hello, orders, gated])
     # given a run that waits for a person, and one whose deadline is over
     squid.start("orders", {"item": "tea"}, run_id="waits")
@@ -123,7 +123,7 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
     announce(storage, "busy")
     squid.start("hello", queue="busy")
     dispatch.claim("busy", "w-1", lease=timedelta(milliseconds=1))
-    status = typed("status", "--json").json
+    status = cli("status", "--json").json
     assert kinds(status) == [
         ("quarantined", None, 1),
         ("dead_letters", None, 1),
@@ -142,11 +142,11 @@ def test_everything_that_needs_a_person_is_named_with_the_commands_that_help(typ
     assert sorted(needed["waiting"]["run_ids"]) == ["late", "waits"]
     assert needed["no_worker"]["commands"] == ["squid worker -m MODULE --queue lonely"]
     assert needed["queue_paused"]["commands"] == ["squid queue resume shut"]
-    shown = typed("status").out
+    shown = cli("status").out
     assert all(item["summary"] in shown for item in status["attention"])
     assert f"$ {needed['no_worker']['commands'][0]}" in shown
-    schema = typed.environ.pop("SQUID_SCHEMA")
-    elsewhere = typed("status", "--json", "--schema", schema).json["attention"]
+    schema = cli.environ.pop("SQUID_SCHEMA")
+    elsewhere = cli("status", "--json", "--schema", schema).json["attention"]
     assert all(command.endswith(f" --schema {schema}") for item in elsewhere for command in item["commands"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement
 from squid_dagster.runtime.recovery import recovery
-from tests.cli.command_line import FLOWS, Typed
+from tests.cli.command_line import MODULES, CommandLine
 from tests.cli.modules.resource_user import needy
 from tests.cli.modules.sleeper import deaf
 from tests.cli.workflows import gated, hello
@@ -35,11 +35,11 @@ NEEDY = ("-m", "tests.cli.modules.resource_user")
     [
         ([], ["-m"]),
         (["-m", "tests.cli.nothing"], ["tests.cli.nothing"]),
-        ([*FLOWS, "--lease", "0"], ["--lease"]),
-        ([*FLOWS, "--lease", "forever"], ["--lease", "forever"]),
-        ([*FLOWS, "--concurrency", "0"], ["--concurrency"]),
-        ([*FLOWS, "--concurrency", "100000"], ["concurrency", "100000"]),
-        ([*FLOWS, "--queue", "no where"], ["'no where'"]),
+        ([*MODULES, "--lease", "0"], ["--lease"]),
+        ([*MODULES, "--lease", "forever"], ["--lease", "forever"]),
+        ([*MODULES, "--concurrency", "0"], ["--concurrency"]),
+        ([*MODULES, "--concurrency", "100000"], ["concurrency", "100000"]),
+        ([*MODULES, "--queue", "no where"], ["'no where'"]),
         ([*NEEDY], ["'greeting'"]),
         ([*NEEDY, "--resources", "tests.cli.modules.resource_user"], ["MODULE:NAME"]),
         ([*NEEDY, "--resources", "tests.cli.modules.resource_user:no_such"], ["no_such"]),
@@ -50,15 +50,15 @@ NEEDY = ("-m", "tests.cli.modules.resource_user")
         ([*NEEDY, "--resources", "no.such:thing"], ["no.such"]),
     ],
 )
-def test_a_worker_that_makes_no_sense_is_one_line(untouched: Typed, args: list[str], words: list[str]) -> None:
-    untouched("worker", "--until-idle", *args).refused(2, *words)
+def test_a_worker_that_makes_no_sense_is_one_line(empty_cli: CommandLine, args: list[str], words: list[str]) -> None:
+    empty_cli("worker", "--until-idle", *args).refused(2, *words)
 
 
-def test_a_worker_serves_its_queues_until_idle(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello])
+def test_a_worker_serves_its_queues_until_idle(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello])
     for queue in ("mail", "post", "elsewhere"):
         squid.start("hello", queue=queue)
-    done = typed("worker", *FLOWS, "--queue", "mail", "--queue", "post", "--until-idle", "--json")
+    done = cli("worker", *MODULES, "--queue", "mail", "--queue", "post", "--until-idle", "--json")
     report = done.json
     assert list(report) == REPORT_KEYS
     assert (report["claimed"], report["completed"], report["steps"]) == (2, 2, {"hello.greet": 2})
@@ -66,7 +66,7 @@ def test_a_worker_serves_its_queues_until_idle(typed: Typed) -> None:
     assert (served["worker_id"], served["queues"]) == (report["worker_id"], ["mail", "post"])
     assert "hello" in served["workflows"]
 
-    shown = typed("worker", *FLOWS, "--queue", "elsewhere", "--until-idle", "--max-age", 60, "--no-housekeeping")
+    shown = cli("worker", *MODULES, "--queue", "elsewhere", "--until-idle", "--max-age", 60, "--no-housekeeping")
     first, last = shown.out.splitlines()
     assert " serves elsewhere: charge, gated, hello" in first
     assert "claimed 1, completed 1" in last
@@ -81,11 +81,11 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 
 
 def test_a_worker_that_starts_before_its_database_waits_for_it_and_says_so_once(
-    typed: Typed, proxy: Proxy, postgres_url: str
+    cli: CommandLine, proxy: Proxy, postgres_url: str
 ) -> None:
-    run_id = Squid(typed.storage, [hello]).start("hello").run_id
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    with typed.process("worker", *FLOWS, "--until-idle", "--json") as child:
+    run_id = Squid(cli.storage, [hello]).start("hello").run_id
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with cli.process("worker", *MODULES, "--until-idle", "--json") as child:
         assert child.stderr is not None
         first = child.stderr.readline()
         assert "WARNING" in first
@@ -95,27 +95,27 @@ def test_a_worker_that_starts_before_its_database_waits_for_it_and_says_so_once(
         assert json.loads(second)["queues"] == ["default"]
         out, _ = child.communicate()
         assert (child.returncode, json.loads(out)["completed"]) == (0, 1)
-    assert typed.storage.read(f"squid:run:{run_id}")[-1].fact.type == "run_terminal"
+    assert cli.storage.read(f"squid:run:{run_id}")[-1].fact.type == "run_terminal"
 
 
 def test_a_worker_whose_first_connection_is_swallowed_behind_the_handshake_goes_on(
-    typed: Typed, proxy: Proxy, postgres_url: str
+    cli: CommandLine, proxy: Proxy, postgres_url: str
 ) -> None:
-    Squid(typed.storage, [hello]).start("hello")
+    Squid(cli.storage, [hello]).start("hello")
     proxy.resume()
     happened = proxy.swallow_after(b"pg_catalog.version")
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    done = typed.piped("worker", *FLOWS, "--until-idle", "--json")
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    done = cli.piped("worker", *MODULES, "--until-idle", "--json")
     assert happened.is_set()
     assert (done.code, done.json["completed"]) == (0, 1)
 
 
 @pytest.mark.parametrize(("number", "as_json"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
 def test_a_worker_that_waits_for_its_database_can_be_stopped(
-    typed: Typed, proxy: Proxy, postgres_url: str, number: signal.Signals, as_json: bool
+    cli: CommandLine, proxy: Proxy, postgres_url: str, number: signal.Signals, as_json: bool
 ) -> None:
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    with typed.process("worker", *FLOWS, *(["--json"] if as_json else [])) as child:
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with cli.process("worker", *MODULES, *(["--json"] if as_json else [])) as child:
         assert child.stderr is not None
         assert "waits for the database" in child.stderr.readline()
         child.send_signal(number)
@@ -128,33 +128,33 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(
         assert out == "stopped before the database was there\n"
 
 
-def test_a_worker_that_is_told_not_to_wait_fails(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    typed("worker", *FLOWS, "--wait", 0).refused(4, "cannot reach Postgres")
-    done = typed.piped("worker", *FLOWS, "--wait", 2)
+def test_a_worker_that_is_told_not_to_wait_fails(cli: CommandLine, proxy: Proxy, postgres_url: str) -> None:
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    cli("worker", *MODULES, "--wait", 0).refused(4, "cannot reach Postgres")
+    done = cli.piped("worker", *MODULES, "--wait", 2)
     first, *_, last = done.err.splitlines()
     assert (done.code, done.out) == (4, "")
     assert "waits for the database" in first
     assert last.startswith("Error: cannot reach Postgres at ")
 
 
-def test_a_worker_does_not_wait_for_a_schema(typed: Typed) -> None:
-    typed.environ["SQUID_SCHEMA"] = "nowhere_at_all"
-    typed("worker", *FLOWS).refused(4, "squid db upgrade --schema nowhere_at_all")
+def test_a_worker_does_not_wait_for_a_schema(cli: CommandLine) -> None:
+    cli.environ["SQUID_SCHEMA"] = "nowhere_at_all"
+    cli("worker", *MODULES).refused(4, "squid db upgrade --schema nowhere_at_all")
 
 
 @pytest.mark.parametrize("name", ["RESOURCES", "make_resources"])
-def test_a_worker_is_given_what_its_steps_ask_for(typed: Typed, name: str) -> None:
-    run_id = Squid(typed.storage, [needy], resources={"greeting": ""}).start("needy").run_id
-    assert typed("worker", *NEEDY, "--resources", f"tests.cli.modules.resource_user:{name}", "--until-idle").code == 0
-    assert typed("run", "inspect", run_id, "--json").json["outputs"] == {"speak": "moin"}
+def test_a_worker_is_given_what_its_steps_ask_for(cli: CommandLine, name: str) -> None:
+    run_id = Squid(cli.storage, [needy], resources={"greeting": ""}).start("needy").run_id
+    assert cli("worker", *NEEDY, "--resources", f"tests.cli.modules.resource_user:{name}", "--until-idle").code == 0
+    assert cli("run", "inspect", run_id, "--json").json["outputs"] == {"speak": "moin"}
 
 
-def test_on_sigterm_a_step_finishes_and_the_report_is_printed(typed: Typed, tmp_path: Path) -> None:
+def test_on_sigterm_a_step_finishes_and_the_report_is_printed(cli: CommandLine, tmp_path: Path) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
-    squid = Squid(typed.storage, [gated])
+    squid = Squid(cli.storage, [gated])
     run_id = squid.start("gated", {"begun": str(begun), "gate": str(gate)}).run_id
-    with typed.process("worker", *FLOWS, "--concurrency", 1, "--lease", 30, "--json") as child:
+    with cli.process("worker", *MODULES, "--concurrency", 1, "--lease", 30, "--json") as child:
         assert child.stderr is not None
         assert json.loads(child.stderr.readline())["queues"] == ["default"]
         for line in child.stderr:  # the step says so itself
@@ -175,12 +175,12 @@ def test_on_sigterm_a_step_finishes_and_the_report_is_printed(typed: Typed, tmp_
 
 
 def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exit_code_1(
-    typed: Typed, tmp_path: Path
+    cli: CommandLine, tmp_path: Path
 ) -> None:
     # given a worker of five slots
-    squid, runs = Squid(typed.storage, [deaf]), list[str]()
+    squid, runs = Squid(cli.storage, [deaf]), list[str]()
     command = ("worker", "-m", "tests.cli.modules.sleeper", "--concurrency", 5, "--lease", 9, "--grace", 0, "--json")
-    with typed.process(*command) as child:
+    with cli.process(*command) as child:
         # when all of them are twice held by steps that go on after their runs were cancelled
         for count in (5, 10):
             runs += [receipt.run_id for receipt in squid.start_many("deaf", [{"directory": str(tmp_path)}] * 5)]
@@ -201,58 +201,58 @@ def test_a_worker_that_left_twice_its_concurrency_behind_ends_by_itself_with_exi
 # --- recovery -------------------------------------------------------------------------------------------------------
 
 
-def test_recovery_tells_what_it_put_right(typed: Typed) -> None:
-    squid = Squid(typed.storage, [gated])
+def test_recovery_tells_what_it_put_right(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [gated])
     run_id = squid.start("gated", {"begun": "/nowhere", "gate": "/nowhere"}).run_id
     squid.dispatch_agent().claim_next("somebody", lease=timedelta(milliseconds=1))
-    report = typed("recover", "--json").json
+    report = cli("recover", "--json").json
     while not report["dead_lettered"]:  # a lease of a millisecond is over by then, or very soon
-        report = typed("recover", "--json").json
+        report = cli("recover", "--json").json
     assert list(report) == RECOVERY_KEYS
     assert (report["dead_lettered"], report["held"], report["failed"]) == (1, [run_id], {})  # no module was named
     assert [attempt.run_id for attempt in squid.dead_letters()] == [run_id]
-    assert "1 held" in typed("recover").out
-    assert "with -m" in typed("recover").out
-    assert typed("recover", "--queue", "default", *FLOWS).out == "nothing to repair\n"
-    typed("recover", "--queue", "no where").refused(2, "'no where'")
+    assert "1 held" in cli("recover").out
+    assert "with -m" in cli("recover").out
+    assert cli("recover", "--queue", "default", *MODULES).out == "nothing to repair\n"
+    cli("recover", "--queue", "no where").refused(2, "'no where'")
 
 
-def test_recovery_of_what_is_well_repairs_nothing(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello])
+def test_recovery_of_what_is_well_repairs_nothing(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello])
     squid.start("hello", {"name": "ada"})
     squid.worker(until_idle=True)
-    out = typed("recover", *FLOWS).out
+    out = cli("recover", *MODULES).out
     assert out == "nothing to repair\n1 run written to the index, as recovery does now and then\n"
-    assert typed("recover", *FLOWS, "--json").json["repaired"] == 0
+    assert cli("recover", *MODULES, "--json").json["repaired"] == 0
 
 
 def test_recovery_tells_what_a_foreign_error_says_without_its_secrets(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def repair_run(*_: object) -> None:
         raise ValueError("cannot connect to postgresql://bob:hunter2@db/x")
 
-    squid = Squid(typed.storage, [hello])
+    squid = Squid(cli.storage, [hello])
     run_id = squid.start("hello").run_id
     (claim,) = squid.runtime.dispatch.claim("default", "ada", definitions=squid.runtime.registry.keys)
     squid.runtime.dispatch.settle([Settlement(claim.ref, Completed({"hello": "ada"}))])
     monkeypatch.setattr(recovery, "repair_run", repair_run)
-    plain, as_json = typed("recover", *FLOWS), typed("recover", *FLOWS, "--json")
+    plain, as_json = cli("recover", *MODULES), cli("recover", *MODULES, "--json")
     assert (plain.code, as_json.code) == (1, 1)
     assert json.loads(as_json.out)["failed"][run_id].startswith("ValueError: cannot connect to postgresql://")
     assert run_id in plain.out
     assert "hunter2" not in f"{plain} {as_json}"
 
 
-def test_recovery_that_finds_an_unreadable_run_names_it_and_is_exit_code_1(typed: Typed) -> None:
-    run_id = Squid(typed.storage, [hello]).start("hello").run_id
-    with raw(typed.storage) as connection:
-        # As only the owner of the database can: the run was planned, and nobody can read what for.
+def test_recovery_that_finds_an_unreadable_run_names_it_and_is_exit_code_1(cli: CommandLine) -> None:
+    run_id = Squid(cli.storage, [hello]).start("hello").run_id
+    with raw(cli.storage) as connection:
+        # As only the owner of the database can: the plan of the run is unreadable.
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER journal_entries_append_only")
         connection.execute("UPDATE journal_entries SET data = '{\"workflow\": 7}' WHERE type = 'run_started'")
         connection.execute("DELETE FROM journal_entries WHERE type = 'attempt_scheduled'")
         connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
         connection.execute("UPDATE runs SET queue = NULL")
-    shown = typed("recover", *FLOWS)
+    shown = cli("recover", *MODULES)
     assert (shown.code, shown.err) == (1, "")
     assert f"{run_id}   quarantined" in shown.out

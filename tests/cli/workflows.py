@@ -54,7 +54,7 @@ hello = Workflow("hello", payload=Greeting)
 
 @hello.step
 def greet(name: str) -> str:
-    """Do one thing, and be done."""
+    """Return at once."""
     return f"hello {name}"
 
 
@@ -63,12 +63,12 @@ charge = Workflow("charge")
 
 @charge.step(irreversible=True)
 def take_money(amount: int = 1) -> int:
-    """Do what cannot be undone."""
+    """Return the amount; the step is irreversible."""
     return amount
 
 
 class Gate(BaseModel):
-    """Files by which a test and a step tell each other how far they are."""
+    """Files by which a test and a step wait for each other."""
 
     begun: str
     gate: str
@@ -79,7 +79,7 @@ gated = Workflow("gated", payload=Gate)
 
 @gated.step(retry=Retry(max_attempts=1), max_deliveries=1)
 def hold(ctx: StepContext, begun: str, gate: str) -> str:
-    """Say that it has begun, and end when the gate is there."""
+    """Create the file `begun`, and return when the file `gate` exists."""
     ctx.log.info("holding")
     Path(begun).touch()
     while not Path(gate).exists() and not ctx.cancelled:
@@ -103,5 +103,5 @@ nightly = Workflow(
 
 @nightly.step
 def sweep() -> str:
-    """Tidy up."""
+    """Return at once."""
     return "swept"

@@ -78,7 +78,7 @@ def documents() -> list[str]:
 
 
 def read_document(document: str) -> str:
-    """Give the text of a document."""
+    """Read a document."""
     return (ROOT / document).read_text("utf-8")
 
 
@@ -89,7 +89,7 @@ def words_of(command: str) -> list[str]:
 
 
 def blocks(document: str) -> list[Block]:
-    """Give the blocks of a document, in order."""
+    """Return the blocks of a document, in order."""
     text = read_document(document)
     blocks_found = []
     for fence in _FENCE.finditer(text):

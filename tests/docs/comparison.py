@@ -27,14 +27,14 @@ _MASKS = tuple(
 
 
 def masked(line: str) -> str:
-    """Give a line without what differs each time."""
+    """Strip from a line what differs each time."""
     for pattern, by in _MASKS:
         line = pattern.sub(by, line)
     return line.strip()
 
 
 def fits(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Tell whether what was printed is what is shown; empty lines do not count."""
+    """Return whether the printed lines are the shown ones; empty lines do not count."""
     wanted = [masked(line) for line in shown if line.strip()]
     given = [masked(line) for line in printed if line.strip()]
     pattern = "".join("(?:.*\n)*?" if line == "..." else f"{_line(line)}\n" for line in wanted)

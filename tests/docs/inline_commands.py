@@ -28,7 +28,7 @@ class Inline(NamedTuple):
 
 
 def inline_commands(document: str) -> Iterator[Inline]:
-    """Give the commands that nobody runs: those outside of blocks, and those of blocks that are skipped."""
+    """Yield the commands that no test runs: those outside of blocks, and those of skipped blocks."""
     for block in blocks(document):
         if block.skip is not None and block.language in ("console", "sh", "bash"):
             plain = (command.text for command in block.commands if words_of(command.text)[:1] == ["squid"])

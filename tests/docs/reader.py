@@ -47,7 +47,7 @@ class Counted:
 
 @dataclass
 class Reader:
-    """Somebody who tries out one document. The current directory and the environment are this process's own."""
+    """A reader who tries out one document. The current directory and the environment are this process's own."""
 
     document: str
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "document"})
@@ -184,7 +184,7 @@ class Reader:
 
 
 def _promised(text: str) -> Iterator[str]:
-    """Give what a snippet says that it prints: the comments behind `print(...)`, outside of functions."""
+    """Yield what a snippet says that it prints: the comments behind `print(...)`, outside of functions."""
     lines = text.splitlines()
     todo: list[ast.AST] = [ast.parse(text)]
     positions: list[int] = []
@@ -220,7 +220,7 @@ def _update(block: Block, command: Command, printed: list[str]) -> None:
 def reader(
     document: str, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Reader]:
-    """Give a reader in a folder of its own, with this environment; everything is as before afterwards."""
+    """Yield a reader in a folder of its own, with this environment; restore everything afterwards."""
     known = set(sys.modules)
     with monkeypatch.context() as patch:
         patch.chdir(folder)

@@ -52,7 +52,7 @@ def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
         quarantine(storage, storage.read_run(facts.run_id))
     definitions = (changed_order().freeze().key,) if reason is RunReason.HELD else None
     liveness = adapters(storage).liveness
-    for worker in known.get("workers") or [_Anybody()]:
+    for worker in known.get("workers") or [_AnyValue()]:
         liveness.report(
             WorkerRow(
                 worker_id=worker.worker_id,
@@ -64,12 +64,12 @@ def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
         )
 
 
-class _Anybody:
+class _AnyValue:
     worker_id, queues, definitions = _WORKER, ("default",), None
 
 
 def _moved(value: Any, shift: timedelta) -> Any:
-    """Give a value with all of its times that much later."""
+    """Return a value with all of its times that much later."""
     match value:
         case datetime():
             return value + shift

@@ -1,4 +1,4 @@
-"""Whoever runs the documents notices what is wrong with them: nothing passes because nobody looked."""
+"""The reader of documents fails for everything that is wrong in them."""
 
 from itertools import count
 from pathlib import Path
@@ -14,11 +14,11 @@ from tests.docs.reader import Reader, reader
 
 
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Reading":
-    return Reading(tmp_path, monkeypatch)
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Trial":
+    return Trial(tmp_path, monkeypatch)
 
 
-class Reading:
+class Trial:
     """Reads a document that a test has just written."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ class Reading:
     ],
     ids=count(),
 )
-def test_what_is_wrong_fails(read: Reading, text: str, message: str) -> None:
+def test_what_is_wrong_fails(read: Trial, text: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         read(text)
 
@@ -64,12 +64,12 @@ def test_what_is_wrong_fails(read: Reading, text: str, message: str) -> None:
     ],
     ids=count(),
 )
-def test_what_cannot_be_run_fails(read: Reading, text: str, error: type[Exception]) -> None:
+def test_what_cannot_be_run_fails(read: Trial, text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         read(text)
 
 
-def test_everything_is_run_in_order_and_in_one_place(read: Reading) -> None:
+def test_everything_is_run_in_order_and_in_one_place(read: Trial) -> None:
     made = read(
         "```python\n# one.py\nVALUE = 1\n```\n"
         "<!-- skip: for no reason -->\n```sh\nexit 1\n```\n"

@@ -15,7 +15,7 @@ URL_VARIABLE = "SQUID_PLUGIN_TEST_URL"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_open() -> Iterator[None]:
+def _close_connections() -> Iterator[None]:
     yield
     close_all()
 

@@ -22,7 +22,7 @@ quick = Workflow("quick", payload=Number, version="1")
 
 @quick.step
 def count(number: int) -> int:
-    """Give the next number."""
+    """Return the next number."""
     return number + 1
 
 
@@ -31,7 +31,7 @@ talking = Workflow("talking", version="1")
 
 @talking.step
 def say(ctx: StepContext) -> str:
-    """Say a word in the log and on the standard output."""
+    """Log a word, and print it."""
     word = "hello"
     ctx.log.debug("debug %s", word)
     ctx.log.info("info %s", word)
@@ -52,7 +52,7 @@ def stumble(ctx: StepContext) -> None:
 
 
 class Held(BaseModel):
-    """Where a held step says that it runs, and where it looks whether it may end."""
+    """The file of the marks of a held step, and the file for which it waits."""
 
     marks: str
     gate: str
@@ -63,7 +63,7 @@ holding = Workflow("holding", payload=Held, version="1")
 
 @holding.step
 def hold(ctx: StepContext, marks: str, gate: str) -> str:
-    """Say that the step runs; end when the gate is there, or the result is not wanted any more."""
+    """Append a mark; return when the gate exists, or the attempt is cancelled."""
     with Path(marks).open("a") as file:
         file.write(f"{ctx.fencing_token}\n")
     while not Path(gate).exists() and not ctx.cancelled.wait(0.05):
@@ -72,10 +72,10 @@ def hold(ctx: StepContext, marks: str, gate: str) -> str:
 
 
 class Greeter:
-    """Something of the location's that a step asks for."""
+    """A resource of the location."""
 
     def __init__(self, greeting: str = "hello") -> None:
-        """Take the greeting."""
+        """Store the greeting."""
         self.greeting = greeting
 
 
@@ -84,12 +84,12 @@ greeting = Workflow("greeting", version="1")
 
 @greeting.step
 def greet(greeter: Annotated[Any, Resource("greeter")]) -> str:
-    """Greet."""
+    """Return the greeting."""
     return str(greeter.greeting)
 
 
 def wait_until(condition: Any, seconds: float = 60.0) -> None:
-    """Wait until something is so; fail when it never is."""
+    """Wait until a condition holds; fail when it never does."""
     ends = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():

@@ -21,7 +21,7 @@ def load() -> None:
 
 @dg.job(name="load")
 def load_job() -> None:
-    """What the external step asks for."""
+    """Run the op that the external step names."""
     load()
 
 
@@ -30,19 +30,19 @@ defs = squid_definitions(workflows=workflows, resource=resource, external_jobs=[
 
 
 def get(name: str) -> dg.JobDefinition:
-    """Give a job by its name; Dagster makes it anew by this."""
+    """Return a job by its name; Dagster reconstructs it by this."""
     return defs.resolve_job_def(name)
 
 
 def run(name: str, op: str, config: dict[str, Any]) -> None:
-    """Execute a job as a run worker does, with everything that Dagster keeps of it."""
+    """Execute a job as a run worker does, with everything that Dagster stores."""
     job = dg.build_reconstructable_job("tests.plugin.secrets_location", "get", (name,))
     with dg.execute_job(job, dg.DagsterInstance.get(), run_config={"ops": {op: {"config": config}}}) as result:
         print(name, result.success)
 
 
 def main() -> None:
-    """Start runs of every kind, do what they ask for, and look with every sensor."""
+    """Start runs of every kind, drain them, and evaluate the sensors."""
     for how in ("give", "raise", "fail", "defer"):
         payload = {"endpoint": {"$env": "ENDPOINT"}, "how": how}
         run("squid_start", "squid_start_run", {"workflow": "calling", "payload": payload})

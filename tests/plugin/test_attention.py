@@ -43,7 +43,7 @@ class Watch:
         self.heard.append(item)
 
     def tick(self) -> str:
-        """Tick once; give what the tick says."""
+        """Evaluate one tick; return its text."""
         sensor = build_attention_sensor(on_message=self.hear)
         with dg.DagsterInstance.ephemeral() as instance:
             resources = {"squid": SquidResource.for_testing(self.squid)}
@@ -56,14 +56,14 @@ class Watch:
         return str(result.skip_reason.skip_message)
 
     def news(self) -> list[tuple[str, str | None]]:
-        """Tick once; give what is new by kind and run."""
+        """Evaluate one tick; return what is new by kind and run."""
         before = len(self.heard)
         self.tick()
         return sorted((item.kind, item.run_id) for item in self.heard[before:])
 
 
 def anomaly(squid: Squid, run_id: str) -> None:
-    """Write a fact of the run that the fold does not follow: it completes what nobody has claimed."""
+    """Write a fact of the run that the fold does not follow: it completes what no worker has claimed."""
     fact = facts.with_fields(facts.completed(run_id, "stop"), queue="default")
     squid.journal.append(fact.thread, [fact])
 
@@ -190,7 +190,7 @@ def test_after_a_wipe_what_is_open_is_told_once_more_and_old_anomalies_of_ended_
     squid.cancel("ended")
     watch.cursor = None
     assert watch.news() == [("anomaly", "open"), ("waiting", "open")]
-    anomaly(squid, "ended")  # what comes after the end is news, whoever wrote it
+    anomaly(squid, "ended")  # what comes after the end is new, by any writer
     assert watch.news() == [("anomaly", "ended")]
     assert watch.news() == []
 

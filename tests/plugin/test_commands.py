@@ -235,7 +235,7 @@ _current: list[SquidResource] = []
 
 
 def reloaded() -> dg.JobDefinition:
-    """Give the job as a run worker finds it, with the resource of the test."""
+    """Return the job as a run worker finds it, with the resource of the test."""
     definitions = dg.Definitions(jobs=build_command_jobs(workflows=every()), resources={"squid": _current[-1]})
     return definitions.resolve_job_def("squid_start")
 

@@ -55,7 +55,7 @@ def make_squid(postgres_virtual: PostgresStorage) -> Iterator[MakeSquid]:
 
 
 def tick(squid: Squid | SquidResource, workflow: Workflow, at: datetime, which: int = 0, **options: Any) -> str:
-    """Let one schedule tick, on a Dagster instance that knows of nothing; give what the tick says."""
+    """Evaluate one tick of a schedule, on an empty Dagster instance; return its text."""
     schedule = build_cron_schedules(workflows=[workflow])[which]
     resource = SquidResource.for_testing(squid) if isinstance(squid, Squid) else squid
     with dg.DagsterInstance.ephemeral() as instance:
@@ -71,18 +71,18 @@ def tick(squid: Squid | SquidResource, workflow: Workflow, at: datetime, which: 
 
 
 def windows(squid: Squid) -> list[str]:
-    """Give the windows that runs were started for, oldest first."""
+    """Return the windows that runs were started for, oldest first."""
     runs = [squid.inspect_run(listed.run_id) for listed in squid.list_runs(limit=500).runs]
     return sorted(run.context["schedule"]["intended_window"]["start_at"][11:16] for run in runs)
 
 
 def noon(clock: VirtualClock, hour: int = 12, minute: int = 0, second: int = 0) -> datetime:
-    """Let it be noon, or that time of day, and tell it."""
+    """Set the clock to noon, or that time of day; return it."""
     return clock.advance(T0.replace(hour=hour, minute=minute, second=second) - clock.now())
 
 
 def refused(squid: Squid, workflow: Workflow, at: datetime) -> str:
-    """Let a schedule tick that cannot do it; give what our error says, which Dagster shows under its own."""
+    """Evaluate a tick that fails; return the text of our error, which Dagster shows under its own."""
     (schedule,) = build_cron_schedules(workflows=[workflow])
     resources = {"squid": SquidResource.for_testing(squid)}
     context = dg.build_schedule_context(scheduled_execution_time=at, resources=resources)

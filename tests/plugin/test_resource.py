@@ -26,7 +26,7 @@ UNREACHABLE = f"postgresql://somebody:{SECRET}@127.0.0.1:1/journal"
 
 
 def touch(resource: SquidResource) -> dg.Definitions:
-    """A location whose job and sensor use the resource."""
+    """Build a location whose job and sensor use the resource."""
 
     @dg.op(required_resource_keys={"squid"})
     def look(context: dg.OpExecutionContext) -> None:

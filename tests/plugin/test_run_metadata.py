@@ -132,7 +132,7 @@ def test_attempts_commands_anomalies_and_errors_of_a_run_are_shown(squid: Squid)
 
 class Inner(BaseModel):
     day: str = Field(json_schema_extra={"format": "date"})
-    more: "Inner | None" = None
+    inner: "Inner | None" = None
 
 
 class Wide(BaseModel):
@@ -154,7 +154,7 @@ class Odd(BaseModel, arbitrary_types_allowed=True):
 
 
 def test_an_example_has_the_shape_of_the_payload_and_no_secret() -> None:
-    day = {"day": "2026-01-31", "more": None}
+    day = {"day": "2026-01-31", "inner": None}
     assert example_payload(Wide) == {
         "name": "ada",
         "kind": "a",

@@ -35,7 +35,7 @@ Tick = Callable[[SquidResource], Any]
 
 @dg.op
 def trains() -> None:
-    """Do nothing."""
+    """Return at once."""
 
 
 @dg.job
@@ -92,7 +92,7 @@ def resource(postgres: PostgresStorage, postgres_url: str, monkeypatch: pytest.M
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, kind: type[SquidError]) -> None:
-    """Let whatever opens the journal fail, by an error that follows from one of the driver's, which quotes values."""
+    """Raise where the journal is opened: an error caused by one of the driver's, which quotes values."""
 
     def squid_for(*_: object) -> None:
         try:

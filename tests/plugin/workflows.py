@@ -19,7 +19,7 @@ class Claim(BaseModel):
 
 
 def claims(version: str | None = "1", *, with_error_route: bool = False) -> Workflow:
-    """Read a claim, let a person decide, then pay; what was paid cannot be undone."""
+    """Return a workflow that reads a claim, waits for an approval, then pays irreversibly."""
     wf = Workflow("claims", payload=Claim, version=version)
     wf.step(name="read")(_read)
     wf.approval("review")
@@ -38,7 +38,7 @@ def claims(version: str | None = "1", *, with_error_route: bool = False) -> Work
 
 
 def halted() -> Workflow:
-    """Stand still at once until somebody resumes it."""
+    """Return a workflow that pauses at once until it is resumed."""
     wf = Workflow("halted", version="1")
     wf.pause("stop")
     wf.step(name="go_on")(_nothing)
@@ -48,7 +48,7 @@ def halted() -> Workflow:
 
 
 def deadly() -> Workflow:
-    """One step that is delivered once, and then given up."""
+    """Return a workflow of one step that is delivered once, and then given up."""
     wf = Workflow("deadly", version="1")
     wf.step(name="kill", max_deliveries=1)(_nothing)
     wf.route("kill", to="complete")
@@ -56,7 +56,7 @@ def deadly() -> Workflow:
 
 
 def failing() -> Workflow:
-    """One step that fails for good."""
+    """Return a workflow of one step that fails for good."""
     wf = Workflow("failing", version="1")
     wf.step(name="break_down")(_fail)
     wf.route("break_down", to="complete")
@@ -72,7 +72,7 @@ def _read(account: str, amount: int, api_token: str) -> dict[str, Any]:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Return at once."""
 
 
 def _fail() -> NoReturn:
@@ -91,7 +91,7 @@ def launch(
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
-    """Give what a failed run says at its top, which is the same in the event of the step and of the run."""
+    """Return the text at the top of a failed run, which is the same in the event of the step and of the run."""
     assert not result.success
     (event,) = [event for event in result.all_events if event.is_step_failure]
     data = event.step_failure_data
@@ -106,7 +106,7 @@ def failure(result: dg.ExecuteInProcessResult) -> str:
 
 
 def metadata(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """Give what the op of a run shows."""
+    """Return the output metadata of a run's op."""
     assert result.success
     (event,) = [event for event in result.all_events if event.is_successful_output]
     return {name: value.value for name, value in event.step_output_data.metadata.items()}
@@ -120,13 +120,13 @@ def count_facts(squid: Squid) -> int:
 
 
 def finish(squid: Squid) -> None:
-    """Execute whatever is due."""
+    """Execute all due attempts."""
     while squid.execute_next() is not None:
         pass
 
 
 def give_up(squid: Squid, clock: Any, run_id: str) -> str:
-    """Let the one step of a `deadly` run become a dead letter; give its key."""
+    """Expire the one delivery of a `deadly` run, which makes a dead letter; return its key."""
     agent = squid.dispatch_agent()
     assert agent.claim_next("somebody", lease=timedelta(minutes=1)) is not None
     clock.advance(timedelta(minutes=2))

@@ -27,7 +27,7 @@ _DUMP: dict[str, LiteralString] = {
 
 
 def dump(storage: PostgresStorage) -> dict[str, list[Any]]:
-    """Everything that a journal holds, but for caches that nobody can see."""
+    """Read everything that a journal holds, without its internal caches."""
     return {name: storage.rows(text) for name, text in _DUMP.items()}
 
 
@@ -41,7 +41,7 @@ def imported(storage: PostgresStorage, lines: list[bytes]) -> Transferred:
     return import_journal(storage, lines, also=rebuild_within)
 
 
-def slip_in(storage: PostgresStorage, thread: str, type_name: str, run_id: str | None, data: str) -> None:
+def insert_raw_entry(storage: PostgresStorage, thread: str, type_name: str, run_id: str | None, data: str) -> None:
     """Write an entry that our own code would not, as a later version or a broken one might have."""
     with raw(storage) as connection, connection.transaction():
         connection.execute("INSERT INTO journal_threads VALUES (%s, 0) ON CONFLICT DO NOTHING", (thread,))
@@ -57,7 +57,7 @@ def slip_in(storage: PostgresStorage, thread: str, type_name: str, run_id: str |
 
 
 def busy(storage: PostgresStorage) -> PostgresStorage:
-    """Leave runs that are done, open, waiting and due later, a paused queue, cards, and what nobody can read."""
+    """Create runs that are done, open, waiting and due later, a paused queue, cards, and unreadable entries."""
     squid = Squid(storage, [hello, orders, nap])
     squid.start_many("hello", [{"name": f"n{n}"} for n in range(5)])
     squid.start("orders", {"item": "tea", "password": "hunter2"})
@@ -69,7 +69,7 @@ def busy(storage: PostgresStorage) -> PostgresStorage:
     squid.backlog.create("b", "second", depends_on=["a"])
     squid.backlog.claim("ada")
     put(storage, signal("odd", payload=AWKWARD), started("odd"))
-    slip_in(storage, "squid:run:odd", "run_teleported", "odd", '{ "to" : "mars",\n  "n": 1.00, "n": 2 }')
-    slip_in(storage, "squid:dispatch:default", "attempt_claimed", "odd", "{}")
+    insert_raw_entry(storage, "squid:run:odd", "run_teleported", "odd", '{ "to" : "mars",\n  "n": 1.00, "n": 2 }')
+    insert_raw_entry(storage, "squid:dispatch:default", "attempt_claimed", "odd", "{}")
     rebuild_views(storage)
     return storage

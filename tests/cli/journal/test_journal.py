@@ -12,7 +12,7 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.embedded import EmbeddedPostgres
-from tests.cli.command_line import Answer, Typed
+from tests.cli.command_line import Answer, CommandLine
 from tests.cli.workflows import hello, orders
 from tests.facts import claimed, planned, queue_paused, scheduled, signal, started
 from tests.journal.access import put, raw, terminate_backends
@@ -21,13 +21,13 @@ KEYS = ["position", "thread", "seq", "type", "run_id", "occurred_at", "unreadabl
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
-    """The documents of a stream that ended well."""
+    """Parse the documents of a stream that ended well."""
     assert (answer.code, answer.err) == (0, ""), answer
     return [json.loads(line) for line in answer.out.splitlines()]
 
 
 def nth(entry: dict[str, Any]) -> tuple[int, int]:
-    """Which commit an entry is of, and its place in that."""
+    """Return the number of an entry's commit, and its place in that."""
     return entry["position"] >> 20, entry["position"] & (2**20 - 1)
 
 
@@ -35,11 +35,11 @@ SIX = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
 
 
 @pytest.fixture
-def six(typed: Typed) -> Typed:
+def six_facts(cli: CommandLine) -> CommandLine:
     """A journal of six facts of two runs, on three threads."""
-    put(typed.storage, signal("run-1"), started("run-1"), signal("run-2"))
-    put(typed.storage, scheduled("run-1"), scheduled("run-2"), queue_paused())
-    return typed
+    put(cli.storage, signal("run-1"), started("run-1"), signal("run-2"))
+    put(cli.storage, scheduled("run-1"), scheduled("run-2"), queue_paused())
+    return cli
 
 
 # --- tail -----------------------------------------------------------------------------------------------------------
@@ -60,24 +60,26 @@ def six(typed: Typed) -> Typed:
         (["--schema", "no_such_schema"], 4, "squid db upgrade"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_one_line(untouched: Typed, args: list[str], code: int, word: str) -> None:
-    untouched("journal", "tail", *args).refused(code, word)
-    assert json.loads(untouched("journal", "tail", "--json", *args).refused(code))["exit_code"] == code
+def test_a_question_that_makes_no_sense_is_one_line(
+    empty_cli: CommandLine, args: list[str], code: int, word: str
+) -> None:
+    empty_cli("journal", "tail", *args).refused(code, word)
+    assert json.loads(empty_cli("journal", "tail", "--json", *args).refused(code))["exit_code"] == code
 
 
-def test_the_newest_facts_come_oldest_first(six: Typed) -> None:
-    documents = lines(six("journal", "tail", "--json"))
+def test_the_newest_facts_come_oldest_first(six_facts: CommandLine) -> None:
+    documents = lines(six_facts("journal", "tail", "--json"))
     assert [[*document] for document in documents] == [KEYS] * 6
     assert [nth(document) for document in documents] == SIX
-    assert [nth(document) for document in lines(six("journal", "tail", "-n", "2", "--json"))] == SIX[-2:]
-    assert lines(six("journal", "tail", "-n", "0", "--json")) == []
-    shown = six("journal", "tail", "-n", "1").out
+    assert [nth(document) for document in lines(six_facts("journal", "tail", "-n", "2", "--json"))] == SIX[-2:]
+    assert lines(six_facts("journal", "tail", "-n", "0", "--json")) == []
+    shown = six_facts("journal", "tail", "-n", "1").out
     assert shown.split() == [str((2 << 20) + 3), "2026-01-01T00:00:05Z", "queue_paused", "squid:dispatch:default#3"]
 
 
-def test_facts_are_picked_by_run_thread_and_type(six: Typed) -> None:
+def test_facts_are_picked_by_run_thread_and_type(six_facts: CommandLine) -> None:
     def positions(*args: str) -> list[int]:
-        return [SIX.index(nth(document)) + 1 for document in lines(six("journal", "tail", "--json", *args))]
+        return [SIX.index(nth(document)) + 1 for document in lines(six_facts("journal", "tail", "--json", *args))]
 
     queue = ("--thread", "squid:dispatch:default")
     assert positions("--run", "run-1") == [1, 2, 4]
@@ -91,27 +93,27 @@ def test_facts_are_picked_by_run_thread_and_type(six: Typed) -> None:
     assert positions("--type", "run_terminal") == []
 
 
-def test_secrets_are_not_shown_and_nothing_of_what_cannot_be_read(typed: Typed) -> None:
-    squid = Squid(typed.storage, [orders])
+def test_secrets_are_not_shown_and_nothing_of_what_cannot_be_read(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [orders])
     squid.start("orders", {"item": "tea", "password": "hunter2"})
     squid.execute_next()
-    with raw(typed.storage) as connection:
+    with raw(cli.storage) as connection:
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")
         connection.execute("UPDATE journal_entries SET data = '{\"x\": \"hunter3\"}' WHERE type = 'attempt_completed'")
         connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
-    answer = typed("journal", "tail", "--json")
+    answer = cli("journal", "tail", "--json")
     by_type = {document["type"]: document for document in lines(answer)}
     assert by_type["run_started"]["data"]["input"] == {"item": "tea", "amount": 1, "password": "[REDACTED]"}
     assert "digest" in by_type["attempt_completed"]["unreadable"]
     assert by_type["attempt_completed"]["data"] == {}
     assert "claim_token_hash" not in by_type["attempt_claimed"]["data"]
     for word in ("hunter2", "hunter3"):
-        assert word not in answer.out + typed("journal", "tail").out
+        assert word not in answer.out + cli("journal", "tail").out
 
 
-def test_who_follows_sees_every_fact_once(six: Typed) -> None:
-    storage = six.storage
-    with six.process("journal", "tail", "-n", "2", "--follow", "--poll", "0.05", "--json") as tail:
+def test_who_follows_sees_every_fact_once(six_facts: CommandLine) -> None:
+    storage = six_facts.storage
+    with six_facts.process("journal", "tail", "-n", "2", "--follow", "--poll", "0.05", "--json") as tail:
         assert tail.stdout is not None
         read = tail.stdout.readline
         assert [nth(json.loads(read())) for _ in range(2)] == SIX[-2:]
@@ -142,7 +144,7 @@ def test_who_follows_goes_on_after_a_restart_of_the_database_and_says_so_once() 
         try:
             storage.upgrade()
             put(storage, signal("run-1"))
-            with Typed(storage).process("journal", "tail", "--follow", "--poll", "0.05", "--json") as tail:
+            with CommandLine(storage).process("journal", "tail", "--follow", "--poll", "0.05", "--json") as tail:
                 assert tail.stdout is not None
                 assert json.loads(tail.stdout.readline())["run_id"] == "run-1"
                 # when the server is away for a while
@@ -165,30 +167,30 @@ def test_who_follows_goes_on_after_a_restart_of_the_database_and_says_so_once() 
     assert [json.loads(line)["error"] for line in err.splitlines()] == ["Interrupted"]
 
 
-def test_who_follows_goes_on_when_all_connections_are_ended(six: Typed) -> None:
-    with six.process("journal", "tail", "-n", "1", "--follow", "--poll", "0.05", "--json") as tail:
+def test_who_follows_goes_on_when_all_connections_are_ended(six_facts: CommandLine) -> None:
+    with six_facts.process("journal", "tail", "-n", "1", "--follow", "--poll", "0.05", "--json") as tail:
         assert tail.stdout is not None
         tail.stdout.readline()
         for n in range(5):
-            terminate_backends(six.storage)
-            put(six.storage, signal(f"after-{n}"))
+            terminate_backends(six_facts.storage)
+            put(six_facts.storage, signal(f"after-{n}"))
             assert json.loads(tail.stdout.readline())["run_id"] == f"after-{n}"
         tail.send_signal(signals.SIGINT)
         tail.communicate(timeout=20)
     assert tail.returncode == 130
 
 
-def test_who_follows_one_run_sees_nothing_else_and_stops_when_nobody_reads(six: Typed) -> None:
-    with six.process("journal", "tail", "-n", "1", "-f", "--poll", "0.05", "--run", "run-1") as tail:
+def test_who_follows_one_run_sees_nothing_else_and_stops_when_nobody_reads(six_facts: CommandLine) -> None:
+    with six_facts.process("journal", "tail", "-n", "1", "-f", "--poll", "0.05", "--run", "run-1") as tail:
         assert tail.stdout is not None
         assert "squid:dispatch:default#1  run-1" in tail.stdout.readline()
-        put(six.storage, signal("other"))
-        put(six.storage, signal("run-1"))
+        put(six_facts.storage, signal("other"))
+        put(six_facts.storage, signal("run-1"))
         assert "squid:run:run-1#3" in tail.stdout.readline()
         tail.stdout.close()
         ends = time.monotonic() + 30
         while tail.poll() is None and time.monotonic() < ends:
-            put(six.storage, signal("run-1"))
+            put(six_facts.storage, signal("run-1"))
         tail.kill()
     assert tail.returncode == 141
 
@@ -196,16 +198,16 @@ def test_who_follows_one_run_sees_nothing_else_and_stops_when_nobody_reads(six: 
 # --- verify ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_journal_is_told_so(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello])
+def test_a_healthy_journal_is_told_so(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello])
     squid.start("hello")
     squid.backlog.create("a", "card")
-    assert typed("journal", "verify", "--json").json == {"healthy": True, "findings": []}
-    assert typed("journal", "verify").out == "The journal is healthy.\n"
+    assert cli("journal", "verify", "--json").json == {"healthy": True, "findings": []}
+    assert cli("journal", "verify").out == "The journal is healthy.\n"
 
 
-def test_what_is_wrong_is_named_with_its_place_and_without_values(typed: Typed) -> None:
-    storage: PostgresStorage = typed.storage
+def test_what_is_wrong_is_named_with_its_place_and_without_values(cli: CommandLine) -> None:
+    storage: PostgresStorage = cli.storage
     put(storage, signal(payload={"amount": 5}), started(), planned(), scheduled(), claimed())
     Squid(storage, []).backlog.create("a", "card")
     with raw(storage) as connection:
@@ -214,7 +216,7 @@ def test_what_is_wrong_is_named_with_its_place_and_without_values(typed: Typed) 
         connection.execute("UPDATE journal_threads SET rev = 9 WHERE id = 'squid:run:run-1'")
         connection.execute("UPDATE runs SET status = 'paused'")
         connection.execute("UPDATE backlog SET title = 'other'")
-    answer = typed("journal", "verify", "--json")
+    answer = cli("journal", "verify", "--json")
     document = json.loads(answer.out)
     assert (answer.code, answer.err, document["healthy"]) == (1, "", False)
     assert [[*finding] for finding in document["findings"]] == [["kind", "thread", "seq", "run_id", "detail"]] * 3
@@ -224,6 +226,6 @@ def test_what_is_wrong_is_named_with_its_place_and_without_values(typed: Typed) 
         ("view_differs", None, None),
     ]
     assert "card a: other values in title" in document["findings"][2]["detail"]
-    text = typed("journal", "verify")
+    text = cli("journal", "verify")
     assert (text.code, "3 things are wrong" in text.out) == (1, True)
     assert "hunter2" not in answer.out + text.out

@@ -82,7 +82,7 @@ def test_a_journal_that_holds_something_is_left_as_it_is(make: Maker, lines: lis
 
 
 def test_what_was_read_back_must_be_what_was_read(empty: PostgresStorage, lines: list[bytes]) -> None:
-    # given a database that does not keep what it is given, as one with a trigger of somebody's own
+    # given a database that does not keep what it is given, as one with a trigger that an operator added
     with raw(empty) as connection:
         connection.execute("CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS "
                            "$$ BEGIN NEW.type := upper(NEW.type); RETURN NEW; END $$")  # fmt: skip

@@ -56,7 +56,7 @@ def test_work_goes_on_where_the_journal_has_come_to(make: Maker) -> None:
     before = dump(source)
     sent = exported(source)
     assert imported(target, sent).cut == source.cut()
-    # everything is there, also what nobody can read, to the last blank
+    # everything is there, also unreadable entries, to the last blank
     assert dump(target) == before == dump(source)
     assert exported(target) == sent
     assert (differences(target), [finding.kind for finding in verify(target)]) == ([], ["corrupt_entry"])

@@ -17,13 +17,13 @@ chatty = Workflow("chatty")
 
 @chatty.step
 def plain() -> None:
-    """Say so."""
+    """Print a line."""
     print("a plain step", flush=True)
 
 
 @chatty.step(isolate=True)
 def isolated() -> None:
-    """Say so from a process of its own."""
+    """Print a line from a process of its own."""
     print("an isolated step", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A workflow whose step asks for a resource: a worker has to be given it, and nobody else."""
+"""A workflow whose step asks for a resource: only a worker has to be given it."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ needy = Workflow("needy")
 
 @needy.step
 def speak(greeting: Annotated[str, Resource("greeting")]) -> str:
-    """Say what one was given to say."""
+    """Return the resource."""
     return greeting
 
 
@@ -18,5 +18,5 @@ NOTHING = 3
 
 
 def make_resources() -> dict[str, object]:
-    """Give resources as a function that opens connections would."""
+    """Return resources as a function that opens connections does."""
     return dict(RESOURCES)

@@ -21,6 +21,6 @@ deaf = Workflow("deaf", payload=Noted)
 
 @deaf.step
 def step(ctx: StepContext, directory: str) -> None:
-    """Say so, and hear nothing any more."""
+    """Create a file, then sleep on when cancelled."""
     Path(directory, ctx.run_id).touch()
     time.sleep(LONGER_THAN_ANY_TEST)

@@ -1,9 +1,9 @@
-"""A module that holds something of which nobody can say what it is: an error that no code foresees."""
+"""A module with an object whose attributes raise: an error that no code foresees."""
 
 
-class _Odd:
+class _RaisingObject:
     def __getattribute__(self, name: str) -> object:
         raise RuntimeError("nobody knows\nwhat this is")
 
 
-odd = _Odd()
+odd = _RaisingObject()

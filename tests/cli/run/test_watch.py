@@ -11,25 +11,25 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.cli.run.watch import follow
 from squid_dagster.inspection import Explanation
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 from tests.cli.workflows import gated, hello, nap, orders
 from tests.servers.proxy import Proxy
 
 KEYS = ["at", "run_id", "workflow", "status", "reason", "step", "summary", "terminal", "revision", "attempts"]
 
 
-def test_a_timeout_that_is_none_is_refused(untouched: Typed) -> None:
-    untouched("run", "watch", "a", "--timeout", 0).refused(2, "--timeout")
-    untouched("run", "watch", "a", "--timeout", "soon").refused(2, "soon")
+def test_a_timeout_that_is_none_is_refused(empty_cli: CommandLine) -> None:
+    empty_cli("run", "watch", "a", "--timeout", 0).refused(2, "--timeout")
+    empty_cli("run", "watch", "a", "--timeout", "soon").refused(2, "soon")
 
 
-def test_an_end_that_is_not_a_completion_is_exit_code_1(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello])
+def test_an_end_that_is_not_a_completion_is_exit_code_1(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello])
     cancelled, completed = squid.start("hello").run_id, squid.start("hello").run_id
     squid.cancel(cancelled)
     squid.worker(until_idle=True)
 
-    bad, good = typed("run", "watch", cancelled, "--json"), typed("run", "watch", completed)
+    bad, good = cli("run", "watch", cancelled, "--json"), cli("run", "watch", completed)
     assert (bad.code, bad.err) == (1, "")
     document = json.loads(bad.out)
     assert list(document) == KEYS
@@ -38,9 +38,9 @@ def test_an_end_that_is_not_a_completion_is_exit_code_1(typed: Typed) -> None:
     assert "completed" in good.out
 
 
-def test_who_waits_too_long_is_told_how_it_stands(typed: Typed) -> None:
-    run_id = Squid(typed.storage, [nap]).start("nap").run_id
-    done = typed("run", "watch", run_id, "--timeout", 0.1)
+def test_who_waits_too_long_is_told_how_it_stands(cli: CommandLine) -> None:
+    run_id = Squid(cli.storage, [nap]).start("nap").run_id
+    done = cli("run", "watch", run_id, "--timeout", 0.1)
     assert (done.code, done.out.count("\n")) == (1, 1)
     assert done.err == f"Error: run '{run_id}' has not ended after 0.1 s: it is running\n"
 
@@ -56,10 +56,10 @@ class CountingSquid(Squid):
         return super().explain_run(run_id, *args, **kwargs)
 
 
-def test_the_run_is_read_once_for_each_change(typed: Typed) -> None:
-    squid = Squid(typed.storage, [orders])
+def test_the_run_is_read_once_for_each_change(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [orders])
     run_id = squid.start("orders", {"item": "tea"}).run_id
-    counting = CountingSquid(typed.storage)
+    counting = CountingSquid(cli.storage)
     looks = ((seen.explanation.status, seen.explanation.reason) for seen in follow(counting, run_id))
 
     assert next(looks) == ("running", "no_worker_for_queue")
@@ -72,11 +72,11 @@ def test_the_run_is_read_once_for_each_change(typed: Typed) -> None:
     assert len(counting.reads) == 3
 
 
-def test_a_process_follows_a_run_that_a_worker_takes_up(typed: Typed, tmp_path: Path) -> None:
+def test_a_process_follows_a_run_that_a_worker_takes_up(cli: CommandLine, tmp_path: Path) -> None:
     begun, gate = tmp_path / "begun", tmp_path / "gate"
-    squid = Squid(typed.storage, [gated])
+    squid = Squid(cli.storage, [gated])
     run_id = squid.start("gated", {"begun": str(begun), "gate": str(gate)}).run_id
-    with typed.process("run", "watch", run_id, "--json") as child:
+    with cli.process("run", "watch", run_id, "--json") as child:
         assert child.stdout is not None
         first = json.loads(child.stdout.readline())
         gate.touch()
@@ -93,11 +93,13 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
         yield proxy
 
 
-def test_who_watches_goes_on_after_an_outage_and_says_so_once(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
-    squid = Squid(typed.storage, [orders])
+def test_who_watches_goes_on_after_an_outage_and_says_so_once(
+    cli: CommandLine, proxy: Proxy, postgres_url: str
+) -> None:
+    squid = Squid(cli.storage, [orders])
     run_id = squid.start("orders", {"item": "tea"}).run_id
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    with typed.process("run", "watch", run_id, "--json") as child:
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with cli.process("run", "watch", run_id, "--json") as child:
         assert child.stdout is not None
         assert child.stderr is not None
         assert json.loads(child.stdout.readline())["status"] == "running"
@@ -114,10 +116,12 @@ def test_who_watches_goes_on_after_an_outage_and_says_so_once(typed: Typed, prox
     assert [json.loads(line)["status"] for line in rest.splitlines()] == ["cancelled"]
 
 
-def test_who_watches_waits_for_the_database_no_longer_than_asked(typed: Typed, proxy: Proxy, postgres_url: str) -> None:
-    run_id = Squid(typed.storage, [nap]).start("nap").run_id
-    typed.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
-    with typed.process("run", "watch", run_id, "--timeout", 5) as child:
+def test_who_watches_waits_for_the_database_no_longer_than_asked(
+    cli: CommandLine, proxy: Proxy, postgres_url: str
+) -> None:
+    run_id = Squid(cli.storage, [nap]).start("nap").run_id
+    cli.environ["SQUID_DATABASE_URL"] = proxy.url(postgres_url)
+    with cli.process("run", "watch", run_id, "--timeout", 5) as child:
         assert child.stdout is not None
         assert child.stdout.readline()
         proxy.refuse()
@@ -127,11 +131,11 @@ def test_who_watches_waits_for_the_database_no_longer_than_asked(typed: Typed, p
     assert (child.returncode, last.startswith("Error: cannot reach Postgres at ")) == (4, True)
 
 
-def test_on_a_terminal_the_picture_is_kept_up_to_date(typed: Typed) -> None:
-    squid = Squid(typed.storage, [hello])
+def test_on_a_terminal_the_picture_is_kept_up_to_date(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [hello])
     run_id = squid.start("hello").run_id
     squid.worker(until_idle=True)
-    shown = typed.on_terminal("run", "watch", run_id)
+    shown = cli.on_terminal("run", "watch", run_id)
     assert shown.code == 0
     for word in (run_id, "greet", "completed", "\x1b["):
         assert word in shown.out

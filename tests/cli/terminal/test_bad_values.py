@@ -14,7 +14,7 @@ from squid_dagster.api import Squid
 from squid_dagster.cli import main
 from squid_dagster.cli.reference import _walk
 from squid_dagster.journal import PostgresStorage
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 from tests.cli.workflows import orders
 
 NOT_UTF8 = "x\udcff"  # as Python hands over the byte 0xff
@@ -54,7 +54,7 @@ TIMES = {"before": "0001-01-01T00:00:00+14:00", "after": "9999-12-31T23:59:59-14
 
 
 def bad_values(parameter: click.Parameter) -> dict[str, str]:
-    """What this parameter cannot have, by names for people."""
+    """Return values that this parameter cannot have, by a name."""
     kind = parameter.type
     values = {"not UTF-8": NOT_UTF8}
     if isinstance(kind, click.FloatRange):
@@ -82,7 +82,7 @@ def tried() -> "Iterator[tuple[str, list[str]]]":
 
 
 def arguments(path: str, command: click.Command, tried: click.Parameter, value: str) -> list[str]:
-    """Give a command line that is sound but for one value."""
+    """Return a command line that is valid but for one value."""
     options, behind = [*ENDING.get(path, ())], []
     for parameter in command.params:
         is_argument = isinstance(parameter, click.Argument)
@@ -100,7 +100,7 @@ CASES = dict(tried())
 
 
 @pytest.fixture(scope="module")
-def busy(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Typed]:
+def busy(postgres_url: str, schema_names: Iterator[str]) -> Iterator[CommandLine]:
     """A journal on which each of the commands could do something: a run that waits for a person, and cards."""
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
@@ -110,13 +110,13 @@ def busy(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Typed]:
     for card_id in ("A", "B"):
         squid.backlog.create(card_id, "a card")
     squid.backlog.claim("ada", card_id="A")
-    yield Typed(storage)
+    yield CommandLine(storage)
     storage.close()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_value_that_makes_no_sense_is_one_line_and_changes_nothing(
-    busy: Typed, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    busy: CommandLine, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -129,7 +129,7 @@ def test_a_value_that_makes_no_sense_is_one_line_and_changes_nothing(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_with_a_payload_that_no_journal_can_hold_is_refused(busy: Typed, tmp_path: Path) -> None:
+def test_a_file_with_a_payload_that_no_journal_can_hold_is_refused(busy: CommandLine, tmp_path: Path) -> None:
     before = busy.facts()
     file = tmp_path / "payload.json"
     for content in (b"\xff", b"", b"[]", *(text.replace('"a"', '"item"').encode() for text in JSON.values())):
@@ -139,8 +139,8 @@ def test_a_file_with_a_payload_that_no_journal_can_hold_is_refused(busy: Typed, 
 
 
 @pytest.mark.parametrize("name", ["SQUID_SCHEMA", "SQUID_MODULES", "SQUID_CLAIM_TOKEN"])
-def test_the_environment_is_read_as_carefully(busy: Typed, name: str) -> None:
-    odd = Typed(busy.storage)
+def test_the_environment_is_read_as_carefully(busy: CommandLine, name: str) -> None:
+    odd = CommandLine(busy.storage)
     odd.environ[name] = NOT_UTF8
     command = ("backlog", "complete", "--id", "A") if name == "SQUID_CLAIM_TOKEN" else ("run", "list")
     odd(*command).refused(2)

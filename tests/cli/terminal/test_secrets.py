@@ -12,7 +12,7 @@ from squid_dagster.api import Squid
 from squid_dagster.cli import main
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.redaction import KEYS_VARIABLE
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 from tests.planted_secrets import CANARY, URL, fill, workflows
 
 LEAKY = ("-m", "tests.planted_secrets")
@@ -23,7 +23,7 @@ class Leaks:
 
     def __init__(self, storage: PostgresStorage) -> None:
         """Fill it."""
-        self.typed, self.records = Typed(storage), list[str]()
+        self.cli, self.records = CommandLine(storage), list[str]()
         handler = logging.Handler()
         handler.emit = lambda record: self.records.append(logging.Formatter().format(record))  # type: ignore[method-assign]
         logging.getLogger("squid_dagster").addHandler(handler)
@@ -139,10 +139,10 @@ def test_no_command_shows_a_secret(leaks: Leaks, command: tuple[str, ...]) -> No
     for args in SHOWING[command]:
         for run_id in leaks.runs if "RUN" in args else [""]:
             for form in ((), ("--json",)):
-                typed = [run_id if argument == "RUN" else argument for argument in args]
+                values = [run_id if argument == "RUN" else argument for argument in args]
                 given = LEAKY if _takes_modules(command) else ()
-                answer = leaks.typed(*command, *typed, *given, *form)
-                assert CANARY not in answer.out + answer.err, (command, typed, form)
+                answer = leaks.cli(*command, *values, *given, *form)
+                assert CANARY not in answer.out + answer.err, (command, values, form)
                 assert "No such option" not in answer.err, answer.err
                 answered += answer.code == 0
     assert answered or command[-1] in REFUSED, command
@@ -157,8 +157,8 @@ def _takes_modules(command: tuple[str, ...]) -> bool:
 
 def test_a_user_hides_more_by_the_environment(leaks: Leaks) -> None:
     run_id = leaks.squid.start("calling", {"endpoint": "https://example.com/"}, metadata={"iban": "DE12"}).run_id
-    assert "DE12" in leaks.typed("run", "inspect", run_id, "--json").out
+    assert "DE12" in leaks.cli("run", "inspect", run_id, "--json").out
 
-    shown = leaks.typed.piped("run", "inspect", run_id, "--json", **{KEYS_VARIABLE: "iban"}).json
+    shown = leaks.cli.piped("run", "inspect", run_id, "--json", **{KEYS_VARIABLE: "iban"}).json
 
     assert "DE12" not in json.dumps(shown)

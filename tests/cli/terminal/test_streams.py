@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.api import Squid
-from tests.cli.command_line import FLOWS, MAIN, Answer, Typed
+from tests.cli.command_line import MAIN, MODULES, Answer, CommandLine
 from tests.cli.workflows import hello, nap, orders
 from tests.processes import REPOSITORY
 
@@ -21,11 +21,11 @@ GONE = 'exec 3> >(:); wait $!; "$@" >&3'  # a reader that has ended before anyth
 LOADED = ("imported\n", "imported past Python\n", "imported by a child\n", "leaving\n")
 
 
-def in_shell(typed: Typed, line: str, *args: str, **environ: str) -> Answer:
+def in_shell(cli: CommandLine, line: str, *args: str, **environ: str) -> Answer:
     """Type a command through a shell: `line` says what becomes of "$@"."""
     command = ["bash", "-c", line, "bash", sys.executable, "-c", MAIN, *args]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=os.environ | typed.environ | environ, capture_output=True, text=True, check=False
+        command, cwd=REPOSITORY, env=os.environ | cli.environ | environ, capture_output=True, text=True, check=False
     )
     return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -33,32 +33,32 @@ def in_shell(typed: Typed, line: str, *args: str, **environ: str) -> Answer:
 # --- stdout is for JSON alone ---------------------------------------------------------------------------------------
 
 
-def test_what_modules_print_when_they_are_loaded_is_not_in_the_json(typed: Typed) -> None:
-    done = typed.piped("run", "list", *CHATTY, "--json")
+def test_what_modules_print_when_they_are_loaded_is_not_in_the_json(cli: CommandLine) -> None:
+    done = cli.piped("run", "list", *CHATTY, "--json")
     assert done.json == {"runs": [], "next_cursor": None}
     for word in LOADED:
         assert word in done.err
 
 
-def test_what_steps_and_their_processes_print_is_not_in_the_json(typed: Typed) -> None:
-    run_id = typed.piped("run", "start", "chatty", *CHATTY, "--json").json["run_id"]
-    done = typed.piped("worker", *CHATTY, "--until-idle", "--json")
+def test_what_steps_and_their_processes_print_is_not_in_the_json(cli: CommandLine) -> None:
+    run_id = cli.piped("run", "start", "chatty", *CHATTY, "--json").json["run_id"]
+    done = cli.piped("worker", *CHATTY, "--until-idle", "--json")
     assert done.json["completed"] == 2
     for word in (*LOADED, "a plain step\n", "an isolated step\n"):
         assert word in done.err
-    picture = typed.piped("run", "graph", run_id, *CHATTY, "--format", "mermaid")
+    picture = cli.piped("run", "graph", run_id, *CHATTY, "--format", "mermaid")
     assert picture.out.startswith(("flowchart", "graph", "---"))
     assert "imported\n" in picture.err
-    assert typed.piped("run", "graph", run_id, *CHATTY, "--format", "json", "--json").json["run_id"] == run_id
+    assert cli.piped("run", "graph", run_id, *CHATTY, "--format", "json", "--json").json["run_id"] == run_id
 
 
-def test_without_json_stdout_is_shared(typed: Typed) -> None:
-    assert "imported\n" in typed.piped("run", "list", *CHATTY).out
+def test_without_json_stdout_is_shared(cli: CommandLine) -> None:
+    assert "imported\n" in cli.piped("run", "list", *CHATTY).out
 
 
-def test_json_that_stdout_cannot_spell_is_escaped(typed: Typed) -> None:
-    Squid(typed.storage, [hello]).start("hello", {"name": "Zoë 🦑"}, run_id="o1")
-    done = typed.piped("run", "inspect", "o1", "--json", PYTHONIOENCODING="latin-1")
+def test_json_that_stdout_cannot_spell_is_escaped(cli: CommandLine) -> None:
+    Squid(cli.storage, [hello]).start("hello", {"name": "Zoë 🦑"}, run_id="o1")
+    done = cli.piped("run", "inspect", "o1", "--json", PYTHONIOENCODING="latin-1")
     assert done.json["input"] == {"name": "Zoë 🦑"}
     assert done.out.isascii()
 
@@ -69,102 +69,102 @@ def test_json_that_stdout_cannot_spell_is_escaped(typed: Typed) -> None:
 @pytest.mark.parametrize("form", [(), ("--json",)])
 @pytest.mark.parametrize("command", [("status",), ("run", "list"), ("journal", "verify"), ("run", "graph", "o1")])
 def test_output_that_cannot_be_written_is_one_line_and_exit_code_141(
-    typed: Typed, command: tuple[str, ...], form: tuple[str, ...]
+    cli: CommandLine, command: tuple[str, ...], form: tuple[str, ...]
 ) -> None:
-    Squid(typed.storage, [hello]).start("hello", run_id="o1")
+    Squid(cli.storage, [hello]).start("hello", run_id="o1")
     for line, word in (('"$@" >&-', "closed"), ('"$@" >/dev/full', "No space left"), (GONE, "went away")):
-        error = in_shell(typed, line, *command, *form).refused(141, word)
+        error = in_shell(cli, line, *command, *form).refused(141, word)
         assert not form or json.loads(error)["error"] == "OutputClosed"
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "run list --help"])
-def test_help_that_cannot_be_written_is_one_line_too(typed: Typed, command: str) -> None:
-    assert in_shell(typed, GONE, *command.split()).refused(141, "went away")
-    assert in_shell(typed, '"$@" >/dev/full', *command.split()).refused(141, "No space left")
+def test_help_that_cannot_be_written_is_one_line_too(cli: CommandLine, command: str) -> None:
+    assert in_shell(cli, GONE, *command.split()).refused(141, "went away")
+    assert in_shell(cli, '"$@" >/dev/full', *command.split()).refused(141, "No space left")
 
 
-def test_no_connection_gets_the_number_of_a_closed_stream(typed: Typed) -> None:
-    assert in_shell(typed, '"$@" <&- >&- 2>&-', "status") == Answer(141, "", "")
-    assert in_shell(typed, '"$@" <&- 2>&-', "run", "list", "--json").json["runs"] == []
-    assert in_shell(typed, '"$@" <&- 2>&-', "doctor", *FLOWS).code in (0, 1)
-    assert in_shell(typed, '"$@" 2>/dev/full', "run", "inspect", "nope").code == 3
+def test_no_connection_gets_the_number_of_a_closed_stream(cli: CommandLine) -> None:
+    assert in_shell(cli, '"$@" <&- >&- 2>&-', "status") == Answer(141, "", "")
+    assert in_shell(cli, '"$@" <&- 2>&-', "run", "list", "--json").json["runs"] == []
+    assert in_shell(cli, '"$@" <&- 2>&-', "doctor", *MODULES).code in (0, 1)
+    assert in_shell(cli, '"$@" 2>/dev/full', "run", "inspect", "nope").code == 3
 
 
-def test_what_cannot_be_encoded_is_replaced(typed: Typed) -> None:
-    squid = Squid(typed.storage, [orders])
+def test_what_cannot_be_encoded_is_replaced(cli: CommandLine) -> None:
+    squid = Squid(cli.storage, [orders])
     squid.start("orders", {"item": "Käse"}, run_id="o1")
     squid.worker(until_idle=True)
-    done = typed.piped("run", "graph", "o1", PYTHONIOENCODING="ascii")
+    done = cli.piped("run", "graph", "o1", PYTHONIOENCODING="ascii")
     assert (done.code, done.err) == (0, "")
     assert "review" in done.out
-    assert "K?se" in typed.piped("run", "inspect", "o1").out
+    assert "K?se" in cli.piped("run", "inspect", "o1").out
 
 
 # --- one line, whatever happens -------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_foresaw_is_one_line(untouched: Typed) -> None:
+def test_an_error_that_nobody_foresaw_is_one_line(empty_cli: CommandLine) -> None:
     args = ("run", "list", "-m", "tests.cli.modules.unknown_error")
-    untouched(*args).refused(1, "RuntimeError: nobody knows what this is", "SQUID_DEBUG=1")
-    error = json.loads(untouched(*args, "--json").refused(1))
+    empty_cli(*args).refused(1, "RuntimeError: nobody knows what this is", "SQUID_DEBUG=1")
+    error = json.loads(empty_cli(*args, "--json").refused(1))
     assert (error["error"], error["exit_code"]) == ("Unforeseen", 1)
 
 
-def test_where_an_error_comes_from_is_shown_on_demand(untouched: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_an_error_comes_from_is_shown_on_demand(empty_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUID_DEBUG", "1")
-    done = untouched("run", "list", "-m", "tests.cli.modules.unknown_error")
+    done = empty_cli("run", "list", "-m", "tests.cli.modules.unknown_error")
     assert (done.code, done.out) == (1, "")
     assert "Traceback" in done.err
     assert "tests/cli/modules/unknown_error.py" in done.err
-    assert "tests/cli/modules/process_exit.py" in untouched("run", "list", "-m", "tests.cli.modules.process_exit").err
+    assert "tests/cli/modules/process_exit.py" in empty_cli("run", "list", "-m", "tests.cli.modules.process_exit").err
 
 
-def test_a_module_that_ends_the_process_is_not_loaded(untouched: Typed) -> None:
+def test_a_module_that_ends_the_process_is_not_loaded(empty_cli: CommandLine) -> None:
     args = ("-m", "tests.cli.modules.process_exit")
-    assert json.loads(untouched("run", "list", *args, "--json").refused(2))["error"] == "WorkflowsNotLoaded"
-    untouched("worker", *args, "--until-idle").refused(2, "tests.cli.modules.process_exit", "sys.exit")
-    untouched("worker", *FLOWS, "--resources", "tests.cli.modules.process_exit:x", "--until-idle").refused(
+    assert json.loads(empty_cli("run", "list", *args, "--json").refused(2))["error"] == "WorkflowsNotLoaded"
+    empty_cli("worker", *args, "--until-idle").refused(2, "tests.cli.modules.process_exit", "sys.exit")
+    empty_cli("worker", *MODULES, "--resources", "tests.cli.modules.process_exit:x", "--until-idle").refused(
         2, "SystemExit"
     )
-    answer = untouched("doctor", *args, "--json")
+    answer = empty_cli("doctor", *args, "--json")
     assert answer.code == 1
     assert "workflow_not_loadable" in {finding["code"] for finding in json.loads(answer.out)["findings"]}
 
 
 @pytest.mark.parametrize(("group", "command"), [((), "quickstart"), (("run",), "explain"), (("queue",), "pause")])
-def test_a_group_alone_shows_its_help(untouched: Typed, group: tuple[str, ...], command: str) -> None:
-    done = untouched(*group)
+def test_a_group_alone_shows_its_help(empty_cli: CommandLine, group: tuple[str, ...], command: str) -> None:
+    done = empty_cli(*group)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("Usage: ")
     assert re.search(rf"^  {command} ", done.err, re.MULTILINE)
-    assert json.loads(untouched(*group, "--json").refused(2))["exit_code"] == 2
+    assert json.loads(empty_cli(*group, "--json").refused(2))["exit_code"] == 2
 
 
 # --- what people read -----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_tells_what_it_did_once(typed: Typed) -> None:
-    Squid(typed.storage, [hello]).start("hello")
-    done = typed.on_terminal("worker", *FLOWS, "--until-idle", both=True)
+def test_a_worker_tells_what_it_did_once(cli: CommandLine) -> None:
+    Squid(cli.storage, [hello]).start("hello")
+    done = cli.on_terminal("worker", *MODULES, "--until-idle", both=True)
     assert (done.code, done.out.count("claimed 1, completed 1")) == (0, 1)
 
 
-def test_an_empty_journal_says_so_to_people_alone(untouched: Typed) -> None:
-    assert untouched("journal", "tail").out == "no facts\n"
-    assert untouched("journal", "tail", "--json").out == ""
+def test_an_empty_journal_says_so_to_people_alone(empty_cli: CommandLine) -> None:
+    assert empty_cli("journal", "tail").out == "no facts\n"
+    assert empty_cli("journal", "tail", "--json").out == ""
 
 
-def test_one_attempt_is_not_several(typed: Typed) -> None:
-    Squid(typed.storage, [hello]).start("hello")
-    assert "1 attempt due" in typed("status").out
-    assert typed("queue", "pause", "default").code == 0
-    assert "1 attempt is due" in typed("status").out
+def test_one_attempt_is_not_several(cli: CommandLine) -> None:
+    Squid(cli.storage, [hello]).start("hello")
+    assert "1 attempt due" in cli("status").out
+    assert cli("queue", "pause", "default").code == 0
+    assert "1 attempt is due" in cli("status").out
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_who_stops_watching_is_told_in_one_line(typed: Typed, form: tuple[str, ...]) -> None:
-    run_id = Squid(typed.storage, [nap]).start("nap").run_id
-    with typed.process("run", "watch", run_id, *form) as child:
+def test_who_stops_watching_is_told_in_one_line(cli: CommandLine, form: tuple[str, ...]) -> None:
+    run_id = Squid(cli.storage, [nap]).start("nap").run_id
+    with cli.process("run", "watch", run_id, *form) as child:
         assert child.stdout is not None
         assert run_id in child.stdout.readline() or not form
         child.send_signal(signal.SIGINT)
@@ -174,5 +174,5 @@ def test_who_stops_watching_is_told_in_one_line(typed: Typed, form: tuple[str, .
     assert err == (json.dumps(error) if form else "Error: interrupted") + "\n"
 
 
-def test_a_file_that_is_missing_is_no_trouble_of_stdout(untouched: Typed, tmp_path: Path) -> None:
-    untouched("journal", "import", tmp_path / "nothing").refused(2, "nothing")
+def test_a_file_that_is_missing_is_no_trouble_of_stdout(empty_cli: CommandLine, tmp_path: Path) -> None:
+    empty_cli("journal", "import", tmp_path / "nothing").refused(2, "nothing")

@@ -10,7 +10,7 @@ from rich.console import Console
 from squid_dagster.api import Squid
 from squid_dagster.backlog import Backlog
 from squid_dagster.cli.terminal.output import show, table
-from tests.cli.command_line import FLOWS, Typed
+from tests.cli.command_line import MODULES, CommandLine
 from tests.cli.workflows import hello, orders
 
 ID = "01a1e647-9d2c-7c1e-8b1f-0123456789ab"
@@ -27,9 +27,9 @@ def drawn(shown: object, width: int) -> list[str]:
 
 
 @pytest.fixture
-def runs(typed: Typed) -> list[str]:
+def runs(cli: CommandLine) -> list[str]:
     """Runs of every kind: waiting for a person, waiting for a worker, ended."""
-    squid = Squid(typed.storage, [orders, hello])
+    squid = Squid(cli.storage, [orders, hello])
     run_ids = [squid.start("orders", {"item": "tea"}).run_id, squid.start("orders", {"item": "x", "amount": -1}).run_id]
     squid.worker(until_idle=True)
     return [*run_ids, squid.start("hello").run_id]
@@ -79,9 +79,9 @@ def test_times_are_in_utc_with_a_zone() -> None:
 # --- a terminal of 80 columns ---------------------------------------------------------------------------------------
 
 
-def test_every_id_is_whole_on_80_columns(typed: Typed, runs: list[str]) -> None:
+def test_every_id_is_whole_on_80_columns(cli: CommandLine, runs: list[str]) -> None:
     for command in (["run", "list"], ["run", "list", "--status", "paused"]):
-        shown = typed.on_terminal(*command)
+        shown = cli.on_terminal(*command)
         assert shown.code == 0
         plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.out)
         assert max(map(len, plain.splitlines())) <= 80
@@ -91,16 +91,16 @@ def test_every_id_is_whole_on_80_columns(typed: Typed, runs: list[str]) -> None:
     assert "approval 'review'" in " ".join(plain.split())
 
 
-def test_every_time_is_whole_on_80_columns(typed: Typed, runs: list[str]) -> None:
-    backlog = Backlog(typed.storage)
+def test_every_time_is_whole_on_80_columns(cli: CommandLine, runs: list[str]) -> None:
+    backlog = Backlog(cli.storage)
     backlog.create("A", "a card whose title is not too short for a table of this width")
     backlog.claim("somebody with a rather long name for an owner", ttl=timedelta(hours=1))
     commands = (
-        ["cron", "list", *FLOWS], ["cron", "next", *FLOWS], ["backlog", "history", "--id", "A"], ["queue", "list"],
+        ["cron", "list", *MODULES], ["cron", "next", *MODULES], ["backlog", "history", "--id", "A"], ["queue", "list"],
         ["run", "inspect", runs[1]], ["run", "timeline", runs[0]], ["run", "explain", runs[0]], ["status"],
     )  # fmt: skip
     for command in commands:
-        shown = typed.on_terminal(*command)
+        shown = cli.on_terminal(*command)
         plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.out)
         assert (shown.code, max(map(len, plain.splitlines())) <= 80) == (0, True), plain
         assert "…" not in plain
@@ -110,20 +110,20 @@ def test_every_time_is_whole_on_80_columns(typed: Typed, runs: list[str]) -> Non
 # --- a pipe ---------------------------------------------------------------------------------------------------------
 
 
-def test_in_a_pipe_nothing_is_folded_cut_or_padded(typed: Typed) -> None:
+def test_in_a_pipe_nothing_is_folded_cut_or_padded(cli: CommandLine) -> None:
     long = " ".join(["tea"] * 400)
-    squid = Squid(typed.storage, [orders])
+    squid = Squid(cli.storage, [orders])
     run_id = squid.start("orders", {"item": long, "amount": -1}).run_id
     squid.worker(until_idle=True)
-    shown = typed.piped("run", "inspect", run_id, "--history", COLUMNS=None)
+    shown = cli.piped("run", "inspect", run_id, "--history", COLUMNS=None)
     assert f"{long} cannot be sold" in shown.out
     assert "…" not in shown.out
     for line in shown.out.splitlines():
         assert line == line.rstrip()
 
 
-def test_columns_is_heard_in_a_pipe(typed: Typed, runs: list[str]) -> None:
-    wide, narrow = typed.piped("run", "list", COLUMNS=None), typed.piped("run", "list", COLUMNS="80")
+def test_columns_is_heard_in_a_pipe(cli: CommandLine, runs: list[str]) -> None:
+    wide, narrow = cli.piped("run", "list", COLUMNS=None), cli.piped("run", "list", COLUMNS="80")
     assert "trigger" in wide.out
     assert max(map(len, narrow.out.splitlines())) <= 80
     for run_id in runs:
@@ -133,16 +133,16 @@ def test_columns_is_heard_in_a_pipe(typed: Typed, runs: list[str]) -> None:
 # --- times ----------------------------------------------------------------------------------------------------------
 
 
-def test_times_are_told_in_one_way_everywhere(typed: Typed, runs: list[str]) -> None:
-    typed("backlog", "create", "--id", "A", "--title", "a card")
-    typed("queue", "pause", "default")
+def test_times_are_told_in_one_way_everywhere(cli: CommandLine, runs: list[str]) -> None:
+    cli("backlog", "create", "--id", "A", "--title", "a card")
+    cli("queue", "pause", "default")
     commands = (
         ["backlog", "claim", "--owner", "ada"], ["backlog", "history", "--id", "A"], ["queue", "inspect", "default"],
-        ["cron", "list", *FLOWS], ["cron", "next", *FLOWS], ["run", "list"], ["run", "inspect", runs[0]],
+        ["cron", "list", *MODULES], ["cron", "next", *MODULES], ["run", "list"], ["run", "inspect", runs[0]],
         ["run", "explain", runs[0]], ["run", "timeline", runs[0]], ["run", "watch", runs[1]], ["journal", "tail"],
     )  # fmt: skip
     for command in commands:
-        shown = typed(*command).out
+        shown = cli(*command).out
         days = re.findall(r"\d{4}-\d\d-\d\d", shown)
         assert days, shown
         assert len(days) == len(WHOLE_TIME.findall(shown)), shown

@@ -15,7 +15,7 @@ from squid_dagster.cli.terminal.stderr_log import LineFormatter
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.workflow import Fail, Workflow
-from tests.cli.command_line import Typed
+from tests.cli.command_line import CommandLine
 from tests.facts import planned, runnable, started
 from tests.journal.access import raw
 from tests.runtime.workers import until
@@ -26,18 +26,18 @@ EMOJI = "1\ufe0f\u20e3"
 
 
 def fails() -> None:
-    """Fail with words of somebody else."""
+    """Fail with text of a user."""
     raise Fail(HOSTILE, details={"said": HOSTILE})
 
 
 @pytest.fixture(scope="module")
-def hostile(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Typed]:
+def hostile(postgres_url: str, schema_names: Iterator[str]) -> Iterator[CommandLine]:
     """A journal that holds such a text wherever one may stand, and a step called `one`."""
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
     _fill(storage)
     _break(storage)
-    yield Typed(storage)
+    yield CommandLine(storage)
     storage.close()
 
 
@@ -62,7 +62,7 @@ def _fill(storage: PostgresStorage) -> None:
 
 
 def _break(storage: PostgresStorage) -> None:
-    """Leave a run halfway, and damage a row of the views: checks name the keys of what is wrong."""
+    """Abandon a run halfway, and damage a row of the views: checks name the keys of what is wrong."""
     storage.append(run_thread("halfway"), [started("halfway"), planned(runnable("halfway", "one"), run="halfway")])
     with raw(storage) as connection:
         connection.execute("UPDATE attempts SET deliveries = 7 WHERE run_id = 'dead'")
@@ -87,7 +87,7 @@ COMMANDS = [
 ]
 
 
-def test_nothing_of_it_acts_and_nothing_of_it_is_lost(hostile: Typed) -> None:
+def test_nothing_of_it_acts_and_nothing_of_it_is_lost(hostile: CommandLine) -> None:
     everything = {}
     for command in COMMANDS:
         answer = hostile(*command)
@@ -102,14 +102,14 @@ def test_nothing_of_it_acts_and_nothing_of_it_is_lost(hostile: Typed) -> None:
         assert ":one:1" in everything[command], (command, everything[command])
 
 
-def test_json_holds_it_as_it_is_and_prints_none_of_it_raw(hostile: Typed) -> None:
+def test_json_holds_it_as_it_is_and_prints_none_of_it_raw(hostile: CommandLine) -> None:
     answer = hostile("run", "inspect", "asked", "--json")
     for acting in "\x1b\x07\x9b\r\x08":
         assert acting not in answer.out
     assert json.loads(answer.out)["command_history"][0]["comment"] == HOSTILE
 
 
-def test_on_a_terminal_it_steers_nothing(hostile: Typed) -> None:
+def test_on_a_terminal_it_steers_nothing(hostile: CommandLine) -> None:
     for command in (("run", "inspect", "failed"), ("doctor", "--stuck-after", "0")):
         shown = hostile.on_terminal(*command, columns=200).out
         for acting in ("\x1b]0;", "\x07", "\u202e", "\x9b", EMOJI):
@@ -117,7 +117,7 @@ def test_on_a_terminal_it_steers_nothing(hostile: Typed) -> None:
         assert ("[red]x[/red] [/] \\x1b[31mred" if "failed" in command else ":one:1") in shown
 
 
-def test_an_error_shows_it_as_it_is(hostile: Typed) -> None:
+def test_an_error_shows_it_as_it_is(hostile: CommandLine) -> None:
     answer = hostile("run", "inspect", f"nobody{ACTING}")
     for acting in (*"\x1b\x07\u202e\x9b\r\x08", EMOJI):
         assert acting not in answer.err

@@ -22,14 +22,14 @@ SCHEMA_VARIABLE = "SQUID_PLUGIN_TEST_SCHEMA"
 
 
 def location(resource: SquidResource, workflows: Sequence[Any] = WORKFLOWS, **options: Any) -> dg.Definitions:
-    """A location with the dispatch job."""
+    """Build a location with the dispatch job."""
     resources = options.pop("resources", {})
     job = build_dispatch_job(workflows=workflows, **options)
     return dg.Definitions(jobs=[job], resources={"squid": resource, **resources})
 
 
 def configured(**fields: Any) -> dg.RunConfig:
-    """The configuration of a drain run that ends soon after it has nothing to do."""
+    """Return the configuration of a drain run that ends soon after it has nothing to do."""
     return dg.RunConfig(ops={DRAIN_OP: DrainConfig(**{"linger_seconds": 0.3, **fields})})
 
 
@@ -42,12 +42,12 @@ def drain(
 
 
 def messages(instance: dg.DagsterInstance, run_id: str) -> list[tuple[int | str, str]]:
-    """Level and text of what was written to a run's log."""
+    """Read level and text of a run's log."""
     return [(record.level, record.user_message) for record in instance.all_logs(run_id)]
 
 
 def failure_text(result: dg.ExecuteInProcessResult) -> str:
-    """What stands at the top of a run that failed."""
+    """Return the text at the top of a run that failed."""
     data = result.failure_data_for_node(DRAIN_OP)
     assert data is not None
     assert data.user_failure_data is not None
@@ -55,13 +55,13 @@ def failure_text(result: dg.ExecuteInProcessResult) -> str:
 
 
 def metadata(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    """What the run shows at its end."""
+    """Return the output metadata of the run."""
     (output,) = [event for event in result.events_for_node(DRAIN_OP) if event.event_type_value == "STEP_OUTPUT"]
     return {key: value.value for key, value in output.step_output_data.metadata.items()}
 
 
 def in_processes() -> dg.JobDefinition:
-    """The dispatch job on the multiprocess executor, for the journal that the environment names."""
+    """Build the dispatch job on the multiprocess executor, for the journal that the environment names."""
     resource = SquidResource(url=dg.EnvVar(URL_VARIABLE), schema_name=os.environ[SCHEMA_VARIABLE])
     return location(resource, executor_def=dg.multiprocess_executor).resolve_job_def("squid_dispatch")
 

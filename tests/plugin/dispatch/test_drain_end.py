@@ -34,7 +34,7 @@ MakeSquid = Callable[..., Squid]
 
 
 def in_background(work: Callable[[], Any]) -> threading.Thread:
-    """Do something while this thread runs a job."""
+    """Start a thread that works while this one runs a job."""
     thread = threading.Thread(target=work)
     thread.start()
     return thread
@@ -213,7 +213,7 @@ def test_a_terminated_run_gives_its_claims_back_and_ends_canceled(
         ended = other.get_run_by_id(held.dagster_run_id)
         assert ended is not None
         assert ended.status is dg.DagsterRunStatus.CANCELED
-    # then the attempt is back with a fact, long before its lease is over, and nobody is there any more
+    # then the attempt is released by a fact, long before its lease is over, and no worker is alive
     squid = held.squid
     (released,) = facts(squid, held.run_id, "attempt_released")
     (claim,) = facts(squid, held.run_id, "attempt_claimed")

@@ -191,7 +191,7 @@ def test_a_dead_letter_is_told(resource: SquidResource, instance: dg.DagsterInst
 
 
 def _nothing() -> None:
-    """A step without an effect."""
+    """Return at once."""
 
 
 def test_a_run_may_serve_one_of_the_location_s_queues(

@@ -30,7 +30,7 @@ class _Away(PostgresDispatchStore):
 
 
 def drain_of(worker: Worker) -> Drain:
-    """A drain that ends soon after it has nothing to do."""
+    """Return a drain that ends soon after it has nothing to do."""
     return Drain(
         worker,
         Limits(linger_seconds=LINGER, max_age_seconds=PATIENCE, grace_seconds=1),

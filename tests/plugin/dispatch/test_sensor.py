@@ -34,7 +34,7 @@ NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
 
 def sensor_of(**options: Any) -> tuple[dg.JobDefinition, dg.SensorDefinition]:
-    """The job and the sensor of a location."""
+    """Build the job and the sensor of a location."""
     job = build_dispatch_job(workflows=WORKFLOWS, queues=QUEUES)
     return job, build_dispatch_sensor(job=job, queues=QUEUES, workflows=WORKFLOWS, **options)
 
@@ -74,7 +74,7 @@ def launched(
 
 
 def alive(squid: Squid, **fields: Any) -> WorkerRow:
-    """Announce a drain run that is alive."""
+    """Report a drain run as alive."""
     row = WorkerRow(
         **{
             "worker_id": "dagster:some-run",
@@ -270,7 +270,7 @@ def test_a_run_worker_that_dagster_knows_as_ended_is_followed_by_another_at_once
     assert tick(resource, instance)[0] == []
     # when it is killed, and Dagster has heard of that
     instance.report_run_failed(run)
-    # then nobody waits for its row to grow old, nor for the grace of a launch that fails at once
+    # then no tick waits for its row to expire, nor for the grace of a launch that fails at once
     assert len(tick(resource, instance)[0]) == 1
 
 
@@ -331,7 +331,7 @@ PLAIN = replace(DRAIN, worker_id="plain", kind="worker", queues=("default",), de
 
 
 def due(count: int, queue: str = "default", waiting: float = 0.0) -> BacklogRow:
-    """So many attempts that are due, the oldest for so many seconds."""
+    """Return a row of due attempts, the oldest for so many seconds."""
     return BacklogRow(queue, count, NOW - timedelta(seconds=waiting))
 
 
@@ -352,7 +352,7 @@ def due(count: int, queue: str = "default", waiting: float = 0.0) -> BacklogRow:
         ([due(1, waiting=60)], [BUSY], 0, 1),
         ([due(1, waiting=60)], [BUSY, replace(DRAIN, worker_id="b")], 0, 0),
         ([due(1, waiting=60)], [BUSY], 1, 0),
-        # a small queue that nobody serves gets a run at once, though others are busy with a full one
+        # a small queue without a worker gets a run at once, though others are busy with a full one
         ([due(9999), due(1, "mail")], [PLAIN, replace(PLAIN, worker_id="b"), replace(PLAIN, worker_id="c")], 0, 3),
         ([due(1, "mail")], [PLAIN], 0, 1),
         ([due(1, "mail")], [replace(DRAIN, worker_id=w, queues=("default",)) for w in "abcd"], 0, 1),

@@ -26,12 +26,12 @@ AGAIN = Failed(BROKEN.error, NextAttempt("run-1:charge:1:2", timedelta(seconds=3
 
 
 def settled(outcome: Outcome, seconds: float = 0.1, refused: SquidError | None = None) -> SettledAttempt:
-    """What a worker says about the attempt at `charge`."""
+    """Return a worker's report of the attempt at `charge`."""
     return SettledAttempt(the_attempt(fold(scheduled())), outcome, refused, seconds)
 
 
 def lines(buffer: LineBuffer) -> list[Line]:
-    """Everything that is in an buffer."""
+    """Flush a buffer; return its lines."""
     written: list[Line] = []
     buffer.flush(lambda level, text: written.append((level, text)))
     return written

@@ -12,14 +12,14 @@ from tests.plugin.external.deployment import Deploy, Deployment
 
 @pytest.fixture
 def deploy() -> Iterator[Deploy]:
-    """Makes a deployment of a workflow; options are those of `build_external_sensor`."""
+    """A function that creates a deployment; options are those of `build_external_sensor`."""
     with ExitStack() as stack:
         yield partial(Deployment, stack)
 
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    """Let each test count for itself."""
+    """Empty the counters before and after each test."""
     TRAINED.clear()
     BROKEN.clear()
     yield

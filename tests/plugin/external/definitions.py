@@ -5,18 +5,18 @@ from typing import Any
 import dagster as dg
 
 BROKEN: set[str] = set()  # accounts for which the job fails, until a test repairs them
-TRAINED: list[str] = []  # what the job did, for tests to count
+TRAINED: list[str] = []  # accounts and days, for tests to count
 
 
 class TrainConfig(dg.Config):
-    """What the job is told."""
+    """Config of the job."""
 
     account: str
 
 
 @dg.op
 def train(context: dg.OpExecutionContext, config: TrainConfig) -> None:
-    """Train, or break."""
+    """Append the account, or raise."""
     if config.account in BROKEN:
         raise ValueError(f"no data for {config.account}")
     TRAINED.append(config.account)
@@ -24,7 +24,7 @@ def train(context: dg.OpExecutionContext, config: TrainConfig) -> None:
 
 @dg.job
 def train_model() -> None:
-    """One op that takes the account."""
+    """Run the one op."""
     train()
 
 
@@ -33,13 +33,13 @@ DAYS = dg.DailyPartitionsDefinition("2026-01-01")
 
 @dg.asset(key_prefix="raw", partitions_def=DAYS)
 def orders(context: dg.AssetExecutionContext) -> None:
-    """One day of orders."""
+    """Append the day."""
     TRAINED.append(context.partition_key)
 
 
 @dg.asset
 def report() -> None:
-    """Takes nothing."""
+    """Return at once."""
 
 
 JOBS: list[Any] = [train_model]

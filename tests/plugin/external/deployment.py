@@ -89,7 +89,7 @@ class Deployment:
         return done.run_id
 
     def begin(self, request: dg.RunRequest) -> dg.DagsterRun:
-        """Create a run that is under way, and stays so."""
+        """Create a run that stays under way."""
         job = self.repository.get_job(request.job_name or "")
         tags = {**request.tags, RUN_KEY_TAG: request.run_key or ""}
         return self.instance.create_run_for_job(
@@ -97,22 +97,22 @@ class Deployment:
         )
 
     def tick(self) -> list[str | None]:
-        """Evaluate and launch; give the ids of the runs."""
+        """Evaluate and launch; return the ids of the runs."""
         return [self.launch(request) for request in self.evaluate()]
 
     def wipe(self) -> None:
-        """Lose everything that Dagster knows."""
+        """Replace Dagster's storage by an empty one."""
         self.instance = self.stack.enter_context(dg.DagsterInstance.ephemeral())
         self.cursor = None
 
     def start(self, **payload: Any) -> str:
-        """Start a run, and let workers do what they can; none of them waits."""
+        """Start a run, and run workers, which find nothing to claim."""
         run_id = self.squid.start("learning", payload).run_id
         assert self.squid.worker(until_idle=True).claimed == 0
         return run_id
 
     def status(self, run_id: str) -> str:
-        """Let workers go on, and say how the run stands."""
+        """Run workers until they are idle; return the status of the run."""
         drain(self.squid)
         return self.squid.inspect_run(run_id).status
 

@@ -9,12 +9,12 @@ training = Workflow("training", version="1")
 
 @training.step
 def collect() -> str:
-    """Collect what to train with."""
+    """Collect the account."""
     return "acc-1"
 
 
-def told(collect: str) -> dict[str, Any]:
-    """Give the configuration of the Dagster run."""
+def run_config(collect: str) -> dict[str, Any]:
+    """Return the configuration of the Dagster run."""
     return {"ops": {"train": {"config": {"account": collect}}}}
 
 
@@ -23,5 +23,5 @@ training.external(
     "dagster_job",
     job="train_model",
     after=["collect"],
-    run_config=told,
+    run_config=run_config,
 )

@@ -51,7 +51,7 @@ def load(sandbox: DefsFolderSandbox, **attributes: Any) -> dg.Definitions:
 
 
 def refusal(sandbox: DefsFolderSandbox, **attributes: Any) -> str:
-    """Give what Dagster shows of a `defs.yaml` that cannot be loaded: our error stands below its own."""
+    """Return Dagster's text for a `defs.yaml` that cannot be loaded: our error stands below its own."""
     with pytest.raises(Exception, match=r"defs\.yaml \(SquidComponent\) \(error\)") as caught:
         load(sandbox, **attributes)
     return "".join(traceback.format_exception(caught.value))

@@ -33,7 +33,7 @@ def schedules_of(defs: dg.Definitions) -> set[str]:
 
 
 def drain_config(defs: dg.Definitions) -> dict[str, Any]:
-    """Give the configuration that the launchpad of `squid_dispatch` begins with."""
+    """Return the default configuration in the launchpad of `squid_dispatch`."""
     job = defs.get_job_def(names.DISPATCH_JOB)
     config: dict[str, Any] = dict(job.run_config or {})["ops"][DRAIN_OP]["config"]
     return config

@@ -1,6 +1,6 @@
-"""A real Dagster in tests: its processes around the location in `gated_location`, and what they and the journal tell.
+"""A real Dagster in tests: its processes around the location in `gated_location`, a journal and a ledger.
 
-`Stack` runs the processes; here is what tests do with them: end them hard, forget their storage, wait for what follows.
+`Stack` runs the processes; tests kill them, delete their storage, and wait for what follows.
 """
 
 import os
@@ -15,7 +15,7 @@ import dagster as dg
 
 from examples import ledger
 from examples.stack import Stack
-from squid_dagster.api import ALIVE_WITHIN, Squid
+from squid_dagster.api import Squid
 from squid_dagster.journal.contract.queries import QueueRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.dispatch.job import RUN_KIND
@@ -25,11 +25,11 @@ from tests.plugin.processes import gated_location
 T = TypeVar("T")
 
 
-class Shore:
+class Deployment:
     """A journal, Dagster's processes that serve it, and the ledger that steps act on."""
 
     def __init__(self, folder: Path, url: str, schema: str) -> None:
-        """Make an empty journal; start nothing."""
+        """Create an empty journal; start nothing."""
         self.gate, self.book = folder / "gate", folder / "ledger.db"
         self.storage = PostgresStorage(url, schema)
         self.storage.upgrade()
@@ -49,10 +49,10 @@ class Shore:
         self.squid.close()
         self.storage.close()
 
-    # --- what the journal tells -------------------------------------------------------------------------------------
+    # --- the journal -------------------------------------------------------------------------------------
 
     def flight(self) -> QueueRow | None:
-        """Count what is in flight; None: nothing is."""
+        """Return the row of the default queue; None if it is empty."""
         return next((row for row in self.squid.runtime.queries.queues() if row.queue == "default"), None)
 
     def open_runs(self) -> int:
@@ -61,12 +61,12 @@ class Shore:
         return int(rows[0][0])
 
     def drains(self) -> dict[str, int]:
-        """Give the processes of drain runs that count as alive, by the id of their Dagster run."""
-        rows = self.squid.runtime.liveness.workers(ALIVE_WITHIN)
+        """Return the processes of drain runs that count as alive, by the id of their Dagster run."""
+        rows = self.squid.live_workers()
         return {row.details["dagster_run_id"]: row.pid for row in rows if row.kind == RUN_KIND}
 
     def holder(self, run_id: str, after: str | None = None) -> str | None:
-        """Give the Dagster run that works on a step of this run now, if that is not the one before."""
+        """Return the Dagster run that holds a claim of this run, unless that is `after`."""
         rows = self.storage.rows(
             "SELECT owner_id FROM {schema}.attempts "
             "WHERE run_id = %s AND status = 'claimed' AND due_at > clock_timestamp()",
@@ -75,10 +75,10 @@ class Shore:
         owner = str(rows[0][0]).removeprefix("dagster:") if rows else None
         return None if owner == after else owner
 
-    # --- what Dagster tells -----------------------------------------------------------------------------------------
+    # --- Dagster -----------------------------------------------------------------------------------------
 
     def instance_id(self) -> str:
-        """Give the id of Dagster's storage as it is now."""
+        """Return the id of Dagster's present storage."""
         with self.instance() as instance:
             return storage_id(instance)
 
@@ -89,14 +89,14 @@ class Shore:
             yield instance
 
     def terminate(self, dagster_run_id: str) -> str:
-        """Terminate a Dagster run as a click in the UI does; give the kind of answer."""
+        """Terminate a Dagster run as a click in the UI does; return the type of the answer."""
         query = "mutation($id: String!) {terminateRun(runId: $id, terminatePolicy: SAFE_TERMINATE) {__typename}}"
         answer: dict[str, Any] = self.stack.ask(query, id=dagster_run_id)
         return str(answer["terminateRun"]["__typename"])
 
 
 def wait_for(condition: Callable[[], T | None], stack: Stack, seconds: float = 90.0) -> T:
-    """Wait until there is something, and give it; fail with what Dagster said when there never is."""
+    """Wait until a condition returns a value, and return it; fail with Dagster's logs when it never does."""
     ends = time.monotonic() + seconds
     pause = threading.Event()
     while not (value := condition()):
@@ -106,7 +106,7 @@ def wait_for(condition: Callable[[], T | None], stack: Stack, seconds: float = 9
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there. One that has ended and was not yet asked for its exit code is not."""
+    """Return whether a process is there. A zombie is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

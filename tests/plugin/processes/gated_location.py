@@ -34,13 +34,13 @@ rock = Workflow("rock", payload=Number, version="1")
 
 
 def is_open() -> bool:
-    """Tell whether steps may go on."""
+    """Return whether steps may go on."""
     return Path(os.environ[GATE]).exists()
 
 
 @tide.step(output="noted")
 def note(ctx: StepContext, number: int) -> int:
-    """Act at once."""
+    """Append to the ledger at once."""
     ledger.call(ctx)
     ledger.act(ctx)
     return number
@@ -48,7 +48,7 @@ def note(ctx: StepContext, number: int) -> int:
 
 @tide.step(output="came")
 def come(ctx: StepContext, noted: int) -> int:
-    """Act when the gate is open; until then come back later, so that the attempt is not visible meanwhile."""
+    """Append to the ledger when the gate is open; defer until then, so that the attempt is not visible meanwhile."""
     if not is_open():
         raise Defer("the gate is closed", after=timedelta(seconds=4 + noted % 5))
     ledger.call(ctx)
@@ -58,7 +58,7 @@ def come(ctx: StepContext, noted: int) -> int:
 
 @tide.step
 def go(ctx: StepContext, came: int) -> int:
-    """Act after that."""
+    """Append to the ledger."""
     ledger.call(ctx)
     ledger.act(ctx)
     return came
@@ -66,7 +66,7 @@ def go(ctx: StepContext, came: int) -> int:
 
 @rock.step(output="held")
 def hold(ctx: StepContext, number: int) -> int:
-    """Hold the claim until the gate is open; then act."""
+    """Wait with the claim until the gate is open; then append to the ledger."""
     ledger.call(ctx)
     while not is_open() and not ctx.cancelled.wait(0.1):
         pass
@@ -76,7 +76,7 @@ def hold(ctx: StepContext, number: int) -> int:
 
 @rock.step
 def fall(ctx: StepContext, held: int) -> int:
-    """Act after that."""
+    """Append to the ledger."""
     ledger.call(ctx)
     ledger.act(ctx)
     return held
@@ -87,7 +87,7 @@ STEPS = {"tide": ("note", "come", "go"), "rock": ("hold", "fall")}
 
 
 def location() -> dg.Definitions:
-    """Give the location, for the journal that the environment names: two drain runs with room for 80 steps each."""
+    """Build the location, for the journal that the environment names: two drain runs with room for 80 steps each."""
     drain = DrainConfig(concurrency=80, linger_seconds=60, grace_seconds=0.2)
     dispatch = build_dispatch_job(workflows=WORKFLOWS, drain=drain)
     recovery = build_recovery_job(workflows=WORKFLOWS)

@@ -39,7 +39,7 @@ def ask(address: str, query: str) -> Any:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Give the command lines of all processes that name the folder."""
+    """Return the command lines of all processes that name the folder."""
     processes = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

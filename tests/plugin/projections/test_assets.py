@@ -70,22 +70,22 @@ def run_job(defs: dg.Definitions, instance: dg.DagsterInstance, **options: Any) 
 
 
 def materialized(result: dg.ExecuteInProcessResult, name: str) -> dict[str | None, dg.AssetMaterialization]:
-    """What was materialized of an asset, by partition."""
+    """Return the materializations of an asset, by partition."""
     data: list[Any] = [event.event_specific_data for event in result.get_asset_materialization_events()]
     materializations = [record.materialization for record in data if record.materialization.asset_key == key_of(name)]
     assert len({one.partition for one in materializations}) == len(materializations)
     return {one.partition: one for one in materializations}
 
 
-def told(result: dg.ExecuteInProcessResult) -> str:
-    """What a failed run says."""
+def error_text(result: dg.ExecuteInProcessResult) -> str:
+    """Return the text of a failed run."""
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     data: Any = failed.event_specific_data
     return str(data.user_failure_data.description)
 
 
 def version(event: dg.AssetMaterialization) -> str:
-    """The data version of a materialization."""
+    """Return the data version of a materialization."""
     return (event.tags or {})["dagster/data_version"]
 
 
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_said_before_spark_is_started(
         other = dg.Definitions(assets=defs.assets, jobs=defs.jobs, resources=given)
         result = run_job(other, instance, op_selection=["squid__folded_runs"])
         assert not result.success
-        return told(result)
+        return error_text(result)
 
     (tmp_path / "file").write_text("in the way")
     assert fails(squid_warehouse=WarehouseResource(path=str(tmp_path / "file"))).startswith(
@@ -204,7 +204,7 @@ def test_one_run_brings_everything_up_to_date_and_the_next_one_changes_nothing(
 
 
 def drawn(markdown: str) -> str:
-    """The picture in a Markdown image, as the text that it is."""
+    """Decode the SVG of a Markdown image."""
     (data,) = re.findall(r"^!\[.*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)$", markdown)
     text = b64decode(data).decode()
     assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314  our own text

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("spark_while_needed")
 
 
 def definitions(resource: SquidResource, house: Path, spark_master: str = "local[2]") -> dg.Definitions:
-    """A location with the checks and the job."""
+    """Build a location with the checks and the job."""
     checks = build_projection_checks()
     return dg.Definitions(
         asset_checks=[checks],
@@ -69,13 +69,13 @@ def defs(resource: SquidResource, postgres: PostgresStorage, tmp_path: Path) -> 
 
 
 def run(defs: dg.Definitions, job: str = "all", **options: Any) -> dg.ExecuteInProcessResult:
-    """Run a job on an instance that nobody has used before: a Dagster home that was deleted."""
+    """Run a job on an unused instance: a Dagster home that was deleted."""
     with dg.DagsterInstance.ephemeral() as instance:
         return defs.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False, **options)
 
 
 def evaluations(result: dg.ExecuteInProcessResult) -> dict[Check, dg.AssetCheckEvaluation]:
-    """What each check said, and that it is on its asset."""
+    """Return the evaluation of each check; assert that it is on its asset."""
     assert result.success
     evaluations = {Check(evaluation.check_name): evaluation for evaluation in result.get_asset_check_evaluations()}
     assert all(evaluation.asset_key == key_of(ON[check]) for check, evaluation in evaluations.items())
@@ -83,19 +83,19 @@ def evaluations(result: dg.ExecuteInProcessResult) -> dict[Check, dg.AssetCheckE
 
 
 def vector(evaluations: dict[Check, dg.AssetCheckEvaluation]) -> str:
-    """All checks in order, green or red."""
+    """Format all checks in order, green or red."""
     return " ".join("G" if evaluations[check].passed else "R" for check in Check)
 
 
 def do(storage: PostgresStorage, text: LiteralString) -> None:
-    """Change something behind the journal's back."""
+    """Execute a statement that bypasses the journal."""
     with storage.connection() as connection:
         assert connection.execute(storage.sql(text)).rowcount != 0
 
 
 def test_checks_tell_remember_and_name_the_remedy(defs: dg.Definitions, postgres: PostgresStorage) -> None:
     first = evaluations(run(defs))
-    assert vector(first) == "G G G R"  # nobody has ever looked: all anomalies are new
+    assert vector(first) == "G G G R"  # the first check: all anomalies are new
     assert first[Check.ANOMALIES].severity is dg.AssetCheckSeverity.ERROR
     known = first[Check.ANOMALIES].metadata["squid/found"].value
     assert evaluations(run(defs, "one")).keys() == {Check.SEQUENCES}
