@@ -30,6 +30,34 @@ def test_importing_the_package_loads_no_database_no_dagster_and_no_spark() -> No
     assert done.stdout.strip() == "[]"
 
 
+def test_the_package_exports_what_the_plugin_does() -> None:
+    from squid_dagster import SquidResource, plugin
+
+    assert set(plugin.__all__) <= set(squid_dagster.__all__)
+    assert SquidResource is plugin.SquidResource
+
+
+def test_without_dagster_the_error_names_the_extra() -> None:
+    names = [
+        "SquidResource", "squid_definitions", "build_dispatch_job", "build_dispatch_sensor", "build_recovery_job",
+        "build_recovery_schedule", "build_cron_schedules", "build_command_jobs", "build_projection_assets",
+        "SquidComponent",
+    ]  # fmt: skip
+    # As if it were not installed: None in sys.modules makes every import of it fail.
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['dagster', 'dagster_shared', 'dagster_pyspark']))\n"
+        "from squid_dagster import Signal, Squid, Workflow\n"
+        f"for name in {names}:\n"
+        "    try:\n        exec(f'from squid_dagster import {name}')\n"
+        "    except ImportError as error:\n        print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name, line in zip(names, done.stdout.splitlines(), strict=True):
+        assert line.startswith(f"squid_dagster.{name} needs dagster")
+        assert line.endswith("which is not installed: run pip install 'squid-dagster[dagster]'")
+
+
 def test_every_logger_of_ours_redacts() -> None:
     # The one place, and those that look at handlers and levels.
     own = {
