@@ -27,10 +27,10 @@ from pydantic import BaseModel, JsonValue
 
 from bench.journals import new_journal
 from bench.report import Measure, progress
+from squid_dagster import Signal
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE, Claim
-from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.runtime.leases.claim_by_key import claim_item
 from squid_dagster.runtime.worker.report import SettledAttempt
 from squid_dagster.workflow import StepContext, Workflow, path

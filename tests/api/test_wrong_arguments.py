@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import squid_dagster
-from squid_dagster import agents, backlog, inspection, journal, protocol, redaction, testing, workflow
+from squid_dagster import SignalType, agents, backlog, inspection, journal, protocol, redaction, testing, workflow
 from squid_dagster.journal import PostgresStorage, open_journal, rebuild_views, verify
 from squid_dagster.journal.transfer.transfer import export_journal, import_journal
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.commands.signals import SignalType
 from tests.api.calls.agents import other_calls
 from tests.api.calls.journal import dispatch_calls, query_calls, storage_calls
 from tests.api.calls.signals import signal_calls
@@ -52,7 +51,8 @@ _ELSEWHERE = {
     "Retry.problems": "takes nothing",
 }
 _OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for
-    "check", "close", "connection", "observe_earlier_db_time", "observe_db_time", "join_transaction", "estimate_db_now",
+    "change", "check", "close", "connection", "estimate_db_now", "join_transaction", "observe_db_time",
+    "observe_earlier_db_time",
     "publish_cut", "rows", "sql", "transaction", "upgrade", "version",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from pydantic import BaseModel
 
+from squid_dagster import Receipt
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -17,7 +18,6 @@ from squid_dagster.plugin.crons import build_cron_schedules, due_time, schedule_
 from squid_dagster.plugin.recovery import build_recovery_job
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
 from tests.plugin.workflows import launch

@@ -6,15 +6,14 @@ from dataclasses import fields
 import dagster as dg
 import pytest
 
+from squid_dagster import Receipt, RecoveryReport
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.plugin.recovery import COUNTS, build_recovery_job, build_recovery_schedule, recovery_metadata
 from squid_dagster.plugin.resource import SquidResource
-from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.runtime.recovery import recovery
-from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from tests.facts import T0
 from tests.plugin.workflows import claims, count_facts, every, failure, launch, metadata
 from tests.recovery.damage import LEASE, settle_half

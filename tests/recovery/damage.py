@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, LiteralString, NamedTuple
 
+from squid_dagster import Signal, SignalType
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Completed, Failed, NextAttempt, Outcome, Settlement
@@ -16,7 +17,6 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import ChildRunStarted, Origin, RunTerminal, run_thread
 from squid_dagster.runtime.commands.derived_ids import derived_run_id
 from squid_dagster.runtime.commands.run_start import prepare_start
-from squid_dagster.runtime.commands.signals import Signal, SignalType
 from squid_dagster.testing import InjectedStorage
 
 LEASE = timedelta(minutes=1)

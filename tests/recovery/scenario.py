@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from squid_dagster import Receipt, RecoveryReport
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol import DispatchProjection, Entry, RunUnit, dispatch_thread
 from squid_dagster.protocol.entries import run_of
 from squid_dagster.protocol.errors import ExpiredClaim
-from squid_dagster.runtime.commands.signals import Receipt
-from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from squid_dagster.workflow import Workflow
 from tests.facts import T0
 

@@ -7,6 +7,7 @@ from typing import Any, LiteralString
 
 import pytest
 
+from squid_dagster import RecoveryReport
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.journal.contract.storage import Storage
@@ -18,7 +19,6 @@ from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.protocol import EntryQuarantined, RunUnit, run_thread
 from squid_dagster.protocol.errors import PlanningFailed
 from squid_dagster.runtime.recovery import recovery
-from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from squid_dagster.runtime.recovery.run_repair import repair_run
 from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow import Workflow

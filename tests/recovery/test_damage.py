@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from squid_dagster import RecoveryReport
 from squid_dagster.journal.contract.dispatch_store import Completed
 from squid_dagster.protocol import RunIndexed
-from squid_dagster.runtime.recovery.recovery import RecoveryReport
 from tests.recovery import workflows as w
 from tests.recovery.damage import (
     DAMAGE,

@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from squid_dagster import RecoveryReport
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_index_thread, run_thread
-from squid_dagster.runtime.recovery.recovery import RecoveryReport, list_started
+from squid_dagster.runtime.recovery.recovery import list_started
 from squid_dagster.testing import InjectedStorage, Plan
 from tests.facts import started
 from tests.recovery import workflows as w

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from squid_dagster import SignalType
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.dispatch_store import DispatchStore
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import FACT_TYPES
-from squid_dagster.runtime.commands.signals import SignalType
 from squid_dagster.runtime.recovery.recovery import list_started
 from squid_dagster.testing import Crashed, InjectedStorage, Plan
 from tests.facts import CARD_EXAMPLES

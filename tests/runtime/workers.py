@@ -21,13 +21,13 @@ import psycopg
 import sqlalchemy
 from pydantic import BaseModel
 
+from squid_dagster import WorkerReport
 from squid_dagster.api import Squid
 from squid_dagster.journal import Answer, PostgresStorage, Storage
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.runtime.execution.executor import Executor
-from squid_dagster.runtime.worker.report import WorkerReport
 from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.workflow import Retry, StepContext, Workflow
 from squid_dagster.workflow.authoring.step_context import Cancellation

@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from squid_dagster import JournalLeases, QueueLeases, work_one_lease
 from squid_dagster.backlog import BacklogLeases
 from squid_dagster.backlog.lease_backend import BacklogQueue
-from squid_dagster.runtime.leases.host_queue import QueueLeases
-from squid_dagster.runtime.leases.lease_backend import JournalLeases
-from squid_dagster.runtime.leases.lease_work import work_one_lease
 from tests.api.fixture import ApiFixture
 from tests.api.wrong_values import Call, Make
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from squid_dagster.runtime.commands.cloudevents import to_cloudevent
-from squid_dagster.runtime.commands.signals import Signal
+from squid_dagster import Signal, to_cloudevent
 from tests.api.calls.squid import retry_call
 from tests.api.fixture import OPTIONS, ApiFixture, numbers
 from tests.api.wrong_values import Call, Make

@@ -6,10 +6,10 @@ import pty
 
 import pytest
 
+from squid_dagster import Receipt
 from squid_dagster.api import Squid
 from squid_dagster.cli.run.bulk import Bulk, Target, run_bulk
 from squid_dagster.protocol.errors import StorageUnavailable
-from squid_dagster.runtime.commands.signals import Receipt
 from tests.cli.command_line import MODULES, Answer, CommandLine
 from tests.cli.workflows import charge, hello, orders
 from tests.facts import T0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import psycopg
 
+from squid_dagster import Receipt
 from squid_dagster.api import Squid
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.runtime.commands.signals import Receipt
 from squid_dagster.workflow import Cron, Workflow
 from tests.journal.access import plain_url
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from squid_dagster.runtime.commands.cloudevents import to_cloudevent
-from squid_dagster.runtime.commands.signals import Signal, SignalType
+from squid_dagster import Signal, SignalType, to_cloudevent
 from squid_dagster.workflow import Cron, Workflow
 from tests.facts import T0
 

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squid_dagster import Signal, SignalType, from_cloudevent, to_cloudevent
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     InvalidArgument,
 )
-from squid_dagster.runtime.commands.cloudevents import from_cloudevent, to_cloudevent
-from squid_dagster.runtime.commands.signals import Signal, SignalType
 from tests.facts import T0
 from tests.runtime.commands.signal_forms import asked, orders
 from tests.runtime.runs import MakeSquid, facts, state_of

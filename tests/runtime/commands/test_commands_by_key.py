@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from squid_dagster import Receipt, Signal
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.command_target import CommandDecision, CommandedRun, CommandTarget
@@ -19,7 +20,6 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.runtime.commands.external_outcomes import waiting_externals
-from squid_dagster.runtime.commands.signals import Receipt, Signal
 from squid_dagster.workflow import Retry, Workflow
 from tests.facts import T0
 from tests.runtime.runs import everything

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from squid_dagster import SignalType, signal_from_json
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
@@ -12,8 +13,6 @@ from squid_dagster.protocol.errors import (
     InvalidTransition,
     NotFound,
 )
-from squid_dagster.runtime.commands.cloudevents import signal_from_json
-from squid_dagster.runtime.commands.signals import SignalType
 from tests.runtime.commands.signal_forms import FORMS, asked, in_form, orders
 from tests.runtime.runs import MakeSquid, drain, facts, finish, seconds, state_of
 

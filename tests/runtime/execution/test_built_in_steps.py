@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from pydantic import BaseModel
 
+from squid_dagster import Signal, SignalType
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidFact, InvalidTransition
-from squid_dagster.runtime.commands.signals import Signal, SignalType
 from squid_dagster.workflow import Deadline, StepContext, Workflow
 from tests.runtime.runs import MakeSquid, applied_steps, claims, complete_run, drain, facts, finish, run_facts, seconds
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from squid_dagster import Signal
 from squid_dagster.api import Squid
 from squid_dagster.runtime.commands.external_outcomes import waiting_externals
-from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.workflow import StepContext, Workflow
 from tests.runtime.runs import drain
 

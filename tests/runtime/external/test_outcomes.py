@@ -3,10 +3,9 @@
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster import testing
+from squid_dagster import testing, to_cloudevent
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.lanes import waiting_in_lanes
-from squid_dagster.runtime.commands.cloudevents import to_cloudevent
 from squid_dagster.runtime.commands.external_outcomes import waiting_externals
 from squid_dagster.testing import execute_until_blocked
 from squid_dagster.workflow import Retry, Workflow

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from squid_dagster import Signal
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     IncompatibleDefinition,
@@ -11,7 +12,6 @@ from squid_dagster.protocol.errors import (
     InvalidTransition,
     NotFound,
 )
-from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.workflow import Retry
 from tests.runtime.external.orders import MINUTE, done, failed, orders, started, waiting
 from tests.runtime.runs import MakeSquid, facts

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from squid_dagster import Signal
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import (
     InvalidTransition,
 )
 from squid_dagster.runtime.commands.external_outcomes import launch_of, waiting_externals
-from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.workflow import InvalidInput, Workflow
 from squid_dagster.workflow.external_request import request_of
 from tests.runtime.external.orders import done, orders, started, waiting

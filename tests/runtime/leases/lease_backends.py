@@ -6,10 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from squid_dagster import Defer, Fail, Retry, Squid, Workflow
+from squid_dagster import Defer, Fail, JournalLeases, Lease, LeaseBackend, QueueLeases, Retry, Squid, Workflow
 from squid_dagster.backlog import BacklogLeases
-from squid_dagster.runtime.leases.host_queue import QueueLeases
-from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease, LeaseBackend
 from tests.runtime.leases.list_queue import ListQueue
 from tests.runtime.runs import facts
 

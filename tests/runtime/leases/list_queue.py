@@ -5,8 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster.runtime.leases.host_queue import Delivery, Intent
-from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
+from squid_dagster import Delivery, Intent, LeaseOutcome
 
 
 class ListQueue:

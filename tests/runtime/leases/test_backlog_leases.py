@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from squid_dagster import LeaseOutcome
 from squid_dagster.backlog import BacklogLeases
 from squid_dagster.backlog.lease_backend import card_id, phase
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.facts.backlog import CardBlocked
-from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
 from tests.runtime.leases.lease_backends import LEASE, flow, only
 from tests.runtime.runs import MakeSquid, seconds
 

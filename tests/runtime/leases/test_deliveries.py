@@ -1,9 +1,9 @@
 """Lease backends keep one contract: the journal's own, the backlog, and a plain list that a host brings."""
 
+from squid_dagster import LeaseOutcome
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Failed
 from squid_dagster.runtime.leases.host_queue import OFFERED_AT_ONCE
-from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
 from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, only, single
 from tests.runtime.runs import MakeSquid, facts, seconds
 

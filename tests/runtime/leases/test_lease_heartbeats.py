@@ -6,14 +6,13 @@ from datetime import timedelta
 
 import pytest
 
+from squid_dagster import JournalLeases, Lease, LeaseReport, work_one_lease
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StorageUnavailable, TerminalRun
-from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease
-from squid_dagster.runtime.leases.lease_work import LeaseReport, work_one_lease
 from squid_dagster.workflow import StepContext, Workflow
 from tests.runtime.workers import PATIENCE, facts_of, until
 

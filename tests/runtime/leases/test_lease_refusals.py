@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from squid_dagster import JournalLeases, Lease, LeaseBackend
 from squid_dagster.backlog import BacklogLeases
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Deferred
@@ -17,7 +18,6 @@ from squid_dagster.protocol.errors import (
     StaleClaim,
     TerminalRun,
 )
-from squid_dagster.runtime.leases.lease_backend import JournalLeases, Lease, LeaseBackend
 from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, only
 from tests.runtime.runs import MakeSquid, facts, seconds
 

@@ -2,15 +2,12 @@
 
 from datetime import timedelta
 
-from squid_dagster import Workflow
+from squid_dagster import Delivery, LeaseOutcome, QueueLeases, Workflow, work_one_lease
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import (
     ExpiredClaim,
     InvalidFact,
 )
-from squid_dagster.runtime.leases.host_queue import Delivery, QueueLeases
-from squid_dagster.runtime.leases.lease_backend import LeaseOutcome
-from squid_dagster.runtime.leases.lease_work import work_one_lease
 from tests.runtime.leases.lease_backends import LEASE, Make, attempt_facts, flow, single
 from tests.runtime.leases.list_queue import ListQueue
 from tests.runtime.runs import MakeSquid, seconds

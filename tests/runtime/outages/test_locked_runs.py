@@ -6,10 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from squid_dagster import JournalLeases, work_one_lease
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, verify
-from squid_dagster.runtime.leases.lease_backend import JournalLeases
-from squid_dagster.runtime.leases.lease_work import work_one_lease
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.access import raw
 from tests.runtime.outages.two_steps import OFTEN, Steps, warnings

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from squid_dagster import Signal
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Claim
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.plan_state import checkpoints
 from squid_dagster.journal.postgres import entry_reader, storage, transaction
-from squid_dagster.journal.postgres.dispatch import settle_fast
+from squid_dagster.journal.postgres.dispatch import run_states
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
 from squid_dagster.protocol.entries import Entry
@@ -20,7 +21,6 @@ from squid_dagster.protocol.errors import ConflictingCommand, InvalidTransition,
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.runtime.commands.external_outcomes import launch_of, waiting_externals
-from squid_dagster.runtime.commands.signals import Signal
 from squid_dagster.runtime.leases.claim_by_key import Refused, claim_item
 from squid_dagster.workflow import Retry, StepContext, Workflow, path
 from tests.facts import applied
@@ -95,7 +95,7 @@ def entries_read(monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
         entries_seen.extend(entry for entry in entries if entry.thread.startswith(run_thread("")))
         return entries
 
-    for module in (storage, transaction, settle_fast):
+    for module in (storage, transaction, run_states):
         monkeypatch.setattr(module, "read_entries", reading_entries)
     return entries_seen
 
