@@ -24,6 +24,7 @@ LOCK_ORDER = "tests/journal/concurrency/test_lock_order.py"
 LOST_ANSWERS = "tests/journal/dispatch/test_lost_answers.py"
 MARKS = "tests/journal/claims/test_lane_marks.py"
 NEW_RUNS = "tests/journal/dispatch/test_new_runs.py"
+NEW_THREADS = "tests/journal/concurrency/test_new_threads.py"
 PLANNING = "tests/journal/settlement/test_planning.py"
 QUERIES = (
     "tests/journal/queries/test_runs.py",
