@@ -15,7 +15,6 @@ from bench import dagster_location as location
 from bench.report import progress
 from examples.stack import LOCATION, REPOSITORY, Stack
 from squid_dagster import Squid
-from squid_dagster.api import ALIVE_WITHIN
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.plugin.dispatch.job import RUN_KIND
 from squid_dagster.protocol import AttemptClaimed, AttemptCompleted, AttemptScheduled
@@ -119,7 +118,7 @@ class Desk:
         wait_for(lambda: not self._workers(kind))
 
     def _workers(self, kind: str) -> list[str]:
-        rows = self.squid.runtime.liveness.workers(ALIVE_WITHIN)
+        rows = self.squid.live_workers()
         return [row.worker_id for row in rows if row.kind == kind]
 
     # --- runs -------------------------------------------------------------------------------------------------------

@@ -1,52 +1,41 @@
-"""`Squid`: the one object to start, run, control and look at workflows with."""
+"""`Squid`: the one object to start, run, control and look at workflows with.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+The command and the Dagster plugin go through it. What can be looked at is in `Inspection`, what commands do is in
+`runtime.commands`. It owns only what `connect` opened.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Self
-
-from pydantic import JsonValue
+from typing import Any, Self, Unpack
 
 from squid_dagster.agents import ClaimResult, DispatchAgent, WorkflowAgent
 from squid_dagster.backlog.backlog import Backlog
-from squid_dagster.inspection.inspection import ALIVE_WITHIN, Inspection
+from squid_dagster.inspection.inspection import Inspection
 from squid_dagster.inspection.snapshot.snapshot import RunSnapshot
 from squid_dagster.journal import PostgresStorage, Storage, open_journal
-from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE
-from squid_dagster.journal.contract.notifier import Notifier
 from squid_dagster.protocol.argument_checks import checks_arguments
-from squid_dagster.protocol.errors import InvalidArgument, StaleClaim
-from squid_dagster.runtime.adapters import adapters, definitions
-from squid_dagster.runtime.commands import cron_starts, run_commands, signal_router
-from squid_dagster.runtime.commands.child_runs import ChildStarter, start_child_run
-from squid_dagster.runtime.commands.cloudevents import SOURCE, check_sources, from_cloudevent, signal_from_json
-from squid_dagster.runtime.commands.run_start import (
-    Payload,
-    WorkflowRef,
-    prepare_start,
-    start_run,
-    start_runs,
-    with_keys,
-)
-from squid_dagster.runtime.commands.signals import Actor, Receipt, Signal, SignalType, check_signal, signal_options
+from squid_dagster.runtime.adapters import RuntimeOptions, SquidOptions, Workflows, make_runtime
+from squid_dagster.runtime.commands import child_runs, cron_starts, run_commands, run_start, signal_router, signals
+from squid_dagster.runtime.commands.cloudevents import SOURCE, check_sources
+from squid_dagster.runtime.commands.run_start import Payload, RunOptions, StartOptions, WorkflowRef
+from squid_dagster.runtime.commands.signals import Actor, CommandOptions, DecisionOptions, Receipt, RecordedOptions
 from squid_dagster.runtime.execution.single_attempt import execute_one
 from squid_dagster.runtime.recovery import recovery
-from squid_dagster.runtime.recovery.recovery import RecoveryReport
-from squid_dagster.runtime.runtime import Runtime
+from squid_dagster.runtime.worker.options import WorkerOptions
 from squid_dagster.runtime.worker.report import WorkerReport
 from squid_dagster.runtime.worker.worker import Worker
-from squid_dagster.workflow import MissingResource, StepContext, Workflow
-from squid_dagster.workflow.definition import Definition
-from squid_dagster.workflow.planner.schedule import DEFAULT_QUEUE
-from squid_dagster.workflow.registry import Registry
-
-__all__ = ["ALIVE_WITHIN", "Squid"]
+from squid_dagster.workflow import StepContext
 
 
 @checks_arguments
 class Squid(Inspection):
     """A journal with the workflows that this process knows. Safe between threads; close it, or use it in a `with`.
+
+    Without `workflows` it looks and takes the commands that need no definition. Nothing is said of definitions then: an
+    unknown one is not a missing one, and no run is shown as held. What needs a definition (starts, decisions, replays)
+    raises `NotFound` or `IncompatibleDefinition`, and no step is executed. An empty list says that there are none.
+    Looking writes nothing: where only reading is possible (a standby, a role), other calls raise `StorageUnavailable`.
 
     Commands take `actor`, `comment`, `metadata` and `idempotency_key`, and answer with a `Receipt`: using the key
     again, whenever, gives the first receipt. The receipt's `snapshot` is the run as it is now.
@@ -55,67 +44,49 @@ class Squid(Inspection):
     def __init__(
         self,
         storage: Storage,
-        workflows: Iterable[Workflow | Definition] | Workflow | str | None = None,
+        workflows: Workflows | None = None,
         *,
-        resources: Mapping[str, object] | None = None,
-        queue: str = DEFAULT_QUEUE,
-        lease: timedelta = DEFAULT_LEASE,
-        listen_url: str | None = None,
-        notifier: Notifier | None = None,
         record_wakeups: bool = True,
         event_sources: Collection[str] = (SOURCE,),
-        new_run_id: Callable[[], str] | None = None,
-        random_unit: Callable[[], float] | None = None,
+        **options: Unpack[RuntimeOptions],
     ) -> None:
         """Take a storage and workflows: objects, modules or names of modules. Of one name, the last is used for starts.
 
-        `notifier` replaces the storage's own way to wake workers (NOTIFY, or within the process); it stays the
-        caller's, and is not closed here. `record_wakeups` decides whether `DispatchAgent.schedule_attempts` writes
-        `live_wakeup_emitted`. `event_sources` are the sources whose CloudEvents `apply_signal` takes; by default those
-        of `to_cloudevent`.
+        `record_wakeups` decides whether `DispatchAgent.schedule_attempts` writes `live_wakeup_emitted`. `event_sources`
+        are the sources whose CloudEvents `apply_signal` takes; by default those of `to_cloudevent`.
+
+        >>> Squid(MemoryStorage(), [orders]).start("orders", {"item": "tea"}).snapshot.status
+        'running'
 
         Raises:
-            InvalidArgument: `event_sources` is no list of sources, or `notifier` has not the methods of one.
-            InvalidWorkflow: a workflow that does not make sense; all problems at once, with paths.
-            WorkflowsNotLoaded: something that is no workflow, or two with the same name and version.
-            MissingResource: a step asks for a resource that was not given.
+            InvalidArgument: `event_sources` is no list of sources.
+            InvalidArgument, InvalidWorkflow, WorkflowsNotLoaded, MissingResource: as `make_runtime`.
         """
-        registry = Registry(definitions(() if workflows is None else workflows))
-        given = dict(resources or {})
-        missing = {key: each.name for each in registry for key in each.resources if key not in given}
-        if missing:
-            wanted = ", ".join(f"{key!r} (workflow {name!r})" for key, name in sorted(missing.items()))
-            raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
-        more: dict[str, Any] = {"new_run_id": new_run_id, "random_unit": random_unit}
-        self._opened: PostgresStorage | None = None
+        self.runtime = make_runtime(storage, () if workflows is None else workflows, **options)
+        definitions = None if workflows is None else self.runtime.registry
+        super().__init__(storage, self.runtime.queries, self.runtime.liveness, definitions)
         self._event_sources, self._record_wakeups = check_sources(event_sources), record_wakeups
-        self.backlog = Backlog(storage)  # the cards that are kept in the same storage
-        self.runtime = Runtime(
-            storage=storage,
-            **adapters(storage, listen_url, notifier)._asdict(),
-            registry=registry,
-            resources=given,
-            queue=queue,
-            lease=lease,
-            **{name: value for name, value in more.items() if value is not None},
-        )
-        known = None if workflows is None else registry
-        super().__init__(storage, self.runtime.queries, self.runtime.liveness, known)
+        self._opened: PostgresStorage | None = None  # by `connect`
+        self.backlog = Backlog(storage)  # the cards in the same storage
 
     @classmethod
     def connect(
         cls,
         url: str | None = None,
-        workflows: Iterable[Workflow | Definition] | Workflow | str | None = None,
+        workflows: Workflows | None = None,
         *,
         schema: str | None = None,
         wait: timedelta | None = timedelta(0),
-        **options: Any,
+        **options: Unpack[SquidOptions],
     ) -> Self:
         """Open the journal at `url`, else the one that the configuration names, else an embedded one.
 
-        A database that is not there is waited for as long as `wait` says; None: without end. `options` are those of
+        A database that does not answer is waited for as long as `wait` says; None: without end. `options` are those of
         `Squid(...)`. Raises what that and `open_journal` raise.
+
+        >>> with Squid.connect(url, [orders], schema=schema) as squid:
+        ...     squid.start("orders", {"item": "tea"}).signal_type
+        'start_run'
         """
         storage = open_journal(url, schema=schema, wait=wait)
         try:
@@ -127,7 +98,7 @@ class Squid(Inspection):
         return squid
 
     def close(self) -> None:
-        """Give back what is held: notifications are sent, and the connections of a journal that `connect` opened."""
+        """Release what it holds: wakeups are sent, and connections that `connect` opened are closed."""
         self.runtime.notifier.close()
         if self._opened is not None:
             self._opened.close()
@@ -136,80 +107,43 @@ class Squid(Inspection):
         """Use it in a `with` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        workflow: WorkflowRef,
-        payload: Payload = None,
-        *,
-        trigger: str | None = None,
-        queue: str | None = None,
-        run_id: str | None = None,
-        priority: int = 0,
-        version: str | None = None,
-        actor: Actor | None = None,
-        comment: str | None = None,
-        metadata: Mapping[str, JsonValue] | None = None,
-        idempotency_key: str | None = None,
-    ) -> Receipt:
+    def start(self, workflow: WorkflowRef, payload: Payload = None, **options: Unpack[StartOptions]) -> Receipt:
         """Start a run. With an `idempotency_key`, scoped to workflow and trigger, it is started once.
+
+        >>> squid.start("orders", {"item": "tea"}, queue="slow", priority=5, actor="ada").snapshot.queue
+        'slow'
 
         Raises:
             NotFound: the workflow, or that version of it, is not registered.
-            InvalidPayload, InvalidInput, InvalidArgument, InvalidThread, InvalidFact: what was given does not fit.
+            InvalidPayload, InvalidInput, InvalidArgument, InvalidThread, InvalidFact: an argument does not fit.
             ConflictingCommand: the key, or the run id, was used with another payload.
         """
-        options = signal_options(actor=actor, comment=comment, metadata=metadata, idempotency_key=idempotency_key)
-        start = prepare_start(
-            self.runtime,
-            workflow,
-            payload,
-            trigger=trigger,
-            queue=queue,
-            run_id=run_id,
-            priority=priority,
-            version=version,
-            options=options,
-        )
-        return self._receipt(start_run(self.runtime, start))
+        start = run_start.prepare_start(self.runtime, workflow, payload, **run_start.start_options(**options))
+        return self._receipt(run_start.start_run(self.runtime, start))
 
     def start_many(
         self,
         workflow: WorkflowRef,
         payloads: Iterable[Payload],
         *,
-        trigger: str | None = None,
-        queue: str | None = None,
-        priority: int = 0,
-        version: str | None = None,
-        actor: Actor | None = None,
-        comment: str | None = None,
-        metadata: Mapping[str, JsonValue] | None = None,
         idempotency_keys: Sequence[str] | None = None,
+        **options: Unpack[RunOptions],
     ) -> list[Receipt]:
-        """Start one run for each payload, hundreds in one commit. Raises as `start`."""
-        options = signal_options(actor=actor, comment=comment, metadata=metadata)
-        starts = [
-            prepare_start(
-                self.runtime,
-                workflow,
-                payload,
-                trigger=trigger,
-                queue=queue,
-                priority=priority,
-                version=version,
-                options=options,
-            )
-            for payload in payloads
-        ]
-        return [self._receipt(each) for each in start_runs(self.runtime, list(with_keys(starts, idempotency_keys)))]
+        """Start one run for each payload, hundreds in one commit. Raises as `start`.
+
+        >>> len(squid.start_many("orders", [{"item": "tea"}, {"item": "milk"}]))
+        2
+        """
+        given = run_start.start_options(**options)
+        starts = [run_start.prepare_start(self.runtime, workflow, payload, **given) for payload in payloads]
+        keyed = list(run_start.with_keys(starts, idempotency_keys))
+        return [self._receipt(receipt) for receipt in run_start.start_runs(self.runtime, keyed)]
 
     def start_cron(
         self,
@@ -219,35 +153,28 @@ class Squid(Inspection):
         signal_id: str | None = None,
         intended_window: Mapping[str, str] | None = None,
         queue: str | None = None,
-        actor: Actor | None = None,
-        comment: str | None = None,
-        metadata: Mapping[str, JsonValue] | None = None,
+        **options: Unpack[RecordedOptions],
     ) -> Receipt:
-        """Start the run of one window, or of one signal of another scheduler, once.
+        """Start the run of one window, or of one signal of another scheduler, once. Raises as `cron_starts.start_cron`.
 
-        Raises as `cron_starts.start_cron`.
+        >>> squid.start_cron("nightly", "night", signal_id="2026-11-16").snapshot.trigger
+        'night'
         """
-        options = signal_options(actor=actor, comment=comment, metadata=metadata)
-        return self._receipt(
-            cron_starts.start_cron(
-                self.runtime,
-                workflow,
-                trigger,
-                options,
-                signal_id=signal_id,
-                intended_window=intended_window,
-                queue=queue,
-            )
-        )
+        given: dict[str, Any] = {"signal_id": signal_id, "intended_window": intended_window, "queue": queue}
+        signal = signals.signal_options(**options)
+        return self._receipt(cron_starts.start_cron(self.runtime, workflow, trigger, signal, **given))
 
     def start_due_crons(
         self, now: datetime | None = None, *, only: tuple[WorkflowRef, str] | None = None
     ) -> list[Receipt]:
-        """Start every window of every cron trigger that is due and not started. Any number may call it at once.
+        """Start every due window of every cron trigger, or `only` of a workflow and its trigger's name, once.
 
-        With `only`, a workflow and its trigger's name, just that one's. Raises as `cron_starts.start_due_crons`.
+        Any number may call it at once. Raises as `cron_starts.start_due_crons`.
+
+        >>> squid.start_due_crons()
+        []
         """
-        return [self._receipt(each) for each in cron_starts.start_due_crons(self.runtime, now, only=only)]
+        return [self._receipt(receipt) for receipt in cron_starts.start_due_crons(self.runtime, now, only=only)]
 
     def start_child_run(
         self,
@@ -256,13 +183,15 @@ class Squid(Inspection):
         payload: Payload = None,
         *,
         child_key: str,
-        trigger: str | None = None,
-        queue: str | None = None,
-        metadata: Mapping[str, JsonValue] | None = None,
+        **options: Unpack[child_runs.ChildOptions],
     ) -> Receipt:
-        """Start a child of the run that a step belongs to, once for the step and `child_key`, while its claim holds.
+        """Start a child of a step's run, once for the step and `child_key`, while the step's claim holds.
 
-        `parent` is the context that a worker gave to the step, or what `DispatchAgent.claim_next` gave.
+        `parent` is the context that a worker gave to the step, or what `DispatchAgent.claim_next` returned.
+
+        >>> claim = squid.dispatch_agent().claim_next("ada")
+        >>> squid.start_child_run(claim, "orders", {"item": "milk"}, child_key="milk").repeated
+        False
 
         Raises:
             StaleClaim: the step was taken over or is settled, or the context is none that a worker has made.
@@ -270,23 +199,19 @@ class Squid(Inspection):
             ConflictingCommand: the key was used for another workflow or payload.
             NotFound, InvalidPayload, InvalidInput, InvalidArgument, InvalidThread: as `start`.
         """
-        options: dict[str, Any] = {"child_key": child_key, "trigger": trigger, "queue": queue, "metadata": metadata}
-        if isinstance(parent, ClaimResult):
-            return self._receipt(start_child_run(self.runtime, parent.claim, workflow, payload, **options))
-        if not isinstance(parent, StepContext):
-            raise InvalidArgument(f"parent must be a StepContext or a ClaimResult, not a {type(parent).__name__}")
-        if not isinstance(parent.child_starter, ChildStarter):
-            raise StaleClaim(
-                f"the context of {parent.runnable_key!r} holds no claim: use the one that a worker gave to the step"
-            )
-        return self._receipt(parent.child_starter.start(self.runtime, parent, workflow, payload, **options))
+        return self._receipt(child_runs.start_child_of(self.runtime, parent, workflow, payload, child_key, **options))
 
     # --- controlling ------------------------------------------------------------------------------------------------
 
-    def approve(self, run_id: str, *, actor: Actor, step: str | None = None, **options: Any) -> Receipt:
+    def approve(
+        self, run_id: str, *, actor: Actor, step: str | None = None, **options: Unpack[DecisionOptions]
+    ) -> Receipt:
         """Approve what the run waits for; with `step`, only if that is the step that it waits at.
 
         Name the step that was looked at: another person may have decided on it, and the run waits at the next one.
+
+        >>> squid.approve(run_id, actor="ada", step="review", comment="looks good").snapshot.status
+        'completed'
 
         Raises:
             NotFound: no such run.
@@ -294,76 +219,104 @@ class Squid(Inspection):
             IncompatibleDefinition: the run's definition is not registered here.
             ConflictingCommand: the idempotency key was used with another content.
         """
-        return self._resolve(run_id, SignalType.APPROVE_RUN, step, actor=actor, **options)
+        return self._resolve(run_id, signals.SignalType.APPROVE_RUN, step, actor=actor, **options)
 
-    def reject(self, run_id: str, *, actor: Actor, step: str | None = None, **options: Any) -> Receipt:
-        """Reject what the run waits for; `step` and raises as `approve`."""
-        return self._resolve(run_id, SignalType.REJECT_RUN, step, actor=actor, **options)
+    def reject(
+        self, run_id: str, *, actor: Actor, step: str | None = None, **options: Unpack[DecisionOptions]
+    ) -> Receipt:
+        """Reject what the run waits for; `step` and raises as `approve`.
 
-    def resume(self, run_id: str, *, step: str | None = None, **options: Any) -> Receipt:
-        """Let a paused run go on; `step` and raises as `approve`."""
-        return self._resolve(run_id, SignalType.RESUME_RUN, step, **options)
+        >>> squid.reject(run_id, actor="ada").snapshot.status
+        'failed'
+        """
+        return self._resolve(run_id, signals.SignalType.REJECT_RUN, step, actor=actor, **options)
 
-    def _resolve(self, run_id: str, command: SignalType, step: str | None, **options: Any) -> Receipt:
-        return self._receipt(run_commands.resolve(self.runtime, run_id, command, signal_options(**options), step=step))
+    def resume(self, run_id: str, *, step: str | None = None, **options: Unpack[CommandOptions]) -> Receipt:
+        """Let a paused run go on; `step` and raises as `approve`.
 
-    def cancel(self, run_id: str, *, cascade: bool = False, **options: Any) -> Receipt:
+        >>> squid.resume(paused_run_id).snapshot.status
+        'completed'
+        """
+        return self._resolve(run_id, signals.SignalType.RESUME_RUN, step, **options)
+
+    def _resolve(self, run_id: str, command: signals.SignalType, step: str | None, **options: Any) -> Receipt:
+        signal = signals.signal_options(**options)
+        return self._receipt(run_commands.resolve(self.runtime, run_id, command, signal, step=step))
+
+    def cancel(self, run_id: str, *, cascade: bool = False, **options: Unpack[CommandOptions]) -> Receipt:
         """End a run as cancelled, with `cascade` its open children too. Results that come later are refused.
+
+        >>> squid.cancel(run_id, actor="ada", idempotency_key="ticket-7").snapshot.status
+        'cancelled'
 
         Raises:
             NotFound: no such run.
             InvalidTransition: it has ended.
             ConflictingCommand: the idempotency key was used with another content.
         """
-        return self._receipt(run_commands.cancel(self.runtime, run_id, signal_options(**options), cascade=cascade))
+        return self._receipt(
+            run_commands.cancel(self.runtime, run_id, signals.signal_options(**options), cascade=cascade)
+        )
 
-    def replay(self, run_id: str, *, allow_irreversible: bool = False, **options: Any) -> Receipt:
+    def replay(self, run_id: str, *, allow_irreversible: bool = False, **options: Unpack[CommandOptions]) -> Receipt:
         """Start a new run with the workflow, trigger and payload of an earlier one.
+
+        >>> squid.replay(run_id).snapshot.replayed_from_run_id == run_id
+        True
 
         Raises:
             NotFound: no such run.
             UnsafeReplay: steps that cannot be repeated were completed, and `allow_irreversible` is not True.
             IncompatibleDefinition: the definition that it ran with is not registered here.
         """
-        return self._receipt(
-            run_commands.replay(self.runtime, run_id, signal_options(**options), allow_irreversible=allow_irreversible)
-        )
+        signal = signals.signal_options(**options)
+        return self._receipt(run_commands.replay(self.runtime, run_id, signal, allow_irreversible=allow_irreversible))
 
-    def retry_attempt(self, run_id: str, runnable_key: str | None = None, **options: Any) -> Receipt:
+    def retry_attempt(self, run_id: str, runnable_key: str | None = None, **options: Unpack[CommandOptions]) -> Receipt:
         """Put a dead letter back: the one named, or the only one that the run waits for.
+
+        >>> squid.retry_attempt(dead_letter.run_id).snapshot.dead_letters
+        ()
 
         Raises:
             NotFound: no such run or attempt.
             InvalidTransition: there is no such dead letter, or the run has gone on.
         """
-        return self._receipt(run_commands.retry_attempt(self.runtime, run_id, runnable_key, signal_options(**options)))
+        return self._receipt(
+            run_commands.retry_attempt(self.runtime, run_id, runnable_key, signals.signal_options(**options))
+        )
 
-    def pause_queue(self, queue: str, **options: Any) -> bool:
-        """Let nobody claim from a queue until it is resumed; tell whether this is new, not a repeat of the key."""
-        return run_commands.set_queue_paused(self.runtime, queue, True, signal_options(**options))
+    def pause_queue(self, queue: str, **options: Unpack[CommandOptions]) -> bool:
+        """Pause a queue: it gives no claims until it is resumed. Return False for a repeat of the key.
 
-    def resume_queue(self, queue: str, **options: Any) -> bool:
-        """Allow claims from a queue again; tell whether this is new, not a repeat of the key."""
-        return run_commands.set_queue_paused(self.runtime, queue, False, signal_options(**options))
+        >>> squid.pause_queue("default", actor="ada", comment="the bank is closed")
+        True
+        """
+        return run_commands.set_queue_paused(self.runtime, queue, True, signals.signal_options(**options))
 
-    def apply_signal(self, signal: Signal | Mapping[str, Any]) -> Receipt:
-        """Do what a signal asks for: a `Signal`, its JSON form, or a CloudEvent of one of the `event_sources`.
+    def resume_queue(self, queue: str, **options: Unpack[CommandOptions]) -> bool:
+        """Allow claims from a queue again. Return False for a repeat of the key.
+
+        >>> squid.resume_queue("default")
+        True
+        """
+        return run_commands.set_queue_paused(self.runtime, queue, False, signals.signal_options(**options))
+
+    def apply_signal(self, signal: signals.Signal | Mapping[str, Any]) -> Receipt:
+        """Execute the command of a `Signal`, its JSON form, or a CloudEvent of one of the `event_sources`.
 
         A CloudEvent's source and id are its idempotency key, unless its data brings one: a repeat gives the first
         receipt. Its `time` is kept as `caller_time`, and decides nothing.
+
+        >>> squid.apply_signal({"type": "cancel_run", "payload": {"run_id": run_id}}).signal_type
+        'cancel_run'
 
         Raises:
             InvalidArgument: it is none of these, of an unknown source, or asks for something that is not on the list.
             SquidError: whatever the command raises.
         """
-        if isinstance(signal, Mapping):
-            is_event = "specversion" in signal
-            signal = from_cloudevent(signal, self._event_sources) if is_event else signal_from_json(signal)
-        elif isinstance(signal, Signal):
-            check_signal(signal)
-        else:
-            raise InvalidArgument(f"a signal is a Signal, its JSON form or a CloudEvent, not a {type(signal).__name__}")
-        return self._receipt(signal_router.apply_signal(self.runtime, signal))
+        checked = signal_router.read_signal(signal, self._event_sources)
+        return self._receipt(signal_router.apply_signal(self.runtime, checked))
 
     # --- working ----------------------------------------------------------------------------------------------------
 
@@ -375,11 +328,14 @@ class Squid(Inspection):
         lease: timedelta | None = None,
         heartbeat: timedelta | None = None,
     ) -> RunSnapshot | None:
-        """Claim one attempt, run its step in this thread with heartbeats, write down what came of it.
+        """Claim one attempt, run its step in this thread with heartbeats, and record its outcome.
 
-        Gives the run as it is afterwards; None when nothing is due. A step that fails is no error here. `heartbeat` is
-        how often the lease is extended, by default every third of it. Inside a running event loop it works too, and
+        Returns the run as it is afterwards; None when nothing is due. A step that fails is no error here. `heartbeat`
+        is how often the lease is extended, by default every third of it. Inside a running event loop it works too, and
         blocks that loop: an async step then runs on a loop of its own, in another thread.
+
+        >>> squid.execute_next().status
+        'paused'
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun: the claim was lost while the step ran; its result was dropped.
@@ -388,25 +344,38 @@ class Squid(Inspection):
         run_id = execute_one(self.runtime, queue, owner_id, lease, heartbeat)
         return None if run_id is None else self.inspect_run(run_id)
 
-    def worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> WorkerReport:
+    def worker(self, queue: str | Sequence[str] | None = None, **options: Unpack[WorkerOptions]) -> WorkerReport:
         """Run steps from one or more queues until stopped (SIGTERM), or with `until_idle` until nothing is due.
 
-        `options` are those of `Worker`: concurrency, until_idle, lease, poll, grace, max_age, housekeeping. To stop it
-        from another thread, make a `Worker(squid.runtime, [...])` and call its `run` and `stop`.
+        To stop it from another thread, use `new_worker`. Raises as `Worker`.
+
+        >>> squid.worker(until_idle=True, concurrency=2).completed
+        1
         """
         return self.new_worker(queue, **options).run()
 
-    def new_worker(self, queue: str | Sequence[str] | None = None, **options: Any) -> Worker:
-        """Give a worker that is not running yet, for whoever wants to stop it by himself. Raises as `Worker`."""
+    def new_worker(self, queue: str | Sequence[str] | None = None, **options: Unpack[WorkerOptions]) -> Worker:
+        """Return a worker that does not run yet: call its `run`, and `stop` from another thread. Raises as `Worker`.
+
+        >>> squid.new_worker(["fast", "slow"], max_age=timedelta(hours=8)).stop()
+        """
         queues = [self.runtime.queue] if queue is None else [queue] if isinstance(queue, str) else list(queue)
         return Worker(self.runtime, queues, **options)
 
-    def recover(self, queue: str | None = None) -> RecoveryReport:
-        """Close all crash windows, of all queues or one. Any number at once are as good as one."""
+    def recover(self, queue: str | None = None) -> recovery.RecoveryReport:
+        """Close all crash windows, of all queues or one. Any number at once are as good as one.
+
+        >>> squid.recover().scheduled
+        0
+        """
         return recovery.recover(self.runtime, queue)
 
     def dispatch_agent(self, queue: str | None = None) -> DispatchAgent:
-        """Give the agent of a queue. What it completes is planned on, and it claims only what is registered here."""
+        """Return the agent of a queue. What it completes is planned on, and it claims only what is registered here.
+
+        >>> squid.dispatch_agent().claim_next("ada").attempt.step
+        'check'
+        """
         runtime = self.runtime
         return DispatchAgent(
             runtime.storage,
@@ -419,7 +388,11 @@ class Squid(Inspection):
         )
 
     def workflow_agent(self, run_id: str) -> WorkflowAgent:
-        """Give the agent of a run."""
+        """Return the agent of a run.
+
+        >>> squid.workflow_agent(run_id).apply_pending_results()
+        []
+        """
         return WorkflowAgent(self.runtime.storage, self.runtime.dispatch, run_id, self.runtime.definition_of)
 
     def _receipt(self, receipt: Receipt) -> Receipt:

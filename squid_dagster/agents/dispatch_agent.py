@@ -96,18 +96,29 @@ class DispatchAgent:
     def claim_next(self, owner_id: str, *, lease: timedelta = DEFAULT_LEASE) -> ClaimResult | None:
         """Claim the attempt that is next in order; return None if none is due.
 
+        >>> agent.claim_next("ada").attempt.step
+        'check'
+
         Raises:
             InvalidArgument: a bad owner or lease.
         """
         return next(iter(self.claim_many(owner_id, 1, lease=lease)), None)
 
     def claim_many(self, owner_id: str, limit: int, *, lease: timedelta = DEFAULT_LEASE) -> list[ClaimResult]:
-        """Claim up to `limit` attempts at once, in order. Raises as `claim_next`."""
+        """Claim up to `limit` attempts at once, in order. Raises as `claim_next`.
+
+        >>> [claim.attempt.step for claim in agent.claim_many("ada", 10)]
+        ['check']
+        """
         claims = self._dispatch.claim(self.queue, owner_id, limit=limit, lease=lease, definitions=self._definitions)
         return [ClaimResult(self, claim.attempt, claim.lease_until, claim) for claim in claims]
 
     def heartbeat(self, claim: ClaimRef | ClaimResult, *, lease: timedelta = DEFAULT_LEASE) -> HeartbeatResult:
         """Extend a lease to `lease` from now; never shortens it.
+
+        >>> claim = agent.claim_next("ada", lease=timedelta(seconds=30))
+        >>> agent.heartbeat(claim, lease=timedelta(minutes=5)).lease_until - claim.lease_until
+        datetime.timedelta(seconds=270)
 
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, NotFound: the claim may not act any more: stop.
@@ -119,6 +130,10 @@ class DispatchAgent:
     def complete(self, claim: ClaimRef | ClaimResult, result: Any = None) -> AttemptResult:
         """Record a success, and what follows from it. Repeating the same is no error, also after it has ended the run.
 
+        >>> claim = agent.claim_next("ada")
+        >>> agent.complete(claim, "tea").attempt.result
+        'tea'
+
         Raises:
             StaleClaim, ExpiredClaim, TerminalRun, ConflictingCompletion, NotFound: nothing was written; drop it.
             InvalidFact: the result is not JSON, or too large.
@@ -128,7 +143,12 @@ class DispatchAgent:
     def fail(
         self, claim: ClaimRef | ClaimResult, error: dict[str, Any], *, retry_after: timedelta | None = None
     ) -> AttemptResult:
-        """Record a failure; with `retry_after`, the next attempt is visible that much later. Raises as `complete`."""
+        """Record a failure; with `retry_after`, the next attempt is visible that much later. Raises as `complete`.
+
+        >>> claim = agent.claim_next("ada")
+        >>> agent.fail(claim, {"message": "no tea"}, retry_after=timedelta(minutes=1)).attempt.attempt_number
+        1
+        """
         ref = _ref(claim)
         retry = None
         if retry_after is not None:
@@ -139,7 +159,12 @@ class DispatchAgent:
         return self._settle(Settlement(ref, Failed(error, retry)))
 
     def release(self, claim: ClaimRef | ClaimResult, reason: str | None = None) -> AttemptResult:
-        """Release an attempt at once. Raises `StaleClaim`, `ExpiredClaim`, `TerminalRun` or `NotFound`."""
+        """Release an attempt at once. Raises `StaleClaim`, `ExpiredClaim`, `TerminalRun` or `NotFound`.
+
+        >>> claim = agent.claim_next("ada")
+        >>> agent.release(claim, "shutting down").attempt.owner_id is None
+        True
+        """
         return AttemptResult(self, self._dispatch.release([_ref(claim)], reason)[0].unwrap())
 
     def schedule_attempts(self, run_id: str, runnables: Iterable[Runnable]) -> list[Runnable]:
@@ -147,6 +172,9 @@ class DispatchAgent:
 
         Once the run has ended, these are none. With a notifier, workers are woken; with `record_wakeups`, that is
         recorded as `live_wakeup_emitted` in a commit of its own. Nothing follows from that fact.
+
+        >>> agent.schedule_attempts(run_id, squid.workflow_agent(run_id).pending_dispatches())
+        []
 
         Raises:
             InvalidArgument: a runnable of another run or queue, or one that was not planned. Nothing was written.
@@ -182,11 +210,19 @@ class DispatchAgent:
         return new
 
     def visible_attempts(self, limit: int = 1000) -> list[Attempt]:
-        """Show attempts that could be claimed now, in claim order, whether the queue is paused or not."""
+        """Show attempts that could be claimed now, in claim order, whether the queue is paused or not.
+
+        >>> [attempt.step for attempt in agent.visible_attempts()]
+        ['check']
+        """
         return self._dispatch.visible(self.queue, limit)
 
     def expired_claims(self, limit: int = 1000) -> list[Attempt]:
-        """Show claims whose lease has run out, longest ago first."""
+        """Show claims whose lease has run out, longest ago first.
+
+        >>> agent.expired_claims()
+        []
+        """
         return self._dispatch.expired(self.queue, limit)
 
     def _settle(self, settlement: Settlement) -> AttemptResult:

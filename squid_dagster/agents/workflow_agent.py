@@ -45,17 +45,29 @@ class WorkflowAgent:
         return self.unit.run
 
     def pending_results(self) -> list[Attempt]:
-        """Return completed attempts that are not applied yet; none once the run has stopped."""
+        """Return completed attempts that are not applied yet; none once the run has stopped.
+
+        >>> squid.workflow_agent(run_id).pending_results()
+        []
+        """
         unit = self.unit
         return results_ready_to_apply(unit.run, unit.dispatch)
 
     def pending_dispatches(self) -> list[Runnable]:
-        """Return planned runnables that are not scheduled; none once the run has stopped."""
+        """Return planned runnables that are not scheduled; none once the run has stopped.
+
+        >>> squid.workflow_agent(run_id).pending_dispatches()
+        []
+        """
         unit = self.unit
         return planned_but_unscheduled(unit.run, unit.dispatch)
 
     def schedule_pending_dispatches(self) -> list[Runnable]:
-        """Schedule the pending runnables on their queues and return them. Repeating does nothing."""
+        """Schedule the pending runnables on their queues and return them. Repeating does nothing.
+
+        >>> squid.workflow_agent(run_id).schedule_pending_dispatches()
+        []
+        """
         pending: list[Runnable] = []
 
         def decision(units: Mapping[str, RunUnit], now: datetime) -> list[Fact]:
@@ -68,6 +80,9 @@ class WorkflowAgent:
 
     def apply_result(self, runnable_key: str) -> Attempt:
         """Apply a completed attempt's result to the run, and plan what follows. Repeating does nothing.
+
+        >>> squid.workflow_agent(run_id).apply_result(f"{run_id}:check:1:1").result
+        'tea'
 
         Raises:
             NotFound: the run has no such attempt, or has not planned it.
@@ -106,5 +121,9 @@ class WorkflowAgent:
         return attempt
 
     def apply_pending_results(self) -> list[Attempt]:
-        """Apply all completed results in the order of completion; return the attempts. Raises as `apply_result`."""
+        """Apply all completed results in the order of completion; return the attempts. Raises as `apply_result`.
+
+        >>> squid.workflow_agent(run_id).apply_pending_results()
+        []
+        """
         return [self.apply_result(attempt.runnable_key) for attempt in self.pending_results()]

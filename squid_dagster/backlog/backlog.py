@@ -84,6 +84,9 @@ class Backlog:
 
         A card exists if one has the same `idempotency_key`, or the same id and the same content.
 
+        >>> backlog.create("a-1", "write it down").status.value
+        'ready'
+
         Raises:
             InvalidArgument: a value that a card cannot have; it is named.
             ConflictingCommand: the id belongs to a card with another content.
@@ -116,6 +119,10 @@ class Backlog:
     def link(self, card_id: str, depends_on: str) -> Card:
         """Add a dependency to a card, and return the card. Repeating it is no error.
 
+        >>> _ = backlog.create("a-1", "first"), backlog.create("a-2", "second")
+        >>> backlog.link("a-2", "a-1").depends_on
+        ('a-1',)
+
         Raises:
             InvalidArgument: both are the same card.
             NotFound: one of them does not exist.
@@ -134,6 +141,10 @@ class Backlog:
         The first is the oldest one of the highest priority. Cards whose claim ran out count as ready. The returned card
         has the claim's token, `claim_token`, which is stored nowhere.
 
+        >>> _ = backlog.create("a-1", "write it down")
+        >>> backlog.claim("ada").id
+        'a-1'
+
         Raises:
             InvalidArgument: a bad owner, time or phase.
             NotFound: there is no card of that id.
@@ -151,6 +162,10 @@ class Backlog:
     def renew(self, card_id: str, *, ttl: timedelta = DEFAULT_TTL, token: str | None = None) -> Card:
         """Extend a claim to `ttl` from now; never shortens one.
 
+        >>> _ = backlog.create("a-1", "write it down"), backlog.claim("ada")
+        >>> backlog.renew("a-1", ttl=timedelta(hours=2)).claim_ttl_seconds
+        7200
+
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: stop working.
             NotFound, InvalidTransition, InvalidArgument: no such card; it is not claimed; a bad time or token.
@@ -160,6 +175,10 @@ class Backlog:
 
     def complete(self, card_id: str, *, token: str | None = None) -> Card:
         """Set a card to done, which ends its claim. Repeating it is no error.
+
+        >>> _ = backlog.create("a-1", "write it down"), backlog.claim("ada")
+        >>> backlog.complete("a-1").status.value
+        'done'
 
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: drop the work.
@@ -179,6 +198,10 @@ class Backlog:
 
         If that is None, or the card was claimed `max_attempts` times, it is dead-lettered: its status says which.
 
+        >>> _ = backlog.create("a-1", "write it down"), backlog.claim("ada")
+        >>> backlog.fail("a-1", error="no ink").attempts
+        1
+
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
             NotFound, InvalidTransition, InvalidArgument: no such card; it is not claimed; a bad time, error or token.
@@ -192,6 +215,10 @@ class Backlog:
     def block(self, card_id: str, *, reason: str | None = None, token: str | None = None) -> Card:
         """Block a card, which ends its claim. Repeating it is no error.
 
+        >>> _ = backlog.create("a-1", "write it down")
+        >>> backlog.block("a-1", reason="no ink").status.value
+        'blocked'
+
         Raises:
             StaleClaim, ExpiredClaim: the token's claim is over: nothing was written.
             NotFound, InvalidTransition, InvalidArgument: no such card; it is done or dead; a bad reason or token.
@@ -202,13 +229,22 @@ class Backlog:
         return self._change(card_id, card_decisions.block(card_id, self._fence(token), reason))
 
     def unblock(self, card_id: str) -> Card:
-        """Set a blocked card to ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead."""
+        """Set a blocked card to ready. Raises `NotFound`, or `InvalidTransition` when it is claimed, done or dead.
+
+        >>> _ = backlog.create("a-1", "write it down"), backlog.block("a-1")
+        >>> backlog.unblock("a-1").status.value
+        'ready'
+        """
         return self._change(card_id, card_decisions.unblock(card_id))
 
     def reclaim(self, card_id: str | None = None) -> _Cards:
         """Release all claims that ran out; or free the card of that id, whether it is claimed, blocked or dead.
 
         Returns the freed cards; one with an expired claim and no attempts left is dead-lettered.
+
+        >>> _ = backlog.create("a-1", "write it down"), backlog.claim("ada")
+        >>> [card.id for card in backlog.reclaim("a-1")]
+        ['a-1']
 
         Raises:
             NotFound: there is no card of that id.
@@ -221,29 +257,52 @@ class Backlog:
     # --- reads ------------------------------------------------------------------------------------------------------
 
     def get(self, card_id: str) -> Card:
-        """Return a card. Raises `NotFound`."""
+        """Return a card. Raises `NotFound`.
+
+        >>> _ = backlog.create("a-1", "write it down")
+        >>> backlog.get("a-1").title
+        'write it down'
+        """
         card = self._store.find(_id(card_id))
         if card is None:
             raise card_decisions.no_card(card_id)
         return card
 
     def stats(self) -> Stats:
-        """Count cards by status, claimable cards and expired claims; measure the age of the oldest ready card."""
+        """Count cards by status, claimable cards and expired claims; measure the age of the oldest ready card.
+
+        >>> backlog.stats().expired_claims
+        0
+        """
         return self._store.stats()
 
     def history(self, card_id: str) -> _Entries:
-        """Return all facts about a card, in order. Raises `NotFound` if there is none."""
+        """Return all facts about a card, in order. Raises `NotFound` if there is none.
+
+        >>> _ = backlog.create("a-1", "write it down")
+        >>> [entry.fact.type for entry in backlog.history("a-1")]
+        ['card_created']
+        """
         entries = self._store.history(_id(card_id))
         if not entries:
             raise card_decisions.no_card(card_id)
         return entries
 
     def rebuild(self) -> CardRebuild:
-        """Rebuild the cards from the facts while writers continue. Raises `StorageUnavailable` as `rebuild_views`."""
+        """Rebuild the cards from the facts while writers continue. Raises `StorageUnavailable` as `rebuild_views`.
+
+        >>> _ = backlog.create("a-1", "write it down")
+        >>> backlog.rebuild().cards
+        1
+        """
         return self._store.rebuild()
 
     def differences(self) -> _Texts:
-        """Return which cards differ from a fold of their facts, and in what; an empty list if none does."""
+        """Return which cards differ from a fold of their facts, and in what; an empty list if none does.
+
+        >>> backlog.differences()
+        []
+        """
         return self._store.differences()
 
     def list(
@@ -255,6 +314,10 @@ class Backlog:
         limit: int | None = None,
     ) -> _Cards:
         """List cards in claim order; with `ready_only` only those that are ready and have no open dependency.
+
+        >>> _ = backlog.create("a-1", "write it down", phase="ink")
+        >>> [card.id for card in backlog.list(phase="ink")]
+        ['a-1']
 
         Raises:
             InvalidArgument: no such status, or a bad phase or limit.

@@ -63,14 +63,11 @@ class Place:
     ) -> "Iterator[Squid]":
         """Open the journal with the workflows of the modules, and the resources of their steps.
 
-        Without a module no definition is known; without `resources` no step can be executed. Waits as `open_journal`;
-        raises as that and `Squid`.
+        Without a module no definition is known. Waits as `open_journal`; raises as that and `Squid`.
         """
         from squid_dagster.api import Squid
 
         workflows = self.workflows() if self.modules else None
-        if resources is None:
-            resources = dict.fromkeys(key for workflow in workflows or () for key in workflow.freeze().resources)
         with self.storage(wait) as storage:
             squid = Squid(storage, workflows, resources=resources)
             try:

@@ -77,7 +77,7 @@ def cached_squid(database: Database, workflows: Sequence[Any], options: Mapping[
         if key not in _squids:
             known = _definitions(workflows)
             absent = {name: Absent(name) for definition in known for name in definition.resources}
-            squid = Squid(storage_of(database), known, resources=absent, **options)
+            squid = Squid(storage_of(database), known if workflows else None, resources=absent, **options)
             _squids[key] = (squid, tuple(workflows))
         return _squids[key][0]
 

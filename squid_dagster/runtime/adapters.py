@@ -77,8 +77,8 @@ class RuntimeOptions(TypedDict, total=False):
     """What a runtime has beside a storage and workflows.
 
     `resources` are what steps ask for, by their keys; `queue` and `lease` are defaults. `listen_url` is for LISTEN.
-    `notifier` replaces the storage's own way to wake workers (NOTIFY, or within the process); it stays the caller's, and
-    is not closed. `new_run_id` and `random_unit` replace chance.
+    `notifier` replaces the storage's own way to wake workers (NOTIFY, or within the process); it stays the caller's,
+    and is not closed. `new_run_id` and `random_unit` replace chance.
     """
 
     resources: Mapping[str, object] | None
@@ -88,6 +88,13 @@ class RuntimeOptions(TypedDict, total=False):
     notifier: Notifier | None
     new_run_id: Callable[[], str] | None
     random_unit: Callable[[], float] | None
+
+
+class SquidOptions(RuntimeOptions, total=False):
+    """The options of a `Squid`, which says what the others mean."""
+
+    record_wakeups: bool
+    event_sources: Collection[str]
 
 
 def make_runtime(storage: Storage, workflows: Workflows, **options: Unpack[RuntimeOptions]) -> Runtime:

@@ -59,14 +59,13 @@ def doctor(
     registry, not_loaded = _registry(place)
     try:
         with place.storage() as storage, progress("looking") as tell:
-            from squid_dagster.api import ALIVE_WITHIN
-            from squid_dagster.runtime.adapters import adapters
+            from squid_dagster.api import Squid
 
-            sides = adapters(storage)
+            squid = Squid(storage)
             patient = Patient(
                 storage=storage,
-                sides=sides,
-                workers=[row for row in sides.liveness.workers(ALIVE_WITHIN) if row.queues],
+                squid=squid,
+                workers=[row for row in squid.live_workers() if row.queues],
                 registry=registry,
                 not_loaded=not_loaded,
                 now=storage.now(),

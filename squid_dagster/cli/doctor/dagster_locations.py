@@ -49,7 +49,7 @@ def dagster_elsewhere(patient: Patient) -> list[Finding]:
         raise CannotTell("no webserver was named (--dagster http://host:port)")
     here = {
         row.details.get("location"): row.seen_at
-        for row in patient.sides.liveness.workers(FORGOTTEN_AFTER)
+        for row in patient.squid.runtime.liveness.workers(FORGOTTEN_AFTER)
         if row.kind == LOCATION_KIND and row.seen_at is not None
     }
     found: list[Finding] = []

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from squid_dagster.api import Squid
     from squid_dagster.journal import PostgresStorage
     from squid_dagster.journal.contract.worker_liveness import WorkerRow
-    from squid_dagster.runtime.adapters import Adapters
     from squid_dagster.workflow.registry import Registry
 
 SCHEMA_DRIFT = "schema_drift"
@@ -46,7 +46,7 @@ class Patient:
     """What is looked at, and the limits that it is judged by."""
 
     storage: "PostgresStorage"
-    sides: "Adapters"
+    squid: "Squid"
     workers: "list[WorkerRow]"  # alive, and taking work
     registry: "Registry | None"  # None: no module was named
     not_loaded: str | None  # why the modules that were named cannot be used

@@ -49,7 +49,7 @@ def _halfway(patient: Patient) -> list[Finding]:
     halfway: list[str] = []
     why: dict[str, int] = {}
     after, looked = "", 0
-    while looked < _MOST and (page := patient.sides.queries.runs_to_repair(after, _PAGE)):
+    while looked < _MOST and (page := patient.squid.runtime.queries.runs_to_repair(after, _PAGE)):
         for run_id in page:
             entries = patient.storage.read_run(run_id)
             latest = max((entry.fact.occurred_at for entry in entries), default=patient.now)

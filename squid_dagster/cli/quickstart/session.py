@@ -244,10 +244,8 @@ class Session:
         return next((row.owner_id for row in run.attempts if row.step == SLOW_STEP and row.status == "claimed"), None)
 
     def _pids(self) -> dict[str, int]:
-        from squid_dagster.api import ALIVE_WITHIN
-
         assert self._squid is not None  # noqa: S101  opened before
-        return {row.worker_id: row.pid for row in self._squid.runtime.liveness.workers(ALIVE_WITHIN)}
+        return {row.worker_id: row.pid for row in self._squid.live_workers()}
 
 
 def _answers(address: str) -> bool:

@@ -24,7 +24,8 @@ def open_squid(place: "Place") -> "Iterator[Squid]":
         WorkflowsNotLoaded, InvalidWorkflow: a module that cannot be used.
         SquidError: the journal cannot be opened.
     """
-    with naming_modules(place), place.squid() as squid:
+    unused = dict.fromkeys(key for workflow in place.workflows() for key in workflow.freeze().resources)
+    with naming_modules(place), place.squid(resources=unused) as squid:
         yield squid
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from squid_dagster.api import ALIVE_WITHIN, Squid
+from squid_dagster.api import Squid
 from squid_dagster.plugin import names
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.commands.launchpad import (
@@ -184,7 +184,7 @@ def _check_queue(squid: Squid, queue: str, served: Sequence[str]) -> None:
     check_part(queue, "queue")
     if queue == squid.runtime.queue or queue in served or squid.journal.revision(dispatch_thread(queue)) > 0:
         return
-    alive = {name for worker in squid.runtime.liveness.workers(ALIVE_WITHIN) for name in worker.queues}
+    alive = {name for worker in squid.live_workers() for name in worker.queues}
     if queue not in alive:
         known = ", ".join(sorted({squid.runtime.queue, *served, *alive}))
         raise NotFound(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from squid_dagster.api import ALIVE_WITHIN
+from squid_dagster.inspection.inspection import ALIVE_WITHIN
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_LEASE
 from squid_dagster.plugin.builders import builds
@@ -97,7 +97,7 @@ def build_dispatch_sensor(
         backlog = squid.runtime.queries.backlog(served, keys, min(_MOST, max_in_flight * attempts_per_run))
         if not backlog:
             return dg.SkipReason(f"nothing is due on {', '.join(served)}")
-        workers = _without_ended(context.instance, squid.runtime.liveness.workers(ALIVE_WITHIN))
+        workers = _without_ended(context.instance, squid.live_workers())
         scale = Scale(
             queues=served,
             definitions=keys,

@@ -11,7 +11,7 @@ from typing import Any
 from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
-from squid_dagster.runtime.commands.signals import Signal, SignalType, check_signal
+from squid_dagster.runtime.commands.signals import Signal, SignalType, check_signal, zoned_time
 from squid_dagster.runtime.commands.signals import bad_field as _bad
 
 SPEC_VERSION = "1.0"
@@ -110,15 +110,10 @@ def _event_key(event: Mapping[str, Any], signal: Signal) -> str | None:
 
 
 def _caller_time(name: str, value: object) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        time = datetime.fromisoformat(value if isinstance(value, str) else "")
-        if time.tzinfo is not None:
-            return time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise _bad(name, value, "use a time with a timezone, such as '2026-01-31T12:00:00Z'")
+    time = zoned_time(value)
+    if value is not None and time is None:
+        raise _bad(name, value, "use a time with a timezone, such as '2026-01-31T12:00:00Z'")
+    return time
 
 
 def signal_from_json(data: Mapping[str, Any]) -> Signal:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from squid_dagster.journal.contract.queries import ScheduleCursor
@@ -19,7 +19,7 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.runtime.commands.derived_ids import derived_run_id, window_identity
 from squid_dagster.runtime.commands.run_start import Start, WorkflowRef, beginning_of, has_begun, write_starts
-from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, same_json
+from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType, same_json, zoned_time
 from squid_dagster.runtime.runtime import Runtime
 from squid_dagster.workflow.cron.triggers import Cron
 from squid_dagster.workflow.cron.windows import Window, due_windows
@@ -145,13 +145,10 @@ def _window(given: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def _moment(name: str, text: object) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text if isinstance(text, str) else "")
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text with a timezone, not {text!r:.80}")
+    moment = zoned_time(text)
+    if moment is None:
+        raise InvalidArgument(f"intended_window needs {name} as an ISO 8601 text with a timezone, not {text!r:.80}")
+    return moment
 
 
 def _spelled(moment: datetime) -> str:

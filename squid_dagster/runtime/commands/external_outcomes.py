@@ -21,6 +21,7 @@ from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.protocol.folds.attempt import OPEN, Attempt, AttemptStatus
 from squid_dagster.protocol.folds.launches import Launch
 from squid_dagster.redaction import redacted_error
+from squid_dagster.runtime.commands.run_commands import record_command, recorded_signal
 from squid_dagster.runtime.commands.signals import Receipt, Signal, SignalType
 from squid_dagster.runtime.execution.step_execution import completed, error_map, failure
 from squid_dagster.runtime.runtime import Runtime
@@ -41,9 +42,7 @@ def waiting_externals(
     """
     keys = {key for definition in runtime.registry for key in definition.external_keys}
     waiting = waiting_in_lanes(runtime.storage, queues, keys, after=after, limit=limit)
-    return [
-        (definition, _definition(runtime, definition.attempt).steps[definition.attempt.step]) for definition in waiting
-    ]
+    return [(one, _definition(runtime, one.attempt).steps[one.attempt.step]) for one in waiting]
 
 
 def _definition(runtime: Runtime, attempt: Attempt) -> Definition:
@@ -73,17 +72,12 @@ def note_external(
     _owner(payload.get("external_run_id"))
     run_id, key = payload["run_id"], payload["runnable_key"]
     signal = Signal(type=command, payload=_given(payload), **options)
-    receipts: list[Receipt] = []
 
-    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
-        run = runs[run_id]
-        if _repeated(signal, run_id, run, receipts):
-            return []
-        _waiting(run, run_id, key, now)
-        return [_received(signal, run_id, now, receipts)]
+    def effect(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        _waiting(runs[run_id], run_id, key, now)
+        return []
 
-    runtime.command([CommandTarget(run_id, key, signal=signal.key)], decision)
-    return receipts[0]
+    return record_command(runtime, [CommandTarget(run_id, key, signal=signal.key)], signal, effect)
 
 
 def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Mapping[str, Any]) -> Receipt:
@@ -109,11 +103,11 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
     named = f"{key}\n{signal.idempotency_key}"
     claim_id = secrets.token_urlsafe(16) if signal.idempotency_key is None else sha256(named.encode()).hexdigest()[:32]
     token_hash, unit_drawn = hash_token(secrets.token_urlsafe(32)), runtime.random_unit()
-    receipts: list[Receipt] = []
     target = CommandTarget(run_id, key, signal=signal.key)
 
-    def settling(run: CommandedRun, now: datetime) -> list[Fact]:
+    def settle(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
         """Return the facts that settle the attempt; none if this signal has settled it before."""
+        run = runs[run_id]
         known = run.dispatch.attempts.get(key)
         if known is not None and not run.state.stopped and known.status not in OPEN and known.claim_id == claim_id:
             return []
@@ -122,26 +116,21 @@ def complete_external(runtime: Runtime, payload: Mapping[str, Any], options: Map
         claim = (owner_id, claim_id, token_hash)
         return _settle(run, attempt, step, given, claim, unit_drawn, max(now, attempt.last_at))
 
-    def whole(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
-        run = runs[run_id]
-        if _repeated(signal, run_id, run, receipts):
-            return []
-        facts = settling(run, now)
+    def effect(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        run, facts = runs[run_id], settle(runs, now)
         after = preview(run.dispatch, facts).attempts
         definition = runtime.definition_of(run_id, run.state)
         room = runtime.storage.max_fact_bytes
         plan = plan_settled(definition, run.state, [after[key]], after, now, max_fact_bytes=room)
-        return [_received(signal, run_id, now, receipts), *facts, *plan]
-
-    def outcome(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
-        return [] if _repeated(signal, run_id, runs[run_id], receipts) else settling(runs[run_id], now)
+        return [*facts, *plan]
 
     if not runtime.storage.atomic_across_threads:
         # The outcome is committed first, by itself: after a crash, recovery applies it. It is on the queue's thread
         # alone and fenced by that thread's revision: of two outcomes at once, one is written.
-        runtime.command([target], outcome)
-    runtime.command([target], whole)
-    return receipts[0]
+        runtime.command(
+            [target], lambda runs, now: settle(runs, now) if recorded_signal(signal, run_id, runs) is None else []
+        )
+    return record_command(runtime, [target], signal, effect)
 
 
 def _settle(
@@ -171,13 +160,9 @@ def _settle(
     outcome = _outcome(given, step, attempt, random_unit)
     if isinstance(outcome, Completed):
         return [claimed, AttemptCompleted(**fence, result=outcome.result)]
-    if outcome.retry is None:
-        return [claimed, AttemptFailed(**fence, error=outcome.error)]
-    key, after = outcome.retry
-    return [
-        claimed,
-        AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=at + after),
-    ]
+    key, after = outcome.retry or (None, None)
+    visible_at = None if after is None else at + after
+    return [claimed, AttemptFailed(**fence, error=outcome.error, retry_runnable_key=key, retry_visible_at=visible_at)]
 
 
 def _outcome(given: JsonObject, step: StepDefinition, attempt: Attempt, random_unit: float) -> Completed | Failed:
@@ -204,22 +189,6 @@ def _waiting(run: CommandedRun, run_id: str, key: str, now: datetime) -> Attempt
     if attempt.visible_at > now:
         raise InvalidTransition(f"{key!r} is not due before {attempt.visible_at.isoformat()}: nobody can have begun it")
     return attempt
-
-
-def _repeated(signal: Signal, run_id: str, run: CommandedRun, receipts: list[Receipt]) -> bool:
-    receipts.clear()
-    if run.state.start is None:
-        raise NotFound(f"there is no run {run_id!r}: list runs to find its id")
-    first = signal.first(run)
-    if first is not None:
-        receipts.append(Receipt.of(first, repeated=True))
-    return first is not None
-
-
-def _received(signal: Signal, run_id: str, now: datetime, receipts: list[Receipt]) -> Fact:
-    fact = signal.fact(run_id, now)
-    receipts.append(Receipt.of(fact))
-    return fact
 
 
 def _owner(external_run_id: str | None) -> str:

@@ -1,6 +1,6 @@
 """Commands of a person or program for a run (approve, reject, resume, cancel, replay, retry) and for a queue."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, uuid5
@@ -30,7 +30,7 @@ _ACTIONS = {
     SignalType.REJECT_RUN: "rejected",
     SignalType.RESUME_RUN: "resumed",
 }
-Effect = Callable[[CommandedRun, datetime], list[Fact]]
+Effect = Callable[[Mapping[str, CommandedRun], datetime], list[Fact]]
 
 
 def resolve(
@@ -47,8 +47,9 @@ def resolve(
     at_step: JsonObject = {} if step is None else {"step": step}
     signal = Signal(type=command, payload={"run_id": run_id, **at_step, **_actor_and_comment(options)}, **options)
 
-    def effect(run: CommandedRun, now: datetime) -> list[Fact]:
-        state, manual = run.state, run.state.manual_state
+    def effect(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        state = runs[run_id].state
+        manual = state.manual_state
         if state.terminal:
             raise InvalidTransition(f"run {run_id!r} is {state.status}: there is nothing that could be {action}")
         if step is not None and manual is not None and manual.step != step:
@@ -59,7 +60,7 @@ def resolve(
         room = runtime.storage.max_fact_bytes
         return plan_resolution(definition, state, action, result, metadata, now, max_fact_bytes=room)
 
-    return _record_command(runtime, CommandTarget(run_id, signal=signal.key), signal, effect)
+    return record_command(runtime, [CommandTarget(run_id, signal=signal.key)], signal, effect)
 
 
 def _actor_and_comment(options: Mapping[str, Any]) -> JsonObject:
@@ -83,31 +84,24 @@ def cancel(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, cascade
         NotFound, InvalidTransition (the run has ended), ConflictingCommand.
     """
     signal = Signal(type=SignalType.CANCEL_RUN, payload={"run_id": run_id, "cascade": cascade}, **options)
-    receipts: list[Receipt] = []
     # If a commit cannot span threads, the run itself is ended first and alone: after a conflict on a child's thread,
     # the repeat would find the run ended and be refused.
     family = family_of(runtime, run_id) if cascade and runtime.storage.atomic_across_threads else [run_id]
 
-    def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
-        state = _existing(run_id, runs[run_id].state)
-        receipts.clear()
-        first = signal.first(runs[run_id])
-        if first is not None:
-            receipts.append(Receipt.of(first, repeated=True))
-            return []
+    def effect(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        state = runs[run_id].state
         if state.terminal:
             raise InvalidTransition(f"run {run_id!r} has ended as {state.terminal_status}: it cannot be cancelled")
-        fact = signal.fact(run_id, now)
-        receipts.append(Receipt.of(fact))
-        facts: list[Fact] = [fact, *plan_end(state, "cancelled", now)]
-        return facts + [f for child in family[1:] for f in _cancel_child(runs[child].state, child, run_id, now)]
+        below = [fact for child in family[1:] for fact in _cancel_child(runs[child].state, child, run_id, now)]
+        return [*plan_end(state, "cancelled", now), *below]
 
-    runtime.command([CommandTarget(run_id, signal=signal.key), *map(CommandTarget, family[1:])], decision)
+    targets = [CommandTarget(run_id, signal=signal.key), *map(CommandTarget, family[1:])]
+    receipt = record_command(runtime, targets, signal, effect)
     if cascade:
         # Also children that were linked meanwhile; no more can come, since their parents have ended.
         for child in family_of(runtime, run_id)[1:]:
             cancel_orphan(runtime, child, run_id)
-    return receipts[0]
+    return receipt
 
 
 def cancel_orphan(runtime: Runtime, run_id: str, ancestor: str) -> bool:
@@ -148,7 +142,8 @@ def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, optio
     """
     signal = Signal(type=SignalType.RETRY_ATTEMPT, payload={"run_id": run_id, "runnable_key": runnable_key}, **options)
 
-    def effect(run: CommandedRun, now: datetime) -> list[Fact]:
+    def effect(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
+        run = runs[run_id]
         if run.state.terminal:
             raise InvalidTransition(f"run {run_id!r} has ended as {run.state.terminal_status}: replay it instead")
         if runnable_key is None:
@@ -163,7 +158,7 @@ def retry_attempt(runtime: Runtime, run_id: str, runnable_key: str | None, optio
         return plan_retry(run.state, attempt, now)
 
     target = CommandTarget(run_id, runnable_key, dead_letters=runnable_key is None, signal=signal.key)
-    return _record_command(runtime, target, signal, effect)
+    return record_command(runtime, [target], signal, effect)
 
 
 def replay(runtime: Runtime, run_id: str, options: Mapping[str, Any], *, allow_irreversible: bool = False) -> Receipt:
@@ -243,24 +238,33 @@ def set_queue_paused(runtime: Runtime, queue: str, paused: bool, options: Mappin
     return not repeated
 
 
-def _record_command(runtime: Runtime, target: CommandTarget, signal: Signal, effect: Effect) -> Receipt:
-    """Record a command with its effect in one append; return the first receipt for a repeat of its key."""
+def record_command(runtime: Runtime, targets: Sequence[CommandTarget], signal: Signal, effect: Effect) -> Receipt:
+    """Record a command on its first target's run, with its effect, in one append.
+
+    Returns the first receipt for a repeat of its key. Raises `NotFound`, `ConflictingCommand`, and as `effect`.
+    """
+    run_id = targets[0].run_id
     receipts: list[Receipt] = []
 
     def decision(runs: Mapping[str, CommandedRun], now: datetime) -> list[Fact]:
-        run = runs[target.run_id]
-        _existing(target.run_id, run.state)
-        first = signal.first(run)
-        receipts[:] = [] if first is None else [Receipt.of(first, repeated=True)]
+        receipts.clear()
+        first = recorded_signal(signal, run_id, runs)
         if first is not None:
+            receipts.append(Receipt.of(first, repeated=True))
             return []
-        fact: RunSignalReceived = signal.fact(target.run_id, now)
-        facts = effect(run, now)
+        facts = effect(runs, now)
+        fact = signal.fact(run_id, now)
         receipts.append(Receipt.of(fact))
         return [fact, *facts]
 
-    runtime.command([target], decision)
+    runtime.command(targets, decision)
     return receipts[0]
+
+
+def recorded_signal(signal: Signal, run_id: str, runs: Mapping[str, CommandedRun]) -> RunSignalReceived | None:
+    """Return the fact of this command's first time, if there is one. Raises `NotFound` and `ConflictingCommand`."""
+    _existing(run_id, runs[run_id].state)
+    return signal.first(runs[run_id])
 
 
 def _existing(run_id: str, run: AnyRun) -> AnyRun:

@@ -5,7 +5,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypedDict
 
@@ -196,6 +196,15 @@ def same_json(left: JsonValue, right: JsonValue) -> bool:
         return canonical(left) == canonical(right)
     except ValueError:
         return False
+
+
+def zoned_time(value: object) -> datetime | None:
+    """Return the UTC time of an ISO 8601 text with a timezone; None if it is none."""
+    try:
+        time = datetime.fromisoformat(value if isinstance(value, str) else "")
+        return None if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

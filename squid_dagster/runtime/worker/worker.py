@@ -1,8 +1,8 @@
-"""The worker: claims attempts, runs their steps, and commits what came of them in groups.
+"""The worker: claims attempts, runs their steps, and commits their outcomes in groups.
 
-Three kinds of loops share the work: the caller's thread claims, step threads execute, and committers settle whatever
-came in while their last commits were under way. One heartbeat loop keeps all claims alive, and one housekeeping loop
-tells that the worker is there and repairs what others left behind.
+Three kinds of loops share the work: the calling thread claims, step threads execute, and committers settle the outcomes
+that came in during their last commits. One heartbeat loop extends all leases. One maintenance loop reports that the
+worker is alive, and recovers.
 """
 
 import os
@@ -45,10 +45,10 @@ from squid_dagster.runtime.worker.step_threads import RunningSteps, step_names
 logger = redacting_logger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
-_LOOK = 0.25  # seconds after which a stop is noticed at the latest: a signal handler only counts, and wakes nobody
-_SECOND_LOOK = 0.02  # seconds after a claim that got some but less than it asked for
-_SUSPECT_LOOK = 0.05  # seconds between two looks whether a suspect may begin, or others may beside it
-_GATHER = 0.002  # how long a claim waits for more slots to become free, so that claims come in batches
+_LONGEST_WAIT = 0.25  # seconds until a stop is noticed at the latest: a signal handler only counts, and wakes no thread
+_SHORT_POLL = 0.02  # seconds after a claim that got some attempts, but fewer than requested
+_SUSPECT_WAIT = 0.05  # seconds between two checks whether a suspect may begin, or others beside it
+_BATCH_WAIT = 0.002  # seconds for which a claim waits for more free slots, so that claims come in batches
 
 
 @checks_arguments
@@ -77,15 +77,15 @@ class Worker:
     ) -> None:
         """Prepare a worker; `run` does the work.
 
-        `concurrency` steps run at a time. `poll` is how often it looks when no wakeup comes. When stopped, running
-        steps have `grace` to finish; what is left is given back. `housekeeping` is how often it recovers and starts due
-        crons; None leaves that to others. `heartbeat` is how often leases are extended, by default every third of one.
-        `details` are shown with its presence. `on_settled` is told about outcomes, a group at a time, once they are
-        written; from two threads, and so at times while it is being told about others.
+        `concurrency` steps run at a time. `poll` is how often it claims if no wakeup comes. When stopped, running steps
+        have `grace` to finish; the rest is released. `housekeeping` is how often it recovers and starts due crons; None
+        leaves that to other workers. `heartbeat` is how often leases are extended, by default every third of one.
+        `details` are shown with its liveness. `on_settled` is called with outcomes, a group at a time, once they are
+        written; from two threads, so that calls may overlap.
 
-        A step that was cancelled and has not ended `abandon_after` that loses its slot, not its thread. When
-        `max_abandoned` are left behind (by default twice `concurrency`, at least 10), the worker stops, for its
-        process to be started again: `report.gave_up` says so.
+        A step that was cancelled and has not ended `abandon_after` that loses its slot, not its thread. Once
+        `max_abandoned` steps are abandoned (by default twice `concurrency`, at least 10), the worker stops, so that its
+        process is started again: `report.gave_up` says so.
 
         Raises:
             InvalidArgument, InvalidThread: a number or time out of range, or a bad queue.
@@ -119,7 +119,7 @@ class Worker:
         )
         self._outage = Outage(f"worker {self.worker_id}")
         every = None if until_idle else housekeeping
-        self._housekeeping = Maintenance(runtime, self._describe, every, self._queues, self._outage)
+        self._maintenance = Maintenance(runtime, self._describe, every, self._queues, self._outage)
         self._probation = Probation(self._lease.total_seconds())
         self._heartbeats = Heartbeats(runtime.dispatch, self._lease, heartbeat, self._outage)
         self._async = AsyncLoop()
@@ -128,14 +128,14 @@ class Worker:
         self._running = RunningSteps(abandon_after.total_seconds(), max_abandoned, self._async)
         self._slots = threading.Condition()
         self._held: dict[str, Job] = {}
-        self._executed = 0  # of those that are held: their steps are done, and are being written down
-        self._dues = DueTimes(time.monotonic)
+        self._executed = 0  # held jobs whose steps have ended, and whose outcomes are being written
+        self._due_times = DueTimes(time.monotonic)
         self._committer = Committer(
             runtime,
             self.report,
             wanted=lambda job: job.claim.ref.claim_id in self._held,
             written=self._written,
-            due=self._dues.add,
+            due=self._due_times.add,
             gives_up=lambda: self._stops > 1,
             outage=self._outage,
             on_settled=on_settled,
@@ -146,7 +146,7 @@ class Worker:
 
     @property
     def held(self) -> int:
-        """How many attempts it holds now."""
+        """The number of attempts that it holds now."""
         return len(self._held)
 
     @property
@@ -154,29 +154,27 @@ class Worker:
         """Whether it waits for its database now."""
         return self._outage.under_way
 
-    # --- control ----------------------------------------------------------------------------------------------------
-
     def stop(self) -> None:
-        """Ask the worker to stop: it claims nothing more, finishes or gives back, and `run` returns.
+        """Stop the worker: it claims nothing more, finishes or releases its attempts, and `run` returns.
 
-        A second time, it gives everything back at once. Safe from any thread and from a signal handler.
+        The second call releases everything at once. Safe from any thread and from a signal handler.
         """
         self._stops += 1
 
     def run(self) -> WorkerReport:
-        """Work until stopped, too old or, with `until_idle`, until nothing is due; then say what was done.
+        """Run until stopped, until `max_age` or, with `until_idle`, until nothing is due; return a report.
 
         SIGTERM and SIGINT stop it when called from the main thread.
 
         Raises:
-            InvalidArgument: it has run before: make another one.
+            InvalidArgument: it has run before: create another one.
         """
         if self._listener is not None:
             raise InvalidArgument(f"worker {self.worker_id!r} has run already: make a new one")
         began = time.monotonic()
         self._ends_at = None if self._max_age is None else began + self._max_age.total_seconds()
         self._listener = self._runtime.notifier.listen(self._queues)
-        with frozen_heap(), self._signals(), self._housekeeping:
+        with frozen_heap(), self._signals(), self._maintenance:
             self._committer.start()
             try:
                 self._claim_loop()
@@ -191,12 +189,12 @@ class Worker:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # The handler only counts: it may interrupt a thread that holds any lock of ours.
+        # The handler only counts: the interrupted thread may hold any lock of ours.
         with handled_here([signal.SIGTERM, signal.SIGINT], self.stop):
             yield
 
     def _describe(self) -> WorkerRow:
-        # One that is about to end takes nothing more: whoever scales by presence starts another.
+        # A worker that is about to end has no capacity, so that an autoscaler starts another one.
         left = self._running.abandoned
         details = {"abandoned": len(left), "abandoned_steps": step_names(left), "max_abandoned": self._running.most}
         return replace(
@@ -206,23 +204,21 @@ class Worker:
             details={**self._row.details, **details} if left else self._row.details,
         )
 
-    # --- claiming ---------------------------------------------------------------------------------------------------
-
     def _claim_loop(self) -> None:
-        """Claim and begin until it is over. Whatever goes wrong, a worker does not end by it."""
+        """Claim and begin until the worker is to end. No error ends it."""
         backoff = 0.0
         while not self._over():
             try:
                 if self._is_done():
                     return
                 backoff = 0.0
-            except Exception as error:  # noqa: BLE001  of the database or, by mistake, of ours: it is logged
+            except Exception as error:  # noqa: BLE001  of the database, or a defect of ours: it is logged
                 self._outage.begin("claiming", error)
                 backoff = min(max(0.2, backoff * 2), LONGEST_BACKOFF)
                 self._rest(backoff)
 
     def _is_done(self) -> bool:
-        """Claim once, when a slot is free, and begin; tell whether nothing is left to do, where that is an end."""
+        """Claim once, if a slot is free, and begin; return whether the worker ends because nothing is left."""
         assert self._listener is not None  # noqa: S101  run opened it
         free, idle = self._free_slots()
         if not free or self._over():
@@ -230,7 +226,7 @@ class Worker:
         suspects = self._probation.rule(self._held, bool(self._held), time.monotonic())
         if suspects is None:
             with self._slots:
-                self._slots.wait(_SUSPECT_LOOK)
+                self._slots.wait(_SUSPECT_WAIT)
             return False
         claims = self._claim(free, suspects)
         self._outage.end("claiming")
@@ -239,34 +235,34 @@ class Worker:
         elif idle and self._until_idle:
             return True
         if len(claims) < free:
-            # No more, but for what other claimers had locked. What was begun goes first, then a second look.
+            # There were no more, except attempts that other claims had locked: claim again a little later.
             soon = bool(claims) or self._probation.waits
-            self._rest(self._dues.next_within(min(self._poll, _SECOND_LOOK) if soon else self._poll))
+            self._rest(self._due_times.next_within(min(self._poll, _SHORT_POLL) if soon else self._poll))
         return False
 
     def _over(self) -> bool:
         return self._stops > 0 or (self._ends_at is not None and time.monotonic() > self._ends_at)
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a wakeup, or until it is over."""
+        """Wait for a wakeup, or until the worker is to end."""
         assert self._listener is not None  # noqa: S101  run opened it
         until = time.monotonic() + seconds
         while not self._over() and (left := until - time.monotonic()) > 0:
-            if self._listener.wait(min(left, _LOOK)):
+            if self._listener.wait(min(left, _LONGEST_WAIT)):
                 return
 
     def _free_slots(self) -> tuple[int, bool]:
-        """Wait for free slots, a moment longer when more are about to come; tell also whether nothing is under way."""
+        """Wait for free slots, and shortly for more of them; return how many, and whether no job is held."""
         self._abandon_overdue()
         with self._slots:
             if self._free() <= 0:
-                self._slots.wait(min(self._poll, _LOOK))
+                self._slots.wait(min(self._poll, _LONGEST_WAIT))
             if 0 < self._free() < self._concurrency // 4:
-                self._slots.wait(_GATHER)
+                self._slots.wait(_BATCH_WAIT)
             return self._free(), not self._held
 
     def _free(self) -> int:
-        """How many steps could begin: others are claimed while outcomes are written down, up to as many again."""
+        """Return how many steps could begin: while outcomes are written, up to `concurrency` more are claimed."""
         running = len(self._held) - self._executed
         return min(self._concurrency - running, 2 * self._concurrency - len(self._held))
 
@@ -285,10 +281,10 @@ class Worker:
                         suspects=suspects,
                     )
                     taken, passed_over = suspects.taken, max(passed_over, suspects.passed_over)
-                    if claims:  # what the next queue has may not be taken beside them
+                    if claims:  # a suspect of the next queue may not be claimed beside them
                         suspects = Suspects(Suspicion.NONE)
         except Exception:
-            if not claims:  # what was claimed is ours, and must be done
+            if not claims:  # attempts that were claimed must be executed
                 raise
         finally:
             # The next claim begins with another queue, so that a full one never starves the others.
@@ -302,18 +298,16 @@ class Worker:
             self._held.update((job.claim.ref.claim_id, job) for job in jobs)
         self.report.claimed += len(claims)
         if self._stops:
-            self._hand_back(jobs, self._committer.give_back)
+            self._release(jobs, self._committer.release)
         else:
             self._pool.submit(jobs)
-
-    # --- executing --------------------------------------------------------------------------------------------------
 
     def _execute(self, job: Job) -> None:
         began = time.monotonic()
         self._running.begin(job)
         try:
             outcome = self._perform(job)
-        except BaseException as error:  # not the step's failure: what a step raises is an outcome
+        except BaseException as error:  # not of the step: what a step raises becomes an outcome
             if not isinstance(error, SquidError):
                 logger.exception("%s could not be executed", job.claim.ref.runnable_key)
             outcome = interrupted(error, job.claim.attempt)
@@ -329,12 +323,12 @@ class Worker:
         self._committer.put(StepResult(job, outcome, seconds))
 
     def _perform(self, job: Job) -> Outcome | Answer:
-        if job.cancelled:  # its claim was lost while it waited for a thread: what it does would be dropped
+        if job.cancelled:  # its claim was lost while it waited for a thread: its result would be dropped
             return Interrupted("the claim was lost before the step was called")
         return self._executor.perform(job.claim, job.cancelled)
 
     def _abandon_overdue(self) -> None:
-        """Take the slots of steps that were cancelled and do not end; stop when too many are left behind."""
+        """Free the slots of cancelled steps that do not end; stop once too many are abandoned."""
         for job in self._running.overdue(time.monotonic()):
             self._pool.abandon(job)
             with self._slots:
@@ -355,7 +349,7 @@ class Worker:
             self.stop()
 
     def _written(self, jobs: list[Job]) -> None:
-        """Let go of jobs that a committer is done with, whatever came of them."""
+        """Remove jobs that a committer has finished, written or not."""
         with self._slots:
             mine = [job for job in jobs if self._held.pop(job.claim.ref.claim_id, None) is not None]
             self._executed -= len(jobs)
@@ -364,10 +358,8 @@ class Worker:
         if self._listener is not None:
             self._listener.wake()
 
-    # --- stopping ---------------------------------------------------------------------------------------------------
-
     def _finish(self) -> None:
-        self._hand_back(self._pool.take_back(), self._committer.give_back)
+        self._release(self._pool.withdraw(), self._committer.release)
         if self._stops:
             logger.info("worker %s stops: %d steps have %s to finish", self.worker_id, len(self._held), self._grace)
         deadline = time.monotonic() + self._grace.total_seconds()
@@ -375,7 +367,7 @@ class Worker:
             while self._held and time.monotonic() < deadline and self._stops < 2:
                 self._slots.wait(0.1)
             left = list(self._held.values())
-        self._hand_back(left, self._committer.interrupt)
+        self._release(left, self._committer.interrupt)
         self._committer.close(self._grace)
         self._heartbeats.close()
         self._pool.close()
@@ -383,21 +375,21 @@ class Worker:
         if self._listener is not None:
             self._listener.close()
 
-    def _hand_back(self, jobs: list[Job], give_back: Callable[[list[Claim], str], None]) -> None:
-        """Give attempts back; whatever their steps still return is dropped. Steps that were called are interrupted."""
+    def _release(self, jobs: list[Job], release: Callable[[list[Claim], str], None]) -> None:
+        """Release attempts, or interrupt those whose steps were called; what these still return is dropped."""
         with self._slots:
             for job in jobs:
                 self._held.pop(job.claim.ref.claim_id, None)
                 job.cancelled.set()
         self._heartbeats.remove([job.claim for job in jobs])
         try:
-            give_back([job.claim for job in jobs], "the worker stopped")
-        except Exception as error:  # noqa: BLE001  whatever it is, the worker has to end
+            release([job.claim for job in jobs], "the worker stopped")
+        except Exception as error:  # noqa: BLE001  the worker has to end
             logger.warning("%d attempts could not be given back, their leases will run out: %s", len(jobs), error)
 
 
 def _check_times(**times: timedelta | None) -> None:
-    """Raise `InvalidArgument` unless all times are positive; `grace` may be none at all."""
+    """Raise `InvalidArgument` unless all times are positive; `grace` may be zero."""
     for name, value in times.items():
         if value is None and name in ("max_age", "housekeeping"):
             continue
