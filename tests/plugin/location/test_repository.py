@@ -13,8 +13,9 @@ import yaml
 
 import definitions
 from examples import MODULES
+from squid_dagster import SparkResource, SquidComponent, SquidResource, WarehouseResource, squid_definitions
 from squid_dagster.api import Squid
-from squid_dagster.plugin import SquidComponent, SquidResource, names
+from squid_dagster.plugin import names
 from squid_dagster.plugin.projections import build_journal_asset
 from squid_dagster.workflow import load_workflows
 from tests.plugin import drain_workflows
@@ -77,6 +78,36 @@ def test_it_holds_all_example_workflows() -> None:
     }
     assert set(MODULES) == stems
     assert len(load_workflows(MODULES)) == 6
+
+
+def test_it_is_what_squid_definitions_builds_in_one_call() -> None:
+    one_call = squid_definitions(
+        resource=SquidResource(workflow_modules=list(MODULES)), spark=SparkResource(), warehouse=WarehouseResource()
+    )
+
+    def shape(defs: dg.Definitions) -> dict[str, Any]:
+        repository = defs.get_repository_def()
+        graph = repository.asset_graph
+        return {
+            "jobs": {job.name: (dict(job.tags), dict(job.run_config or {})) for job in repository.get_all_jobs()},
+            "sensors": {
+                sensor.name: (
+                    sensor.default_status,
+                    sensor.minimum_interval_seconds,
+                    sensor.has_jobs and sensor.job.name,
+                )
+                for sensor in repository.sensor_defs
+            },
+            "schedules": {
+                schedule.name: (schedule.cron_schedule, schedule.default_status, schedule.job.name)
+                for schedule in repository.schedule_defs
+            },
+            "assets": graph.get_all_asset_keys(),
+            "checks": set(graph.asset_check_keys),
+            "resources": dict(defs.resources or {}),
+        }
+
+    assert shape(definitions.defs) == shape(one_call)
 
 
 def test_no_name_of_the_location_s_folders_is_in_the_wheel() -> None:
