@@ -23,7 +23,7 @@ from bench.spark_server import Places, new_tcp_server
 from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.spark.session.session import open_session
 from squid_dagster.spark.source.columns import SCHEMA
-from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
+from squid_dagster.spark.source.data_source import JournalReader, SourceOptions, read_journal
 from squid_dagster.spark.source.ranges import entries_between, usual_partitions
 from squid_dagster.spark.tables.refresh import refresh
 from squid_dagster.spark.tables.warehouse import Warehouse
@@ -157,8 +157,8 @@ class Desk:
 
     def _read_alone(self) -> float:
         """Read everything by one connection in this process, as one of Spark's workers would."""
-        asked = Asked.read({**self._location, "schema": self._journal.storage.schema, "partitions": "1"})
-        reader = JournalReader(asked, SCHEMA)
+        options = SourceOptions.parse({**self._location, "schema": self._journal.storage.schema, "partitions": "1"})
+        reader = JournalReader(options, SCHEMA)
         (part,) = reader.partitions()
         begin = time.perf_counter()
         for _ in reader.read(part):

@@ -1,4 +1,4 @@
-"""What can be wrong with Spark itself, said before any work starts."""
+"""Errors of Spark and of the warehouse, most of them raised before any work starts. Imports no pyspark."""
 
 from squid_dagster.protocol.errors import SquidError
 
@@ -8,19 +8,19 @@ class SparkUnavailable(SquidError):
 
 
 class JavaMissing(SparkUnavailable):
-    """There is no Java that Spark could run on."""
+    """There is no Java that Spark can run on."""
 
 
 class WarehouseUnavailable(SquidError):
-    """The directory of the tables cannot be written, or read, as it is."""
+    """The directory of the tables cannot be read or written."""
 
 
 class WarehouseBusy(WarehouseUnavailable):
-    """Somebody else refreshes the tables there."""
+    """Another process refreshes the tables there."""
 
 
 class WarehouseTooNew(WarehouseUnavailable):
-    """The tables there were written by a newer version that this code cannot go on from."""
+    """The tables there were written by a newer version, and this code cannot continue them."""
 
 
 class ForeignWarehouse(WarehouseUnavailable):
@@ -28,4 +28,4 @@ class ForeignWarehouse(WarehouseUnavailable):
 
 
 class RefreshFailed(SquidError):
-    """Spark came to no end with a refresh. All tables are as they were, or as they are to be."""
+    """Spark failed during a refresh. Each table is as it was before, or completely refreshed."""

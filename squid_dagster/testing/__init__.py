@@ -1,4 +1,7 @@
-"""A kit to test workflows with: a clock that is yours, drivers, faults, invariants, golden histories, simulation."""
+"""Tools to test workflows: a virtual clock, drivers, fault injection, invariants, golden histories, simulation.
+
+Imports no pytest; `storage_contract`, the test suite for adapters, does.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Names that stay the same for what differs from run to run: ids, times, fingerprints. Pure."""
+"""Aliases for values that differ from one test run to the next: ids, times, fingerprints. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from squid_dagster.protocol.entries import Entry, MalformedFact, UnknownFact
 from squid_dagster.protocol.threads import parse_thread, run_thread
 
 _ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
-_HARMLESS = frozenset({"fencing_token"})  # a number that counts claims, no secret in spite of its name
-# Fields of facts whose values are given by chance or by the machine, and what to call them instead.
+_HARMLESS = frozenset({"fencing_token"})  # a count of claims, not a secret
+# Fields of facts with random or machine-dependent values, and the kind of their aliases.
 _IDS = {
     "child_run_id": "run",
     "replayed_from_run_id": "run",
@@ -23,10 +23,10 @@ _PART = r"[A-Za-z0-9_.-]"
 
 
 class Aliases:
-    """The aliases of one run's history: given in order of appearance, so that the same history gets the same ones."""
+    """The aliases of one run's history, numbered in order of appearance, so that equal histories have equal aliases."""
 
     def __init__(self, run_id: str, entries: Sequence[Entry]) -> None:
-        """Look for everything that needs an alias in a run's facts, of which there is at least one."""
+        """Collect the values of a run's facts that need an alias. There must be at least one fact."""
         self._run_id, self._begin = run_id, entries[0].fact.occurred_at
         self._names: dict[str, str] = {}
         self._times: dict[str, str] = {}
@@ -47,7 +47,7 @@ class Aliases:
             self._names[name] = f"{kind}-{number}"
 
     def line(self, entry: Entry) -> dict[str, Any]:
-        """Give an entry as it stands in a golden history."""
+        """Return an entry as a line of a golden history."""
         fact = entry.fact
         line: dict[str, Any] = {
             "at": offset(fact.occurred_at - self._begin),
@@ -79,7 +79,7 @@ class Aliases:
 
 
 def offset(since: timedelta) -> str:
-    """Spell the time since the first fact, exactly: +0s, +3d, +1h30m0.5s."""
+    """Format the time since the first fact, exactly: +0s, +3d, +1h30m0.5s."""
     sign, left = ("-", -since) if since < timedelta(0) else ("+", since)
     parts = []
     for unit, name in ((timedelta(days=1), "d"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "m")):
@@ -93,7 +93,7 @@ def offset(since: timedelta) -> str:
 
 
 def _data(entry: Entry) -> dict[str, Any]:
-    """Give what a fact says beside its type, run and time; what a field says by default is left out."""
+    """Return the fields of a fact without type, run, time and default values."""
     fact = entry.fact
     if isinstance(fact, MalformedFact):
         return {}
@@ -106,7 +106,7 @@ def _data(entry: Entry) -> dict[str, Any]:
 
 
 def _ids(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the ids that a fact holds where the runtime puts them, in order, each with its kind."""
+    """Yield the ids in a fact, from the fields that the runtime sets, in order, each with its kind."""
     for field, kind in _IDS.items():
         yield kind, data.get(field)
     for place in (("payload", "run_id"), ("payload", "cancelled_with"), ("context", "parent", "run_id")):
@@ -114,7 +114,7 @@ def _ids(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _times(data: dict[str, Any]) -> Iterator[Any]:
-    """Give the times that a fact holds where the runtime puts them; what else looks like a time is the user's own."""
+    """Yield the times in a fact, from the fields that the runtime sets; other times are values of the user."""
     places = [data, _at(data, "context", "schedule", "intended_window"), _at(data, "metadata", "deadline")]
     for runnable in data.get("runnables", ()):
         places += [runnable, runnable.get("deadline")]
@@ -133,7 +133,7 @@ def _at(value: Any, *path: str) -> Any:
 
 def _time(text: str) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo is not None else None
+    return time if time.tzinfo is not None else None

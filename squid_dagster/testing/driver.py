@@ -1,4 +1,4 @@
-"""Doing what workers do, one attempt at a time and in virtual time: until nothing is due, or a run is blocked."""
+"""Drivers that do the work of workers in virtual time, until nothing is due or a run is blocked."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -14,21 +14,21 @@ DEFAULT_LIMIT = 1000
 
 
 class LimitReached(SquidError):
-    """There was still something to do after as many attempts as were allowed: a loop, or a limit that is too low."""
+    """Work was left after the allowed number of attempts: a loop, or a limit that is too low."""
 
 
 def clock_of(squid: Squid) -> VirtualClock | None:
-    """Give the clock that a squid goes by, if it is one that can be moved."""
-    found = getattr(squid, "clock", None) or getattr(squid.journal, "clock", None)
-    return found if isinstance(found, VirtualClock) else None
+    """Return the clock of a squid, if it can be moved."""
+    clock = getattr(squid, "clock", None) or getattr(squid.journal, "clock", None)
+    return clock if isinstance(clock, VirtualClock) else None
 
 
 @checked
 def advance(squid: Squid, by: timedelta) -> datetime:
-    """Let time pass for everything that goes by the squid's clock, and tell the new time. Nothing is executed.
+    """Move the squid's clock forward and return the new time. Executes nothing.
 
     Raises:
-        InvalidArgument: its clock cannot be moved, or `by` is no time that could pass.
+        InvalidArgument: its clock cannot be moved, or `by` is no timedelta of 0 or more.
     """
     clock = clock_of(squid)
     if clock is None:
@@ -40,13 +40,13 @@ def advance(squid: Squid, by: timedelta) -> datetime:
 
 @checked
 def drain(squid: Squid, queue: str | Iterable[str] | None = None, limit: int = DEFAULT_LIMIT) -> int:
-    """Execute all that is due now, and all that becomes due by that, on one queue, some or all; tell how many attempts.
+    """Execute all attempts that are due now or become due by that, on one queue, some or all; return their number.
 
-    Time stands still: what is due later stays where it is. A step that lost its claim while it ran counts as executed;
-    its result was dropped, as it would be in a worker.
+    The clock does not move, so attempts that are due later stay. A step that lost its claim while it ran counts as
+    executed; its result is dropped, as in a worker.
 
     Raises:
-        LimitReached: more than `limit` attempts were executed, and there is no end in sight.
+        LimitReached: more than `limit` attempts were executed.
         InvalidArgument, InvalidThread: a limit below 1, or a bad queue.
     """
     _check_limit(limit)
@@ -68,11 +68,11 @@ def drain(squid: Squid, queue: str | Iterable[str] | None = None, limit: int = D
 
 @checked
 def execute_until_blocked(squid: Squid, run_id: str, limit: int = DEFAULT_LIMIT) -> RunSnapshot:
-    """Execute a run as far as it comes without a person, moving the clock over waits, retries, deferrals and leases.
+    """Execute a run until it needs a person, moving the clock over waits, retries, deferrals and leases.
 
-    Gives the run as it is then: ended, or in need of somebody (an approval, a pause, a dead letter, a definition that
-    is missing, a paused queue). Does what a worker with its housekeeping does, so what a crash has left open is closed.
-    Other runs that wait on the same queue are executed on the way, as their turn comes.
+    Returns the run as it is then: ended, or waiting for an operator (an approval, a pause, a dead letter, a missing
+    definition, a paused queue). Does the work of a worker with its maintenance, so it also closes what a crash has left
+    open. Other runs on the same queue are executed, too, in their turn.
 
     Raises:
         NotFound: no such run.
@@ -81,49 +81,49 @@ def execute_until_blocked(squid: Squid, run_id: str, limit: int = DEFAULT_LIMIT)
     """
     _check_limit(limit)
     for _ in range(limit):
-        seen = squid.inspect_run(run_id)
-        if seen.terminal or seen.status in ("quarantined", "paused", "held"):
-            return seen
-        if not _go_on(squid, seen):
+        snapshot = squid.inspect_run(run_id)
+        if snapshot.terminal or snapshot.status in ("quarantined", "paused", "held"):
+            return snapshot
+        if not _make_progress(squid, snapshot):
             return squid.inspect_run(run_id)
-    seen = squid.inspect_run(run_id)
+    snapshot = squid.inspect_run(run_id)
     raise LimitReached(
-        f"run {run_id!r} was not blocked after {limit} attempts and moves of the clock: it is {seen.status} "
-        f"({seen.reason}); "
+        f"run {run_id!r} was not blocked after {limit} attempts and moves of the clock: it is {snapshot.status} "
+        f"({snapshot.reason}); "
         f"look at squid.inspect_run_timeline({run_id!r}), or raise limit"
     )
 
 
-def _go_on(squid: Squid, seen: RunSnapshot) -> bool:
-    """Do the next thing that brings the run on; tell whether there was one."""
-    if seen.visible_attempts or seen.expired_claims:
-        # Nothing may be executed although something changes: a claim dead-letters what was delivered too often.
-        return _execute_one(squid, seen.queue) or _changed(squid, seen)
-    due = _next_due(seen)
+def _make_progress(squid: Squid, snapshot: RunSnapshot) -> bool:
+    """Execute, wait or recover, whichever the run needs next; return whether anything changed."""
+    if snapshot.visible_attempts or snapshot.expired_claims:
+        # A claim may change the run without executing: it dead-letters an attempt that was delivered too often.
+        return _execute_one(squid, snapshot.queue) or _changed(squid, snapshot)
+    due = _next_due(snapshot)
     if due is not None:
         if clock_of(squid) is None:
             raise InvalidArgument(
-                f"run {seen.run_id!r} goes on at {due.isoformat()}, and the clock of this squid cannot be moved: "
+                f"run {snapshot.run_id!r} goes on at {due.isoformat()}, and the clock of this squid cannot be moved: "
                 "make it with make_squid(...)"
             )
         advance(squid, max(due - squid.runtime.now(), timedelta(0)))
         return True
     squid.recover()
-    return _changed(squid, seen)
+    return _changed(squid, snapshot)
 
 
-def _changed(squid: Squid, seen: RunSnapshot) -> bool:
-    return squid.inspect_run(seen.run_id).thread_revisions != seen.thread_revisions
+def _changed(squid: Squid, snapshot: RunSnapshot) -> bool:
+    return squid.inspect_run(snapshot.run_id).thread_revisions != snapshot.thread_revisions
 
 
-def _next_due(seen: RunSnapshot) -> datetime | None:
-    """Give the time at which something of the run becomes claimable: a wait is over, or the lease of who holds it."""
-    leases = [each.lease_until for each in seen.attempts if each.status == AttemptStatus.CLAIMED]
-    return min((at for at in (seen.next_visible_at, *leases) if at is not None), default=None)
+def _next_due(snapshot: RunSnapshot) -> datetime | None:
+    """Return the time at which an attempt of the run becomes claimable: it is visible, or its lease runs out."""
+    leases = [attempt.lease_until for attempt in snapshot.attempts if attempt.status == AttemptStatus.CLAIMED]
+    return min((at for at in (snapshot.next_visible_at, *leases) if at is not None), default=None)
 
 
 def _execute_one(squid: Squid, queue: str | None) -> bool:
-    """Execute one attempt; tell whether one was due."""
+    """Execute one attempt; return whether one was due."""
     try:
         return squid.execute_next(queue) is not None
     except (StaleClaim, ExpiredClaim, TerminalRun):

@@ -220,7 +220,7 @@ def put(storage: Storage, *facts: Fact) -> None:
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make all calls at the same time, each in a thread of its own; raise what the first of them raised."""
+    """Run all calls at the same time, each in a thread of its own; raise what the first of them raised."""
     barrier = threading.Barrier(len(calls))
 
     def call(one: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
-"""Faults on purpose: conflicts, crashes and races at exactly the append that a test names, on any storage.
+"""Fault injection on any storage: conflicts, crashes and races at exactly the append that a test names.
 
-`boundaries` lists every append that was made. Run something once and it says where a crash can fall; run it again once
-for each of them, with a crash there, and no window is left to chance.
+`boundaries` lists every append that was made. Run a scenario once to get all places for a crash; then run it once per
+place, with a crash there.
 """
 
 import os
@@ -23,7 +23,7 @@ CRASH_EXIT_CODE = 86
 
 
 class Part(NamedTuple):
-    """What one append wrote to one thread."""
+    """The facts that one append wrote to one thread."""
 
     kind: ThreadKind
     thread: str
@@ -31,43 +31,43 @@ class Part(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """An append by its number, from 1 on, with what it wrote: a crash may fall right before it and right after it."""
+    """An append, by its number from 1 on, with its facts: a crash may be right before it or right after it."""
 
     number: int
     parts: tuple[Part, ...]
 
     @property
     def label(self) -> str:
-        """Say what was written where, without ids: the same for every run of a scenario."""
+        """The thread kinds and fact types, without ids: the same for every run of a scenario."""
         return " + ".join(f"{part.kind.value}[{', '.join(part.types)}]" for part in self.parts)
 
 
 class Crashed(BaseException):
-    """The process ended here, as far as the code under test can tell: nothing of it catches this."""
+    """A simulated end of the process. A `BaseException`, so that no code under test catches it."""
 
     def __init__(self, boundary: Boundary) -> None:
-        """Name the append beside which it crashed."""
+        """Build the message, with the append beside which it crashed."""
         super().__init__(f"crashed at append {boundary.number}: {boundary.label}")
         self.boundary = boundary
 
 
 def raise_crashed(boundary: Boundary) -> NoReturn:
-    """Crash by an exception, so that the test itself goes on. Raises `Crashed`."""
+    """Raise `Crashed`, so that the test itself goes on."""
     raise Crashed(boundary)
 
 
 def exit_process(_: Boundary) -> NoReturn:
-    """Crash for real: the process ends at once with `CRASH_EXIT_CODE`; no `finally`, no `atexit`, no flush."""
+    """End the process at once with `CRASH_EXIT_CODE`: no `finally`, no `atexit`, no flush."""
     os._exit(CRASH_EXIT_CODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to go wrong. Appends are counted from 1, those that were made only.
+    """The faults to inject. Appends are counted from 1; only those that were made count.
 
-    `conflicts`: the next so many commits are refused, `conflict_at`: those with these numbers; counted are commits that
-    expect a revision above 0, since no other can meet a conflict that goes away. `crash_before` and `crash_after` name
-    an append, and `crash` says how to end. `meanwhile` holds what somebody else does right before an append.
+    `conflicts`: how many of the next commits are refused; `conflict_at`: the numbers of those to refuse. Both count
+    commits that expect a revision above 0, since only these can meet a conflict that a retry resolves. `crash_before`
+    and `crash_after` name an append, `crash` is how to end. `meanwhile`: calls to make right before an append.
 
     Raises `InvalidArgument` for a number that no append can have.
     """
@@ -80,7 +80,7 @@ class Plan:
     meanwhile: Mapping[int, Callable[[], object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a plan that could never happen: a test would pass without its fault."""
+        """Raise for a fault that can never happen: a test would pass without it."""
         if not _is_count(self.conflicts, 0):
             raise InvalidArgument(f"conflicts must be a whole number from 0 on, not {self.conflicts!r}")
         numbers = [*self.conflict_at, *self.meanwhile, *filter(_is_given, (self.crash_before, self.crash_after))]
@@ -90,19 +90,19 @@ class Plan:
 
 
 class InjectedStorage:
-    """Any storage, with faults as planned. Keeps the whole contract otherwise; appends are made one at a time.
+    """Any storage with planned faults. Keeps the storage contract otherwise; makes one append at a time.
 
-    With `atomic_across_threads=False` a commit is split, and every append is a boundary of its own. Once crashed, it
-    writes nothing more, as a dead process does; whoever comes after uses `inner`, or calls `arm`.
+    With `atomic_across_threads=False` a commit is split, and every append is a boundary. Once crashed, it writes
+    nothing more, as a dead process; the next process uses `inner`, or calls `arm`.
     """
 
     def __init__(
         self, storage: Storage, plan: Plan | None = None, *, atomic_across_threads: bool | None = None
     ) -> None:
-        """Wrap a storage, which stays open, and usable, and yours to close.
+        """Wrap a storage. The caller closes it.
 
         Raises:
-            InvalidArgument: `atomic_across_threads` asks for more than the storage can do.
+            InvalidArgument: `atomic_across_threads` is true, and the storage cannot do that.
         """
         if atomic_across_threads and not storage.atomic_across_threads:
             raise InvalidArgument(f"commits of this {type(storage).__name__} do not span threads: leave it out")
@@ -113,7 +113,7 @@ class InjectedStorage:
         self.arm(plan or Plan())
 
     def arm(self, plan: Plan) -> None:
-        """Begin anew: nothing has crashed, `boundaries` is empty, and all numbers of the plan count from here."""
+        """Reset: nothing has crashed, `boundaries` is empty, and all numbers of the plan count from here."""
         with self._lock:
             self._plan = plan
             self._meanwhile = dict(plan.meanwhile)
@@ -133,17 +133,17 @@ class InjectedStorage:
 
     @property
     def clock(self) -> Any:
-        """The clock that the storage is bound to, where it says so."""
+        """The clock of the storage, if it has one."""
         return getattr(self.inner, "clock", None)
 
     def now(self) -> datetime:
-        """Tell the storage's time."""
+        """Return the storage's time."""
         return self.inner.now()
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
-        """Write facts to one or more threads, as the contract says, unless something is to go wrong here.
+        """Write facts to one or more threads, as the contract says, unless a fault is planned here.
 
         Raises:
             Conflict: a real one, or an injected one; nothing was written.
@@ -155,7 +155,7 @@ class InjectedStorage:
             known = self.find_commit(commit_id) if commit_id is not None else None
             if known is not None:
                 return known
-            self._refuse(appends)
+            self._inject_conflict(appends)
             receipt: dict[str, int] = {}
             for group, group_id in self._groups(appends, commit_id):
                 receipt |= self._write(group, group_id)
@@ -165,8 +165,8 @@ class InjectedStorage:
         """Write facts to one thread, as `commit` does."""
         return self.commit([Append(thread, entries, expected_rev)])[thread]
 
-    def _refuse(self, appends: Sequence[Append]) -> None:
-        """Raise the conflict that is planned for this commit, if there is one."""
+    def _inject_conflict(self, appends: Sequence[Append]) -> None:
+        """Raise the conflict that is planned for this commit, if any."""
         self._check_alive()
         expecting = next((one for one in appends if one.expected_rev), None)
         if expecting is None or expecting.expected_rev is None:
@@ -178,8 +178,11 @@ class InjectedStorage:
     def _groups(
         self, appends: Sequence[Append], commit_id: UUID | None
     ) -> Iterator[tuple[Sequence[Append], UUID | None]]:
-        """Give what is written at once, each with its own commit id: the last one has the commit's, so that it is whole
-        exactly when that id is on record. A check of a revision goes with the append after it."""
+        """Yield the groups of appends that are written at once, each with a commit id of its own.
+
+        The last group has the id of the commit, which is complete exactly when that id is on record. An append that
+        only checks a revision is in the group of the append after it.
+        """
         groups: list[list[Append]] = [[]]
         for one in appends:
             if not self._atomic and one.facts and any(other.facts for other in groups[-1]):
@@ -191,14 +194,14 @@ class InjectedStorage:
 
     def _write(self, group: Sequence[Append], group_id: UUID | None) -> dict[str, int]:
         known = self.inner.find_commit(group_id) if group_id is not None else None
-        if known is not None:  # written before a crash that cut the commit in two
+        if known is not None:  # written before a crash that split the commit
             return known
         number = len(self.boundaries) + 1
         boundary = Boundary(number, tuple(_part(one) for one in group if one.facts))
         other = self._meanwhile.pop(number, None)
         if other is not None:
             other()
-            return self._write(group, group_id)  # the numbers have moved on if somebody else came through here
+            return self._write(group, group_id)  # the numbers have changed if that call appended here, too
         if self._plan.crash_before == number:
             self._crash(boundary)
         receipt = self.inner.commit(group, group_id)
@@ -218,56 +221,56 @@ class InjectedStorage:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def find_commit(self, commit_id: UUID) -> dict[str, int] | None:
-        """Give the answer of an earlier commit; None also for one that a crash has cut in two."""
-        found = self.inner.find_commit(commit_id)
-        if found is None or self._atomic:
-            return found
+        """Return the answer of an earlier commit; None also for one that a crash has split."""
+        receipt = self.inner.find_commit(commit_id)
+        if receipt is None or self._atomic:
+            return receipt
         whole: dict[str, int] = {}
         for i in count():
             part = self.inner.find_commit(_part_id(commit_id, i))
             if part is None:
-                return whole | found
+                return whole | receipt
             whole |= part
         raise AssertionError  # counting has no end
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
-        """Give a thread's entries after a revision."""
+        """Return a thread's entries after a revision."""
         return self.inner.read(thread, after, limit)
 
     def revision(self, thread: str) -> int:
-        """Give a thread's last sequence number."""
+        """Return a thread's last sequence number."""
         return self.inner.revision(thread)
 
     def cut(self, after: int = 0) -> int:
-        """Give a position up to which no entry can appear any more."""
+        """Return a position up to which no entry can appear any more."""
         return self.inner.cut(after)
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
-        """Give entries between two cuts."""
+        """Return entries between two cuts."""
         return self.inner.read_between(after, upto, limit)
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
-        """Give all facts of one run, by position."""
+        """Return all facts of one run, by position."""
         return self.inner.read_run(run_id, before)
 
     # --- checkpoints and deletion -----------------------------------------------------------------------------------
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
-        """Keep a projection, unless a newer valid one is there, or the process has crashed."""
+        """Store a checkpoint, unless a newer valid one is there. Raises `Crashed` after a crash."""
         self._check_alive()
         return self.inner.put_checkpoint(thread, revision, data)
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
-        """Give the thread's checkpoint."""
+        """Return the thread's checkpoint."""
         return self.inner.get_checkpoint(thread)
 
     def delete_checkpoint(self, thread: str) -> None:
-        """Forget the checkpoint."""
+        """Delete the checkpoint."""
         self._check_alive()
         self.inner.delete_checkpoint(thread)
 
     def delete_thread(self, thread: str) -> None:
-        """Remove one thread."""
+        """Delete one thread."""
         self._check_alive()
         self.inner.delete_thread(thread)
 

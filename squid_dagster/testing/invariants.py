@@ -1,6 +1,6 @@
-"""What holds for every journal at any time, whatever crashed and whoever raced: checked from facts, not from the fold.
+"""The invariants of every journal at any time, after any crash or race, checked from facts.
 
-Only `no_anomaly` asks the fold; every other rule reads the facts by itself, so that a mistake of the fold shows too.
+Only `no_anomaly` uses the fold; every other rule reads the facts itself, so that a defect of the fold is found, too.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,34 +12,35 @@ from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.entries import Entry, by_run
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.testing.journal_source import read_all, storage_of
 from squid_dagster.testing.run_rules import RunRules
 from squid_dagster.testing.violation import Rule, Violation, violation
 
 __all__ = ["InvariantViolated", "Rule", "Violation", "assert_invariants", "check_invariants", "violations"]
 
 
-class InvariantViolated(AssertionError):
-    """A journal breaks rules that always hold. `violations` has all of them."""
+_PAGE_ENTRIES = 5_000
 
-    def __init__(self, found: Sequence[Violation]) -> None:
-        """Tell all of them, one in a line."""
-        lines = "".join(f"\n  {each}" for each in found)
-        super().__init__(f"the journal breaks {len(found)} rule{'s' if len(found) > 1 else ''}:{lines}")
-        self.violations = tuple(found)
+
+class InvariantViolated(AssertionError):
+    """A journal violates invariants; `violations` has all of them."""
+
+    def __init__(self, violations: Sequence[Violation]) -> None:
+        """Build the message, with one violation per line."""
+        lines = "".join(f"\n  {violation}" for violation in violations)
+        super().__init__(f"the journal breaks {len(violations)} rule{'s' if len(violations) > 1 else ''}:{lines}")
+        self.violations = tuple(violations)
 
 
 @checked
 def assert_invariants(source: Squid | Storage) -> None:
-    """Raise `InvariantViolated` if anything is wrong with a journal. Reads all of it: for tests and tools."""
-    found = check_invariants(source)
-    if found:
-        raise InvariantViolated(found)
+    """Raise `InvariantViolated` if a journal violates an invariant. Reads the whole journal: for tests and tools."""
+    if broken := check_invariants(source):
+        raise InvariantViolated(broken)
 
 
 @checked
 def check_invariants(source: Squid | Storage) -> list[Violation]:
-    """Give everything that is wrong with a journal, also where two ways of reading it tell different stories."""
+    """Return all violations of a journal, also differences between reading by position, by thread and by run."""
     storage = storage_of(source)
     entries = list(read_all(storage))
     return [*violations(entries), *_differing(storage, entries)]
@@ -47,16 +48,29 @@ def check_invariants(source: Squid | Storage) -> list[Violation]:
 
 @checked
 def violations(entries: Iterable[Entry]) -> list[Violation]:
-    """Give everything that is wrong with these entries: a whole journal, or whole threads of it, by position. Pure."""
+    """Return all violations of these entries: a whole journal, or whole threads of it, by position. Pure."""
     journal = list(entries)
     if not all(isinstance(entry, Entry) for entry in journal):
         raise InvalidArgument("entries must be a list of Entry, as storages give them")
     runs = by_run(journal)
     loose = runs.pop(None, [])
-    found = [*_order(journal), *_anomalies(runs.values(), loose)]
+    broken = [*_order(journal), *_anomalies(runs.values(), loose)]
     for run_entries in runs.values():
-        found += RunRules().check(run_entries)
-    return sorted(found, key=lambda each: (each.position, each.rule))
+        broken += RunRules().check(run_entries)
+    return sorted(broken, key=lambda one: (one.position, one.rule))
+
+
+def storage_of(source: Squid | Storage) -> Storage:
+    """Return the storage of a squid, or the storage itself."""
+    return source if isinstance(source, Storage) else source.journal
+
+
+def read_all(storage: Storage) -> Iterator[Entry]:
+    """Yield all entries up to a cut, by position."""
+    after, upto = 0, storage.cut()
+    while page := storage.read_between(after, upto, _PAGE_ENTRIES):
+        yield from page
+        after = page[-1].position
 
 
 def _order(journal: Sequence[Entry]) -> Iterator[Violation]:
@@ -73,14 +87,14 @@ def _order(journal: Sequence[Entry]) -> Iterator[Violation]:
 
 def _anomalies(runs: Iterable[Sequence[Entry]], loose: Iterable[Entry]) -> Iterator[Violation]:
     unread = [anomaly(reason, entry) for entry in loose if (reason := unreadable(entry)) is not None]
-    for each in [*unread, *(each for entries in runs for each in RunUnit.fold(entries).anomalies)]:
-        about = f" ({each.subject!r})" if each.subject is not None else ""
-        text = f"{each.entry_type}{about} is refused by the fold: {each.reason.value}"
-        yield Violation(Rule.NO_ANOMALY, text, each.run_id, each.thread, each.seq, each.position)
+    for one in [*unread, *(one for entries in runs for one in RunUnit.fold(entries).anomalies)]:
+        about = f" ({one.subject!r})" if one.subject is not None else ""
+        text = f"{one.entry_type}{about} is refused by the fold: {one.reason.value}"
+        yield Violation(Rule.NO_ANOMALY, text, one.run_id, one.thread, one.seq, one.position)
 
 
 def _differing(storage: Storage, entries: Sequence[Entry]) -> Iterator[Violation]:
-    """Say where reading by thread or by run, or the revision, differs from reading by position."""
+    """Yield where reading by thread or by run, or the revision, differs from reading by position."""
     by_thread: dict[str, list[Entry]] = {}
     for entry in entries:
         by_thread.setdefault(entry.thread, []).append(entry)

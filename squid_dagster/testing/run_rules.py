@@ -1,4 +1,4 @@
-"""The rules that are about one run, read from its facts one after another, without the help of any fold."""
+"""The invariants of one run, read from its facts one after another, without a fold."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from squid_dagster.protocol.entries import Entry, digest
 from squid_dagster.protocol.facts import Runnable
 from squid_dagster.testing.violation import Rule, Violation, violation
 
-# What may be written about a run that has ended: that its queue's work is fenced, and where it is to be found.
+# The facts that may follow the end of a run: the fence on its queue, and its listings.
 _AFTER_THE_END = frozenset({"run_fenced", "run_indexed", "run_cataloged"})
 _INTENT = ("idempotency_key", "attempt_number", "queue", "step", "input", "visible_at")
 
 
 class _Holder(NamedTuple):
-    """Who may act on an attempt, and until when."""
+    """The claim that holds an attempt, and until when."""
 
     runnable_key: str
     claim_id: str
@@ -33,7 +33,7 @@ class _Holder(NamedTuple):
 
 @dataclass(slots=True)
 class RunRules:
-    """What the facts of one run have said so far; `check` takes them all."""
+    """The state of one run by its facts so far; `check` reads them all."""
 
     started: Any = None
     ended: Any = None
@@ -47,10 +47,10 @@ class RunRules:
     applied: dict[str, Any] = field(default_factory=dict)  # the applying fact by idempotency key
 
     def check(self, entries: Sequence[Entry]) -> Iterator[Violation]:
-        """Give what is wrong with a run, of which these are all facts by position."""
+        """Yield the violations of a run. `entries` are all of its facts, by position."""
         for entry in entries:
             if unreadable(entry) is None:
-                yield from self._look_at(entry)
+                yield from self._check_entry(entry)
         for key, entry in self.scheduled.items():
             yield from self._planned(key, entry)
         left = [key for key in self.visits if key not in self.settled]
@@ -58,7 +58,7 @@ class RunRules:
             text = f"leaves {', '.join(map(repr, sorted(left)))} claimable: no run_fenced follows"
             yield violation(Rule.NOTHING_CLAIMABLE_AFTER_THE_END, self.ended, text)
 
-    def _look_at(self, entry: Entry) -> Iterator[Violation]:
+    def _check_entry(self, entry: Entry) -> Iterator[Violation]:
         fact: Any = entry.fact
         if self.ended is not None and fact.type not in _AFTER_THE_END:
             if fact.type == "run_terminal" and _content(fact) == _content(self.ended.fact):
@@ -66,11 +66,11 @@ class RunRules:
             yield violation(Rule.NOTHING_AFTER_THE_END, entry, f"comes after the end, at {self.ended.position}")
             return
         self._note(entry, fact)
-        if fact.type in _JUDGED:
-            yield from _JUDGED[fact.type](self, entry, fact)
+        if fact.type in _CHECKS:
+            yield from _CHECKS[fact.type](self, entry, fact)
 
     def _note(self, entry: Entry, fact: Any) -> None:
-        """Take in what breaks no rule by itself."""
+        """Record a fact that other facts are checked against."""
         match fact.type:
             case "run_started":
                 self.started = self.started or fact
@@ -87,8 +87,8 @@ class RunRules:
 
     # --- the run's own thread, and the lists ------------------------------------------------------------------------
 
-    def judge_applied(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge an applied outcome: it was settled so, and its visit is applied once."""
+    def check_applied(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check an applied outcome: it was settled so, and its visit is applied once."""
         key = fact.runnable_key
         outcome = self.settled.get(key)
         if outcome is None:
@@ -102,8 +102,8 @@ class RunRules:
         if first is not fact and _content(first) != _content(fact):
             yield violation(Rule.APPLIED_ONCE, entry, f"applies {key!r} after {first.runnable_key!r} was applied")
 
-    def judge_listed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge an index or catalog fact: it names a run that was started."""
+    def check_listed(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check an index or catalog fact: it names a run that was started."""
         if self.started is None:
             yield violation(Rule.LISTED_WAS_STARTED, entry, "names a run that was not started")
         elif self.started.workflow != fact.workflow:
@@ -112,8 +112,8 @@ class RunRules:
 
     # --- the queue's thread -----------------------------------------------------------------------------------------
 
-    def judge_claim(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a claim: nobody holds the visit, and the token is a new one."""
+    def check_claim(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check a claim: no other claim holds the visit, and the token is a new one."""
         visit = self._visit(fact.runnable_key)
         holder = self.holders.get(visit)
         if (settled := self._settled(entry, fact)) is not None:
@@ -129,8 +129,8 @@ class RunRules:
                 yield violation(Rule.TOKENS_GROW, entry, f"has token {fact.fencing_token}, after {last}")
             self.tokens[visit] = max(last, fact.fencing_token)
 
-    def judge_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a heartbeat: only the holder extends its lease."""
+    def check_heartbeat(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check a heartbeat: only the holder extends its lease."""
         refused = self._settled(entry, fact) or self._not_held(entry, fact)
         if refused is not None:
             yield refused
@@ -139,16 +139,16 @@ class RunRules:
         lease_until = max(self.holders[visit].lease_until, fact.lease_until)
         self.holders[visit] = self.holders[visit]._replace(lease_until=lease_until)
 
-    def judge_release(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a release: only the holder gives an attempt back."""
+    def check_release(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check a release: only the holder gives an attempt back."""
         refused = self._settled(entry, fact) or self._not_held(entry, fact)
         if refused is not None:
             yield refused
             return
         del self.holders[self._visit(fact.runnable_key)]
 
-    def judge_outcome(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge an outcome: only the holder settles, and only once; a repeat is nothing new."""
+    def check_outcome(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check an outcome: only the holder settles, and only once; a repeat is allowed."""
         first = self.settled.get(fact.runnable_key)
         if first is not None and _outcome(first) == _outcome(fact):
             return
@@ -162,8 +162,8 @@ class RunRules:
         if fact.type == "attempt_failed" and fact.retry_runnable_key is not None:
             self.visits.setdefault(fact.retry_runnable_key, visit)
 
-    def judge_dead_letter(self, entry: Entry, fact: Any) -> Iterator[Violation]:
-        """Judge a dead letter: only its holder gives up what is held, and it was not settled in another way."""
+    def check_dead_letter(self, entry: Entry, fact: Any) -> Iterator[Violation]:
+        """Check a dead letter: only the holder dead-letters a held attempt, and no other outcome stands."""
         visit = self._visit(fact.runnable_key)
         first, holder = self.settled.get(fact.runnable_key), self.holders.get(visit)
         if first is not None:
@@ -176,7 +176,7 @@ class RunRules:
             self.settled[fact.runnable_key] = fact
             self.holders.pop(visit, None)
 
-    # --- questions --------------------------------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------------------------------
 
     def _visit(self, key: str) -> str:
         return self.visits.get(key) or key.rpartition(":")[0]
@@ -208,16 +208,16 @@ class RunRules:
             yield violation(Rule.SCHEDULED_WAS_PLANNED, entry, text)
 
 
-_JUDGED: dict[str, Callable[[RunRules, Entry, Any], Iterator[Violation]]] = {
-    "runnable_applied": RunRules.judge_applied,
-    "run_indexed": RunRules.judge_listed,
-    "run_cataloged": RunRules.judge_listed,
-    "attempt_claimed": RunRules.judge_claim,
-    "attempt_heartbeat": RunRules.judge_heartbeat,
-    "attempt_released": RunRules.judge_release,
-    "attempt_completed": RunRules.judge_outcome,
-    "attempt_failed": RunRules.judge_outcome,
-    "attempt_dead_lettered": RunRules.judge_dead_letter,
+_CHECKS: dict[str, Callable[[RunRules, Entry, Any], Iterator[Violation]]] = {
+    "runnable_applied": RunRules.check_applied,
+    "run_indexed": RunRules.check_listed,
+    "run_cataloged": RunRules.check_listed,
+    "attempt_claimed": RunRules.check_claim,
+    "attempt_heartbeat": RunRules.check_heartbeat,
+    "attempt_released": RunRules.check_release,
+    "attempt_completed": RunRules.check_outcome,
+    "attempt_failed": RunRules.check_outcome,
+    "attempt_dead_lettered": RunRules.check_dead_letter,
 }
 
 
@@ -226,11 +226,11 @@ def _is_failure(applied: Any) -> bool:
 
 
 def _outcome(fact: Any) -> Any:
-    """Give who settled an attempt, and how: what a repeat has in common with the first time."""
+    """Return the claim that settled an attempt, and the outcome: equal for a repeat."""
     result = fact.result if fact.type == "attempt_completed" else fact.error
     return fact.type, getattr(fact, "claim_id", None), getattr(fact, "claim_token_hash", None), digest(result)
 
 
 def _content(fact: Any) -> Any:
-    """Give what a fact says, apart from when: a repeat says the same."""
+    """Return a fact without its time: equal for a repeat."""
     return fact.model_dump(mode="json", exclude={"occurred_at"})

@@ -1,4 +1,4 @@
-"""The rules that every journal keeps, and one breach of them."""
+"""The invariants of every journal, by name, and a violation of one."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from squid_dagster.protocol.entries import Entry, run_of
 
 
 class Rule(StrEnum):
-    """What holds for every journal."""
+    """An invariant of every journal."""
 
     CONTIGUOUS_SEQUENCES = "contiguous_sequences"  # a thread counts 1, 2, 3
     GROWING_POSITIONS = "growing_positions"  # over the whole journal
     SAME_READING = "same_reading"  # by position, by thread and by run
-    ONE_HOLDER = "one_holder"  # nobody claims what another holds, whichever attempt of the visit it is
+    ONE_HOLDER = "one_holder"  # no claim takes a visit that another claim holds, whichever attempt it is
     ONLY_THE_HOLDER_ACTS = "only_the_holder_acts"  # beats, releases or settles, within its lease
     SETTLED_STAYS = "settled_stays"  # a settled attempt never changes
     TOKENS_GROW = "tokens_grow"  # fencing tokens, over all claims of one idempotency key
@@ -26,7 +26,7 @@ class Rule(StrEnum):
 
 
 class Violation(NamedTuple):
-    """A rule that does not hold, and the entry that shows it."""
+    """An invariant that does not hold, and the entry that shows it."""
 
     rule: Rule
     text: str
@@ -36,11 +36,11 @@ class Violation(NamedTuple):
     position: int
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the violation as one line."""
         run = f" (run {self.run_id!r})" if self.run_id is not None else ""
         return f"{self.rule.value}: entry {self.seq} of {self.thread!r}{run} {self.text}"
 
 
 def violation(rule: Rule, entry: Entry, text: str) -> Violation:
-    """Note that an entry breaks a rule."""
+    """Build the violation that an entry shows."""
     return Violation(rule, f"{entry.fact.type} {text}", run_of(entry.fact), entry.thread, entry.seq, entry.position)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from squid_dagster.testing.simulation.campaign import quiet
 from squid_dagster.testing.simulation.scenario import random_scenario
-from squid_dagster.testing.simulation.schedule import Played, expectation, play
+from squid_dagster.testing.simulation.schedule import ScheduleResult, expectation, play
 from tests.simulation.planting import Bug, planted
 
 SCHEDULES = 400  # after so many without a violation, a bug is not caught
@@ -187,8 +187,8 @@ BUGS = (
     Bug(
         "a worker does not poll",
         "runtime.worker.worker:Worker._is_done",
-        "_SECOND_LOOK) if soon else self._poll",
-        "_SECOND_LOOK) if soon else 10**9",
+        "_SHORT_POLL) if soon else self._poll",
+        "_SHORT_POLL) if soon else 10**9",
     ),
     Bug(
         "a worker forgets one of its claims",
@@ -205,17 +205,17 @@ BUGS = (
 )
 
 
-class Caught(NamedTuple):
+class HuntResult(NamedTuple):
     """The first schedule that shows a bug, if there is one."""
 
     bug: str
     schedules: int
-    played: Played | None
+    played: ScheduleResult | None
     seconds: float
 
 
-def hunt(bug: Bug, most: int = SCHEDULES, seed: int = 0) -> Caught:
-    """Play schedules with a bug planted until one fails. What is expected is worked out without the bug."""
+def hunt(bug: Bug, most: int = SCHEDULES, seed: int = 0) -> HuntResult:
+    """Run schedules with a bug planted until one fails. The expected ends are computed without the bug."""
     began = time.monotonic()
     for number, (scenario_seed, count) in enumerate(_parts(seed, most)):
         scenario = random_scenario(scenario_seed)
@@ -226,8 +226,8 @@ def hunt(bug: Bug, most: int = SCHEDULES, seed: int = 0) -> Caught:
                     played = play(scenario, expected, scenario_seed * _SEEDS + offset)
                 if played.problems and not play(scenario, expected, played.seed).problems:  # it is the bug's doing
                     schedules = number * _PER_SCENARIO + offset + 1
-                    return Caught(bug.name, schedules, played, time.monotonic() - began)
-    return Caught(bug.name, most, None, time.monotonic() - began)
+                    return HuntResult(bug.name, schedules, played, time.monotonic() - began)
+    return HuntResult(bug.name, most, None, time.monotonic() - began)
 
 
 def _parts(seed: int, most: int) -> Iterator[tuple[int, int]]:
@@ -236,7 +236,7 @@ def _parts(seed: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hunt all bugs, or those whose names contain a word."""
+    """Run the hunt for all bugs, or for those whose names contain a word."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--schedules", type=int, default=SCHEDULES)
@@ -244,10 +244,10 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = [bug for bug in BUGS if not options.words or any(word in bug.name for word in options.words)]
     caught = 0
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        for found in pool.imap_unordered(partial(hunt, most=options.schedules), wanted, chunksize=1):
-            caught += found.played is not None
-            said = found.played.problems[0][:150] if found.played else "NOT CAUGHT"
-            print(f"{found.bug}: {found.schedules} schedules, {found.seconds:.1f} s: {said}", flush=True)
+        for hunted in pool.imap_unordered(partial(hunt, most=options.schedules), wanted, chunksize=1):
+            caught += hunted.played is not None
+            said = hunted.played.problems[0][:150] if hunted.played else "NOT CAUGHT"
+            print(f"{hunted.bug}: {hunted.schedules} schedules, {hunted.seconds:.1f} s: {said}", flush=True)
     word = "OK" if caught == len(wanted) else "FAILED"
     print(f"BUGS {word}: planted={len(wanted)} caught={caught}")
     return 0 if caught == len(wanted) else 1

@@ -21,24 +21,28 @@ class Bug(NamedTuple):
 def function_of(place: str) -> FunctionType:
     """Return the function that "module:Class.name" names."""
     module, _, path = place.partition(":")
-    found: Any = import_module(f"squid_dagster.{module}")
+    target: Any = import_module(f"squid_dagster.{module}")
     for part in path.split("."):
-        found = inspect.getattr_static(found, part) if inspect.isclass(found) else getattr(found, part)
-    found = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
-    assert isinstance(found, FunctionType), place
-    return found
+        target = inspect.getattr_static(target, part) if inspect.isclass(target) else getattr(target, part)
+    target = inspect.unwrap(getattr(target, "fget", None) or getattr(target, "__func__", target))
+    assert isinstance(target, FunctionType), place
+    return target
 
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """Plant a bug for the time of a block."""
+    """Replace a function by one with a bug, within the block."""
     function = function_of(bug.place)
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(bug.text) == 1, f"{bug.name}: the text stands {source.count(bug.text)} times in {bug.place}"
     while source.startswith("@"):
         source = source.partition("\n")[2]
     made = compile(source.replace(bug.text, bug.replacement), f"<{bug.name}>", "exec")
-    code = next(each for each in made.co_consts if isinstance(each, CodeType) and each.co_name == function.__name__)
+    code = next(
+        constant
+        for constant in made.co_consts
+        if isinstance(constant, CodeType) and constant.co_name == function.__name__
+    )
     before = function.__code__
     assert code.co_freevars == before.co_freevars, bug.name
     function.__code__ = code

@@ -17,9 +17,9 @@ from squid_dagster.journal.postgres.connection.pool import connect
 from squid_dagster.journal.postgres.schema.functions import sources
 from squid_dagster.journal.postgres.schema.names import fill_in
 from squid_dagster.testing.simulation.campaign import quiet
-from squid_dagster.testing.simulation.environment.postgres import PostgresGround
+from squid_dagster.testing.simulation.environment.postgres import PostgresJournals
 from squid_dagster.testing.simulation.scenario import random_scenario
-from squid_dagster.testing.simulation.schedule import Played, expectation, play
+from squid_dagster.testing.simulation.schedule import ScheduleResult, expectation, play
 
 SCHEDULES = 200  # after so many without a violation, a bug is not caught
 _SEEDS, _PER_SCENARIO = 1000, 2
@@ -90,61 +90,63 @@ SQL_BUGS = (
 )  # fmt: skip
 
 
-class Caught(NamedTuple):
+class HuntResult(NamedTuple):
     """The first schedule that shows a bug, if there is one."""
 
     schedules: int
-    played: Played | None
+    played: ScheduleResult | None
     seconds: float
 
 
 @contextmanager
-def planted(bug: SqlBug, ground: PostgresGround) -> Iterator[None]:
+def planted(bug: SqlBug, journals: PostgresJournals) -> Iterator[None]:
     """Replace a function for the time of a block."""
     text = sources()[bug.function]
     assert text.count(bug.text) == bug.times, f"{bug.name}: the text stands {text.count(bug.text)} times"
-    _apply(ground, text.replace(bug.text, bug.replacement))
+    _apply(journals, text.replace(bug.text, bug.replacement))
     try:
         yield
     finally:
-        _apply(ground, text)
+        _apply(journals, text)
 
 
-def _apply(ground: PostgresGround, text: str) -> None:
-    with connect(ground.engine) as connection:
-        connection.execute(fill_in(text, ground.schema))
+def _apply(journals: PostgresJournals, text: str) -> None:
+    with connect(journals.engine) as connection:
+        connection.execute(fill_in(text, journals.schema))
     connection.close()
-    ground.engine.dispose()  # sessions keep plans of what was there before
+    journals.engine.dispose()  # sessions keep plans of what was there before
 
 
-def hunt(bug: SqlBug, ground: PostgresGround, most: int = SCHEDULES) -> Caught:
-    """Play schedules with a bug planted until one fails that does not fail without it."""
+def hunt(bug: SqlBug, journals: PostgresJournals, most: int = SCHEDULES) -> HuntResult:
+    """Run schedules with a bug planted until one fails that does not fail without it."""
     began = time.monotonic()
     left = iter(range(most))
     with quiet():
-        while (found := _first_failure(bug, ground, left)) is not None:
-            number, played = found
+        while (failing := _first_failure(bug, journals, left)) is not None:
+            number, played = failing
             scenario = random_scenario(played.seed // _SEEDS)
-            if not play(scenario, expectation(scenario), played.seed, make_ground=ground).problems:
-                return Caught(number + 1, played, time.monotonic() - began)
-    return Caught(most, None, time.monotonic() - began)
+            if not play(scenario, expectation(scenario), played.seed, make_journal=journals).problems:
+                return HuntResult(number + 1, played, time.monotonic() - began)
+    return HuntResult(most, None, time.monotonic() - began)
 
 
-def _first_failure(bug: SqlBug, ground: PostgresGround, numbers: Iterator[int]) -> tuple[int, Played] | None:
-    """Play the schedules of these numbers with a bug planted, up to the first that fails."""
-    with planted(bug, ground):
+def _first_failure(
+    bug: SqlBug, journals: PostgresJournals, numbers: Iterator[int]
+) -> tuple[int, ScheduleResult] | None:
+    """Run the schedules of these numbers with a bug planted, up to the first that fails."""
+    with planted(bug, journals):
         for number in numbers:
             scenario_seed, offset = divmod(number, _PER_SCENARIO)
             scenario = random_scenario(bug.scenario + scenario_seed)
             seed = (bug.scenario + scenario_seed) * _SEEDS + offset
-            played = play(scenario, expectation(scenario), seed, make_ground=ground)
+            played = play(scenario, expectation(scenario), seed, make_journal=journals)
             if played.problems:
                 return number, played
     return None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hunt all bugs, or those whose names contain a word."""
+    """Run the hunt for all bugs, or for those whose names contain a word."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--schedules", type=int, default=SCHEDULES)
@@ -154,15 +156,15 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="squid-bugs-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
-        ground = PostgresGround(server.ensure_running(), "bugs")
+        journals = PostgresJournals(server.ensure_running(), "bugs")
         try:
             for bug in wanted:
-                found = hunt(bug, ground, options.schedules)
-                caught += found.played is not None
-                said = found.played.problems[0][:150] if found.played else "NOT CAUGHT"
-                print(f"{bug.name}: {found.schedules} schedules, {found.seconds:.1f} s: {said}", flush=True)
+                hunted = hunt(bug, journals, options.schedules)
+                caught += hunted.played is not None
+                said = hunted.played.problems[0][:150] if hunted.played else "NOT CAUGHT"
+                print(f"{bug.name}: {hunted.schedules} schedules, {hunted.seconds:.1f} s: {said}", flush=True)
         finally:
-            ground.close()
+            journals.close()
             server.stop()
     word = "OK" if caught == len(wanted) else "FAILED"
     print(f"SQL BUGS {word}: planted={len(wanted)} caught={caught}")

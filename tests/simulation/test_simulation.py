@@ -42,7 +42,7 @@ def test_tasks_of_a_simulated_process_are_kept_apart_by_the_locks_of_its_store()
     # All tasks run on one thread, which a real lock would let in again.
     with VirtualTime():
         store = FoldDispatchStore(MemoryStorage())
-    assert isinstance(store._folds.lock, primitives.RLock)
+    assert isinstance(store._folds.lock, primitives._RLock)
 
 
 def test_every_run_of_random_workflows_ends_as_it_does_without_faults() -> None:
@@ -56,7 +56,7 @@ def test_every_run_of_random_workflows_ends_as_it_does_without_faults() -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_a_planted_bug_is_caught(name: str) -> None:
-    bug = next(each for each in BUGS if each.name == name)
+    bug = next(candidate for candidate in BUGS if candidate.name == name)
     assert hunt(bug, 300).played is not None
 
 
@@ -71,18 +71,18 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 
 
 def test_a_failing_schedule_shrinks_to_the_faults_that_it_takes_and_can_be_repeated() -> None:
-    bug = next(each for each in BUGS if each.name == "recovery schedules nothing")
-    found = hunt(bug, 300).played
-    assert found is not None
+    bug = next(candidate for candidate in BUGS if candidate.name == "recovery schedules nothing")
+    failing = hunt(bug, 300).played
+    assert failing is not None
     with planted(bug):
-        failure = repeat(found.seed)
+        failure = repeat(failing.seed)
         assert failure is not None
-        assert 1 <= len(failure.kept) < len(found.faults)
+        assert 1 <= len(failure.fault_numbers) < len(failing.faults)
         assert failure.problems
-        assert f"seed {found.seed}, faults kept: " in str(failure)
-        assert repeat(found.seed, failure.kept) is not None
-        assert repeat(found.seed, failure.kept[1:]) is None
-    assert repeat(found.seed, failure.kept) is None
+        assert f"seed {failing.seed}, faults kept: " in str(failure)
+        assert repeat(failing.seed, failure.fault_numbers) is not None
+        assert repeat(failing.seed, failure.fault_numbers[1:]) is None
+    assert repeat(failing.seed, failure.fault_numbers) is None
 
 
 def test_a_machine_that_was_closed_leaves_nothing_in_memory() -> None:

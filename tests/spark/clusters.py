@@ -74,12 +74,12 @@ class Program:
     def wait_for(self, pattern: str, times: int = 1) -> str:
         """Wait until it has said so, so many times; give what stood in the pattern's brackets the last time."""
 
-        def found() -> list[str]:
+        def matching() -> list[str]:
             return [match[1] for line in self.said if (match := re.search(pattern, line))]
 
         with self._news:
-            self._news.wait_for(lambda: len(found()) >= times or not self._reader.is_alive(), _WAIT_SECONDS)
-            texts = found()
+            self._news.wait_for(lambda: len(matching()) >= times or not self._reader.is_alive(), _WAIT_SECONDS)
+            texts = matching()
         assert len(texts) >= times, f"it never said {pattern!r}: {''.join(self.said[-60:])}"
         return texts[times - 1]
 
@@ -96,13 +96,13 @@ class Program:
         return path.read_text()
 
     def tell(self, line: str) -> None:
-        """Give it a line."""
+        """Return it a line."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
     def processes(self) -> list[int]:
-        """Give its process and all below it."""
+        """Return its process and all below it."""
         return [self.process.pid, *descendants(self.process.pid)]
 
     def end(self) -> None:
@@ -128,7 +128,7 @@ def running(*command: str | Path, env: Mapping[str, str] | None = None) -> Itera
 
 @contextmanager
 def spark_home() -> Iterator[str]:
-    """Pyspark's directory by another name: executors of `local-cluster` leave their logs in it."""
+    """Yield pyspark's directory under another name: executors of `local-cluster` leave their logs in it."""
     with tempfile.TemporaryDirectory(prefix="squid-spark-home-") as home:
         for path in _PYSPARK.iterdir():
             if path.name != "work":
@@ -140,7 +140,7 @@ def spark_home() -> Iterator[str]:
 def driver(master: str, storage: PostgresStorage, log: Path) -> Iterator[Program]:
     """Run `tests.spark.driver` on a master; the URL that it hands to executors holds a password, `SECRET`.
 
-    The server asks nobody for one, so that any will do.
+    The server asks no client for one, so any password works.
     """
     url = storage.engine.url
     order = {
@@ -151,7 +151,7 @@ def driver(master: str, storage: PostgresStorage, log: Path) -> Iterator[Program
         "schema": storage.schema,
     }
     with spark_home() as home, running(sys.executable, "-m", "tests.spark.driver", env={"SPARK_HOME": home}) as program:
-        program.tell(json.dumps(order))  # not as an argument: those are seen by everybody
+        program.tell(json.dumps(order))  # not as an argument: every user can see those
         yield program
 
 
@@ -166,7 +166,7 @@ class Cluster:
 
 @contextmanager
 def standalone(work: Path) -> Iterator[Cluster]:
-    """A standalone master with one worker of two cores, on loopback, on ports of their own."""
+    """Yield a standalone master with one worker of two cores, on loopback and free ports."""
     env = {"SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false", "SPARK_DAEMON_MEMORY": "256m"}
     place = ["--host", HOST, "--port", "0", "--webui-port", "0"]
     size = ["--cores", "2", "--memory", "1g", "--work-dir", str(work)]
@@ -180,7 +180,7 @@ def standalone(work: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def connect_server(log: Path, *, env: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """A Connect server on `local[2]`, on loopback, on a port of its own, with an event log and its web pages."""
+    """Yield a Connect server on `local[2]`, on loopback and a free port, with an event log and web pages."""
     settings = {
         **quiet(log),
         "spark.connect.grpc.binding.address": HOST,
@@ -205,7 +205,7 @@ def connect_server(log: Path, *, env: Mapping[str, str] | None = None) -> Iterat
 
 
 def quiet(log: Path) -> dict[str, str]:
-    """Settings of a session that is looked into: an event log, web pages on a port of its own, little memory."""
+    """Return settings of an observable session: an event log, web pages on a free port, little memory."""
     return {
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": "2",
@@ -218,7 +218,7 @@ def quiet(log: Path) -> dict[str, str]:
 
 
 def web_pages(web: str) -> list[str]:
-    """Give what an application's web pages know, as JSON: settings, executors, jobs, stages and plans."""
+    """Return what an application's web pages know, as JSON: settings, executors, jobs, stages and plans."""
     (application,) = json.loads(page(f"{web}/api/v1/applications"))
     about = f"{web}/api/v1/applications/{application['id']}"
     names = ("environment", "allexecutors", "jobs", "stages?details=true", "sql?details=true&planDescription=true")
@@ -226,29 +226,29 @@ def web_pages(web: str) -> list[str]:
 
 
 def page(url: str) -> str:
-    """Give what stands at an address."""
+    """Return what stands at an address."""
     with urllib.request.urlopen(url, timeout=_WAIT_SECONDS) as answer:  # noqa: S310  our own, on loopback
         text: str = answer.read().decode()
         return text
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, nearest first."""
+    """Return all processes below one, nearest first."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         parent = parent_of(int(path.name))
         if parent is not None:
             parents.setdefault(parent, []).append(int(path.name))
-    found, waiting = [], [pid]
+    processes, waiting = [], [pid]
     while waiting:
         below = parents.get(waiting.pop(0), [])
-        found += below
+        processes += below
         waiting += below
-    return found
+    return processes
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process; None if it is gone."""
+    """Return the parent of a process; None if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError):
@@ -256,7 +256,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def command_line(pid: int) -> str:
-    """How a process was called, its arguments separated by zeros; nothing if it is gone."""
+    """Return the command line of a process, separated by NUL characters; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
@@ -270,25 +270,25 @@ def kill(pid: int) -> None:
 
 
 def digest(frame: DataFrame) -> str:
-    """Give what a table says, whatever the order of its rows."""
+    """Return what a table says, whatever the order of its rows."""
     rows = sorted(row.told for row in frame.select(f.to_json(f.struct("*")).alias("told")).collect())
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 def logged(directory: Path) -> list[str]:
-    """Give the lines of Spark's event logs so far; one that is not yet whole is left out."""
+    """Return the lines of Spark's event logs so far; one that is not yet whole is left out."""
     files = [path for path in directory.rglob("events_*") if path.is_file()]
     lines = [line for path in files for line in path.read_text(errors="replace").splitlines(keepends=True)]
     return [line for line in lines if line.endswith("\n")]
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    """Give what Spark has written about itself so far."""
+    """Return what Spark has written about itself so far."""
     return [json.loads(line) for line in logged(directory)]
 
 
 def assert_as_in_this_process(spark: SparkSession, storage: PostgresStorage, looked: Mapping[str, Any]) -> None:
-    """What a driver program found is what this process's own session finds."""
+    """Assert that a driver program computed what this process's own session computes."""
     schema, upto = storage.schema, storage.cut()
     frame = read_journal(spark, location(storage), schema=schema, upto=upto, only=COLUMNS, partitions=2)
     assert looked["entries"] == frame.count() > 0
@@ -296,7 +296,7 @@ def assert_as_in_this_process(spark: SparkSession, storage: PostgresStorage, loo
 
 
 def assert_hidden(shown: Sequence[str], directory: Path) -> None:
-    """The password is nowhere in what was shown, nor in any file below the directory, such as an event log."""
+    """Assert that the password is neither in the texts nor in any file below the directory, such as an event log."""
     files = [path.read_text(errors="replace") for path in directory.rglob("*") if path.is_file()]
     assert any("squid_journal" in text for text in shown)
     assert any("squid_journal" in text for text in files)

@@ -8,11 +8,11 @@ from squid_dagster.protocol import Fact
 from squid_dagster.spark.checks.journal_checks import Check
 from tests.facts import cataloged, indexed, planned, queue_paused, queued, started
 from tests.spark.journal_generator import Plan, generate
-from tests.spark.synthetic_runs import Mix
+from tests.spark.synthetic_runs import EventRates
 
 OPEN, ENDED = "run-3-000000001", "run-3-000000002"
 SHARED = "squid:dispatch:default"
-_MIX = Mix(retries=0.3, expiries=0.2, approvals=0.1, children=0.2, anomalies=0.1, unfinished=0.5)
+_MIX = EventRates(retries=0.3, expiries=0.2, approvals=0.1, children=0.2, anomalies=0.1, unfinished=0.5)
 
 Plant = Callable[[PostgresStorage], None]
 
@@ -55,7 +55,7 @@ def _delete(where: LiteralString) -> Plant:
 
 
 def _change(column: LiteralString, value: LiteralString, where: LiteralString, *, sealed: bool = False) -> Plant:
-    """Change a column; `sealed`, with a digest that fits."""
+    """Return a change of a column; `sealed`, with a matching digest."""
     values = {name: name for name in ("thread", "seq", "type", "run_id", "occurred_at", "data")} | {column: value}
     digest = ", digest = {schema}.entry_digest(" + ", ".join(values.values()) + ")"
     text = "UPDATE {schema}.journal_entries SET " + column + " = " + value + (digest if sealed else "")
@@ -63,13 +63,13 @@ def _change(column: LiteralString, value: LiteralString, where: LiteralString, *
 
 
 def _write(*facts: Fact) -> Plant:
-    """Append facts as anybody may."""
+    """Append facts through the storage."""
 
     def plant(storage: PostgresStorage) -> None:
         threads: dict[str, list[Fact]] = {}
         for fact in facts:
             threads.setdefault(fact.thread, []).append(fact)
-        storage.commit([Append(thread, found) for thread, found in threads.items()])
+        storage.commit([Append(thread, of_thread) for thread, of_thread in threads.items()])
 
     return plant
 
@@ -149,5 +149,5 @@ DAMAGES: tuple[Damage, ...] = (
 
 
 def damage_named(name: str) -> Damage:
-    """Give one of them."""
+    """Return one of them."""
     return next(damage for damage in DAMAGES if damage.name == name)

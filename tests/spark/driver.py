@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -18,7 +18,6 @@ from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import SparkSession
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol.entries import Entry
 from squid_dagster.spark.fold import folds
 from squid_dagster.spark.fold.run_rows import Row
 from squid_dagster.spark.session.session import open_session
@@ -29,21 +28,22 @@ from squid_dagster.spark.tables.warehouse import TABLES, Warehouse
 from tests.spark.clusters import command_line, digest, parent_of
 
 Ancestors = dict[int, list[tuple[int, str]]]
+FoldRows = Callable[[folds.Groups], Iterator[Row]]
 
 
-def say(**told: Any) -> None:
-    """Tell whoever started us."""
-    print(json.dumps(told), flush=True)
+def say(**values: Any) -> None:
+    """Print one line of JSON for the parent process."""
+    print(json.dumps(values), flush=True)
 
 
 def ancestors() -> list[tuple[int, str]]:
-    """Give the processes above this one, nearest first, each with how it was called."""
-    found: list[tuple[int, str]] = []
+    """Return the processes above this one, nearest first, each with how it was called."""
+    processes: list[tuple[int, str]] = []
     pid: int | None = os.getppid()
     while pid:
-        found.append((pid, command_line(pid)))
+        processes.append((pid, command_line(pid)))
         pid = parent_of(pid)
-    return found
+    return processes
 
 
 class _Union(AccumulatorParam[Ancestors]):
@@ -54,21 +54,21 @@ class _Union(AccumulatorParam[Ancestors]):
         return {**value1, **value2}
 
 
-def watched(session: SparkSession, trap: Path | None) -> tuple[Callable[..., Row], Callable[[], Ancestors]]:
-    """Give the fold of one run, unchanged, but that it notes where it runs; and what it has noted.
+def watched(session: SparkSession, trap: Path | None) -> tuple[FoldRows, Callable[[], Ancestors]]:
+    """Return the fold of a task's runs, which also records its processes, and a function that returns the record.
 
-    The first one to find no `trap` lays it, with its executor's process id in it, and waits there to be killed.
+    The first task that finds no file `trap` writes its executor's process id to it, and waits to be killed.
     """
-    noted, real = session.sparkContext.accumulator({}, _Union()), folds._history_row
+    noted, history_rows = session.sparkContext.accumulator({}, _Union()), folds.history_rows
     known: set[int] = set()  # each task has a copy of its own
 
-    def fold(run_id: str | None, entries: Iterable[Entry]) -> Row:
+    def fold(groups: folds.Groups) -> Iterator[Row]:
         if os.getpid() not in known:
             known.add(os.getpid())
             noted.add({os.getpid(): ancestors()})
             if trap is not None and _laid(trap):
                 signal.pause()
-        return real(run_id, entries)
+        return history_rows(groups)
 
     return fold, lambda: noted.value
 
@@ -108,14 +108,14 @@ class Driver:
 
     def rebuild(self, path: str, trap: str | None = None) -> None:
         """Rebuild all tables, and tell what they say and which processes folded."""
-        kept = folds._history_row
+        original = folds.history_rows
         fold, noted = watched(self.session, Path(trap) if trap else None)
-        folds._history_row = fold
+        folds.history_rows = fold  # type: ignore[assignment]  # of the same type, but for names
         try:
             warehouse = Warehouse(path)
             done = refresh(self.session, self.storage, self.location, warehouse, full=True)
         finally:
-            folds._history_row = kept
+            folds.history_rows = original
         say(rebuilt={"tables": self._tables(warehouse), "rows": done.rows, "folded_in": noted(), "pid": os.getpid()})
 
     def refresh(self, path: str) -> None:
@@ -129,7 +129,7 @@ class Driver:
 
 
 def main() -> None:
-    """Do as ordered, until there are no more lines."""
+    """Run the commands of stdin until it ends."""
     order = json.loads(sys.stdin.readline())
     with handed_over(order["secret_url"]) as location:
         driver = Driver(order, location)

@@ -17,7 +17,7 @@ from squid_dagster.journal.contract.storage import Append, Storage
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import ThreadKind, parse_thread
-from tests.spark.synthetic_runs import Life, Mix, Moment, make_life
+from tests.spark.synthetic_runs import EventRates, Moment, SyntheticRun, make_run
 
 _NAMESPACE = UUID("6b6f1c1e-6a3e-4f5f-9a53-3a3c6c6d1f55")
 _COUNTED = ("retries", "expiries", "approvals", "children", "anomalies", "unfinished")
@@ -33,7 +33,7 @@ class Generated:
 
     facts: int = 0
     runs: int = 0
-    next_run: int = 0  # the `first_run` of whoever wants to go on
+    next_run: int = 0  # the `first_run` of the next call
     retries: int = 0
     expiries: int = 0
     approvals: int = 0
@@ -50,7 +50,7 @@ class Plan:
     seed: int = 0
     start: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     every: timedelta = timedelta(seconds=1)  # between the starts of runs
-    mix: Mix = field(default_factory=Mix)
+    mix: EventRates = field(default_factory=EventRates)
     workflow: str = "synthetic"
     queue: str = "default"
     steps: int = 2
@@ -69,22 +69,22 @@ def generate(storage: Storage, plan: Plan, progress: Progress | None = None) -> 
 
     `progress` is told the number of facts so far. Raises as `Storage.commit`.
     """
-    told, counts = progress or (lambda _: None), Counter[str]()
+    report, counts = progress or (lambda _: None), Counter[str]()
     number, same = plan.first_run, replace(plan, facts=1, first_run=0)  # a longer plan goes on where a shorter one ends
     while counts["facts"] < plan.facts:
-        cohort = [life for n in range(number, number + plan.runs_per_commit) for life in _lives(plan, n)]
-        for place, moments in enumerate(zip_longest(*(life.moments for life in cohort), fillvalue=())):
+        cohort = [run for n in range(number, number + plan.runs_per_commit) for run in _runs_of(plan, n)]
+        for place, moments in enumerate(zip_longest(*(run.moments for run in cohort), fillvalue=())):
             storage.commit(_appends(moments), uuid5(_NAMESPACE, f"{same!r}:{number}:{place}"))
         number += plan.runs_per_commit
         counts.update(_counted(cohort))
-        told(counts["facts"])
+        report(counts["facts"])
     return Generated(**counts, next_run=number)
 
 
-def _lives(plan: Plan, number: int) -> Iterator[Life]:
+def _runs_of(plan: Plan, number: int) -> Iterator[SyntheticRun]:
     # Its own randomness for each run: what one does never changes what the next one does.
     random = Random(f"{plan.seed}:{number}")
-    return make_life(
+    return make_run(
         f"run-{plan.seed}-{number:09d}",
         random=random,
         mix=plan.mix,
@@ -96,7 +96,7 @@ def _lives(plan: Plan, number: int) -> Iterator[Life]:
 
 
 def _appends(moments: Iterable[Sequence[Fact] | Moment]) -> list[Append]:
-    """Bring one moment of many runs together, thread by thread."""
+    """Return appends that combine one moment of many runs, by thread."""
     threads: dict[str, list[Fact]] = {}
     for moment in moments:
         for fact in moment:
@@ -105,9 +105,9 @@ def _appends(moments: Iterable[Sequence[Fact] | Moment]) -> list[Append]:
     return [Append(thread, threads[thread]) for thread in ordered]
 
 
-def _counted(cohort: Sequence[Life]) -> dict[str, int]:
-    counts = {name: sum(getattr(life, name) for life in cohort) for name in _COUNTED}
-    return {**counts, "facts": sum(len(m) for life in cohort for m in life.moments), "runs": len(cohort)}
+def _counted(cohort: Sequence[SyntheticRun]) -> dict[str, int]:
+    counts = {name: sum(getattr(run, name) for run in cohort) for name in _COUNTED}
+    return {**counts, "facts": sum(len(m) for run in cohort for m in run.moments), "runs": len(cohort)}
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The lives of synthetic runs: which facts they write, moment by moment. Pure: the same seed gives the same life.
+"""Synthetic runs: the facts that they write, commit by commit. Pure: the same seed gives the same facts.
 
 A moment is what one commit holds of a run. The queue's facts come before the run's own in it, as they do in a commit,
 so that a run's end does not fence what it ends with.
@@ -42,7 +42,7 @@ _REVIEW = "review"
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class EventRates:
     """How often what happens, each from 0 to 1: of steps the first two, of runs the others."""
 
     retries: float = 0.10  # the first attempt fails, the second one succeeds
@@ -60,7 +60,7 @@ class Mix:
 
 
 @dataclass(slots=True)
-class Life:
+class SyntheticRun:
     """One run's facts by moment, and what happened in it."""
 
     run_id: str
@@ -73,11 +73,11 @@ class Life:
     unfinished: int = 0
 
 
-def make_life(
-    run_id: str, *, random: Random, mix: Mix, start: datetime, workflow: str, queue: str, steps: int
-) -> Iterator[Life]:
-    """Give the life of a run that starts then, and those of its children behind it."""
-    maker = _Maker(Life(run_id), random, start, workflow, queue)
+def make_run(
+    run_id: str, *, random: Random, mix: EventRates, start: datetime, workflow: str, queue: str, steps: int
+) -> Iterator[SyntheticRun]:
+    """Yield a run that starts then, and then its children."""
+    maker = _Maker(SyntheticRun(run_id), random, start, workflow, queue)
     child = f"{run_id}-child" if random.random() < mix.children else None
     approval = random.random() < mix.approvals
     maker.begin(parent=None)
@@ -96,19 +96,19 @@ def make_life(
         )
     if random.random() < mix.anomalies:
         maker.odd()
-    yield maker.life
+    yield maker.synthetic_run
     if child is not None:
-        born = _Maker(Life(child), random, start + timedelta(seconds=5), workflow, queue)
+        born = _Maker(SyntheticRun(child), random, start + timedelta(seconds=5), workflow, queue)
         born.begin(parent=run_id)
         born.step("step1", fails=False, expires=False, child=None, approval=False, then=None)
-        yield born.life
+        yield born.synthetic_run
 
 
 class _Maker:
-    """Writes one life, with a clock of its own that only goes on."""
+    """The builder of one run, with a clock of its own that only moves forward."""
 
-    def __init__(self, life: Life, random: Random, start: datetime, workflow: str, queue: str) -> None:
-        self.life = life
+    def __init__(self, synthetic_run: SyntheticRun, random: Random, start: datetime, workflow: str, queue: str) -> None:
+        self.synthetic_run = synthetic_run
         self._random = random
         self._now = start
         self._workflow = workflow
@@ -120,7 +120,7 @@ class _Maker:
         """Start the run and schedule its first step."""
         context: dict[str, Any] = {"parent": {"run_id": parent}} if parent else {}
         listed = {**self._run(), "workflow": self._workflow, "queue": self._queue}
-        self.life.moments.append(
+        self.synthetic_run.moments.append(
             [
                 RunQueued(**self._run(), queue=self._queue),
                 self._scheduled("step1", 1),
@@ -135,24 +135,24 @@ class _Maker:
     def step(
         self, step: str, *, fails: bool, expires: bool, child: str | None, approval: bool, then: str | None
     ) -> None:
-        """Let a step be claimed and completed, with what happens on the way."""
+        """Append the facts of a step that is claimed and completed, with those in between."""
         attempt = 1
         self._claim(step, attempt)
         if expires:
             self._tick(_LEASE + timedelta(seconds=self._random.randint(1, 30)))
             self._claim(step, attempt)
-            self.life.expiries += 1
+            self.synthetic_run.expiries += 1
         if fails:
             self._fail(step)
             attempt = 2
             self._claim(step, attempt)
-            self.life.retries += 1
+            self.synthetic_run.retries += 1
         self._complete(step, attempt, child, approval, then)
 
     def leave_open(self, step: str) -> None:
-        """Let a step be claimed, and nothing more."""
+        """Append the claim of a step, and nothing after it."""
         self._claim(step, 1)
-        self.life.unfinished += 1
+        self.synthetic_run.unfinished += 1
 
     def odd(self) -> None:
         """Write one fact that the fold refuses: a zombie's completion, or another start or place for the run."""
@@ -166,27 +166,27 @@ class _Maker:
             RunIndexed(**run, workflow=f"{self._workflow}-other", queue=self._queue),
             RunCataloged(**run, workflow=f"{self._workflow}-other", queue=self._queue),
         ]
-        self.life.moments.append([self._random.choice(choices)])
-        self.life.anomalies += 1
+        self.synthetic_run.moments.append([self._random.choice(choices)])
+        self.synthetic_run.anomalies += 1
 
     def _claim(self, step: str, attempt: int) -> None:
         self._tick()
         self._claims += 1
-        claim = f"{self.life.run_id}-claim-{self._claims}"
+        claim = f"{self.synthetic_run.run_id}-claim-{self._claims}"
         self._fence = {"claim_id": claim, "claim_token_hash": _hash(claim)}
         owner = f"worker-{self._random.randint(1, 8)}"
         about = self._about(step, attempt)
-        self.life.moments.append(
+        self.synthetic_run.moments.append(
             [AttemptClaimed(**about, **self._fence, owner_id=owner, lease_until=self._now + _LEASE)]
         )
 
     def _fail(self, step: str) -> None:
         self._tick()
         again: dict[str, Any] = {
-            "retry_runnable_key": runnable_key(self.life.run_id, step, 1, 2),
+            "retry_runnable_key": runnable_key(self.synthetic_run.run_id, step, 1, 2),
             "retry_visible_at": self._now,
         }
-        self.life.moments.append(
+        self.synthetic_run.moments.append(
             [
                 AttemptFailed(**self._about(step, 1), **self._fence, error={"message": "declined"}, **again),
                 RunnablesPlanned(**self._run(), runnables=[self._runnable(step, 2)]),
@@ -202,19 +202,19 @@ class _Maker:
             own.append(self._child(child, step, about["runnable_key"], attempt))
         if approval:
             own.append(ManualStepPaused(**self._run(), step=_REVIEW, kind="approval"))
-            self.life.moments.append([*moment, *own])
+            self.synthetic_run.moments.append([*moment, *own])
             self._tick()
             moment, own = [], [ManualStepResolved(**self._run(), step=_REVIEW, action="approved")]
-            self.life.approvals += 1
+            self.synthetic_run.approvals += 1
         if then is not None:
             moment.append(self._scheduled(then, 1))
             own.append(RunnablesPlanned(**self._run(), runnables=[self._runnable(then, 1)]))
         else:
             own.append(RunTerminal(**self._run(), status="completed"))
-        self.life.moments.append([*moment, *own])
+        self.synthetic_run.moments.append([*moment, *own])
 
     def _child(self, child: str, step: str, key: str, attempt: int) -> ChildRunStarted:
-        self.life.children += 1
+        self.synthetic_run.children += 1
         return ChildRunStarted(
             **self._run(),
             child_run_id=child,
@@ -228,21 +228,25 @@ class _Maker:
         self._now += by or timedelta(milliseconds=self._random.randint(5, 5_000))
 
     def _run(self) -> dict[str, Any]:
-        return {"run_id": self.life.run_id, "occurred_at": self._now}
+        return {"run_id": self.synthetic_run.run_id, "occurred_at": self._now}
 
     def _about(self, step: str, attempt: int) -> dict[str, Any]:
-        return {**self._run(), "queue": self._queue, "runnable_key": runnable_key(self.life.run_id, step, 1, attempt)}
+        return {
+            **self._run(),
+            "queue": self._queue,
+            "runnable_key": runnable_key(self.synthetic_run.run_id, step, 1, attempt),
+        }
 
     def _intent(self, step: str, attempt: int) -> dict[str, Any]:
-        key = {"idempotency_key": idempotency_key(self.life.run_id, step, 1), "attempt_number": attempt}
+        key = {"idempotency_key": idempotency_key(self.synthetic_run.run_id, step, 1), "attempt_number": attempt}
         return {**key, "step": step, "input": {"step": step}, "visible_at": self._now}
 
     def _scheduled(self, step: str, attempt: int) -> AttemptScheduled:
         return AttemptScheduled(**self._about(step, attempt), **self._intent(step, attempt), workflow=self._workflow)
 
     def _runnable(self, step: str, attempt: int) -> Runnable:
-        key = runnable_key(self.life.run_id, step, 1, attempt)
-        named: dict[str, Any] = {"run_id": self.life.run_id, "runnable_key": key, "queue": self._queue}
+        key = runnable_key(self.synthetic_run.run_id, step, 1, attempt)
+        named: dict[str, Any] = {"run_id": self.synthetic_run.run_id, "runnable_key": key, "queue": self._queue}
         return Runnable(**named, **self._intent(step, attempt))
 
     def _payload(self) -> dict[str, Any]:

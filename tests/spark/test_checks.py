@@ -33,31 +33,33 @@ def journal(postgres: PostgresStorage) -> PostgresStorage:
 @pytest.fixture(scope="module")
 def memory(spark: SparkSession, postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> KnownAnomalies:
     """The anomalies of the healthy journal: they are the same in each."""
-    found = KnownAnomalies(str(tmp_path_factory.mktemp("warehouse")))
+    memory = KnownAnomalies(str(tmp_path_factory.mktemp("warehouse")))
     storage = PostgresStorage(postgres_url, "healthy")
     storage.upgrade()
     healthy(storage)
-    with checked(spark, storage, location(storage), memory=found, partitions=2) as done:
+    with checked(spark, storage, location(storage), memory=memory, partitions=2) as done:
         assert vector(done.findings) == "G G G R"  # nothing is known yet
         done.remember()
     storage.close()
-    return found
+    return memory
 
 
-def check(spark: SparkSession, storage: PostgresStorage, memory: KnownAnomalies | None = None, **more: Any) -> Findings:
-    """Give all findings; nothing is remembered."""
-    with checked(spark, storage, location(storage), memory=memory, partitions=2, **more) as done:
+def check(
+    spark: SparkSession, storage: PostgresStorage, memory: KnownAnomalies | None = None, **options: Any
+) -> Findings:
+    """Return all findings; nothing is remembered."""
+    with checked(spark, storage, location(storage), memory=memory, partitions=2, **options) as done:
         return done.findings
 
 
 def vector(findings: Findings) -> str:
-    """All checks in order, green or red."""
+    """Return all checks in order, as passed or failed."""
     return " ".join("G" if findings[name].passed else "R" for name in Check)
 
 
-def runs(found: Finding) -> set[str | None]:
-    """The runs that a check names."""
-    return {one.run_id for one in found.runs}
+def runs(finding: Finding) -> set[str | None]:
+    """Return the runs that a check names."""
+    return {one.run_id for one in finding.runs}
 
 
 # --- damage, of one kind at a time ----------------------------------------------------------------------------------
@@ -90,13 +92,13 @@ def test_damage_turns_one_check_red(damaged: dict[str, Future[Findings]], damage
     print(f"damage={damage.name} checks={vector(findings)}")
     assert vector(findings) == " ".join("R" if name is damage.check else "G" for name in Check), findings
     if damage.check is None:
-        assert all(found.runs == () and found.remedy == "" for found in findings.values())
+        assert all(finding.runs == () and finding.remedy == "" for finding in findings.values())
         return
-    found = findings[damage.check]
-    assert found.remedy
-    assert 0 < len(found.runs) <= 20
-    assert found.unnamed == found.counts["found"] - len(found.runs)
-    assert damage.run is None or damage.run in runs(found)
+    finding = findings[damage.check]
+    assert finding.remedy
+    assert 0 < len(finding.runs) <= 20
+    assert finding.unnamed == finding.counts["found"] - len(finding.runs)
+    assert damage.run is None or damage.run in runs(finding)
 
 
 def test_what_is_counted_tells_how_much_was_looked_at(damaged: dict[str, Future[Findings]]) -> None:
@@ -153,10 +155,10 @@ def test_a_run_may_take_a_while_into_index_and_catalog(spark: SparkSession, post
     start(postgres, ["young"])
     postgres.append("squid:run:old", [started("old")])  # its time is months ago
 
-    found = check(spark, postgres)[Check.LISTED]
+    finding = check(spark, postgres)[Check.LISTED]
     late = check(spark, postgres, grace=timedelta(0))[Check.LISTED]
 
-    assert (runs(found), found.counts["waiting"]) == ({"old"}, 1)
+    assert (runs(finding), finding.counts["waiting"]) == ({"old"}, 1)
     assert (runs(late), late.counts["waiting"]) == ({"old", "young"}, 0)
 
 
@@ -203,11 +205,11 @@ def test_one_check_alone_does_what_it_needs(spark: SparkSession, journal: Postgr
 
 
 def test_wrong_arguments_are_refused(spark: SparkSession, journal: PostgresStorage) -> None:
-    for wrong, kind, told in (
+    for wrong, kind, message in (
         ({}, InvalidArgument, "one of url, url_file and url_env"),
         ({"url_file": "/nowhere/url"}, InvalidArgument, "cannot be read on this machine"),
     ):
-        with pytest.raises(kind, match=told), checked(spark, journal, wrong):
+        with pytest.raises(kind, match=message), checked(spark, journal, wrong):
             pass
     with pytest.raises(InvalidArgument, match="partitions is 0"), checked(spark, journal, {}, partitions=0):
         pass

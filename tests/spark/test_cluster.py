@@ -62,9 +62,9 @@ def test_a_rebuild_survives_its_executor_and_never_folds_in_the_driver_and_a_ref
     assert refreshed["tables"] == again["tables"] != calm["tables"]
     assert SECRET not in "".join([*commands.values(), *logged(log)])
     assert calm["rows"]["run_history"] > FACTS / 20
-    found = events(log)
-    removed = [event for event in found if event["Event"] == "SparkListenerExecutorRemoved"]
-    started = [event["Task Info"] for event in found if event["Event"] == "SparkListenerTaskStart"]
+    log_events = events(log)
+    removed = [event for event in log_events if event["Event"] == "SparkListenerExecutorRemoved"]
+    started = [event["Task Info"] for event in log_events if event["Event"] == "SparkListenerTaskStart"]
     assert removed
     assert [task for task in started if task["Attempt"] > 0 and task["Executor ID"] != removed[0]["Executor ID"]]
 
@@ -90,7 +90,7 @@ def test_a_standalone_cluster_folds_as_one_process_does_and_shows_no_password(
             looked["plans"],
             *web_pages(looked["web"]),
             page(f"{cluster.web}/json/"),
-            *(command_line(pid) for each in [program, *cluster.programs] for pid in each.processes()),
+            *(command_line(pid) for source in [program, *cluster.programs] for pid in source.processes()),
         ]
 
     assert_as_in_this_process(spark, postgres, looked)

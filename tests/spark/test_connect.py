@@ -35,7 +35,7 @@ def test_a_connect_server_folds_and_refreshes_as_one_process_does_and_shows_no_p
         shown = [
             looked["plans"],
             *web_pages(cluster.web),
-            *(command_line(pid) for each in [program, *cluster.programs] for pid in each.processes()),
+            *(command_line(pid) for source in [program, *cluster.programs] for pid in source.processes()),
         ]
 
     assert (refreshed["full"], whole["full"]) == (False, True)

@@ -88,7 +88,7 @@ def test_a_password_is_in_no_plan_setting_event_or_process(
     spark: SparkSession, postgres: PostgresStorage, event_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     postgres.append(started().thread, [started()])
-    # The server asks nobody for a password, so that any will do.
+    # The server asks no client for a password, so any works.
     url = make_url(postgres.engine.url.render_as_string(hide_password=False)).set(password=SECRET)
 
     with handed_over(url.render_as_string(hide_password=False)) as location:

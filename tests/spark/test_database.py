@@ -17,7 +17,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.spark.source.columns import SCHEMA
 from squid_dagster.spark.source.credentials import Location, handed_over
-from squid_dagster.spark.source.data_source import Asked, JournalReader, read_journal
+from squid_dagster.spark.source.data_source import JournalReader, SourceOptions, read_journal
 from squid_dagster.spark.source.database import batches, connected
 from tests.facts import queue_paused
 from tests.journal.access import LONG, plain_url
@@ -70,13 +70,13 @@ def _alter(connection: psycopg.Connection[Any], role: sql.Identifier, settings: 
 
 
 def calm(postgres_url: str, role: str) -> None:
-    """Take the timeouts away: they end a session before the first word that it can be told behind a pooler."""
+    """Remove the timeouts: behind a pooler, they end a session before its first statement."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         _alter(connection, sql.Identifier(role), dict.fromkeys(TIMEOUTS, "10s"))
 
 
 def url_of(url: str, role: str) -> str:
-    """The server's URL for a role."""
+    """Return the server's URL for a role."""
     return url.replace("postgres@", f"{role}@", 1)
 
 
@@ -118,7 +118,7 @@ def test_options_of_the_url_are_kept(postgres: PostgresStorage) -> None:
 
 
 def _options_of_the_kernel(proxy: Proxy) -> tuple[int, ...]:
-    """What is set for this process's one connection to a proxy."""
+    """Return the socket options of this process's one connection to a proxy."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  numbers
         try:
             there = socket.socket(fileno=os.dup(int(name)))
@@ -180,8 +180,8 @@ def test_a_read_whose_connection_is_lost_before_the_first_row_begins_again(
 ) -> None:
     url = location(generated)["url"]
     with Proxy(url) as proxy, handed_over(proxy.url(url)) as where:
-        asked = Asked.read({**where, "schema": generated.schema})
-        reader = JournalReader(asked, StructType([SCHEMA["position"]]))
+        options = SourceOptions.parse({**where, "schema": generated.schema})
+        reader = JournalReader(options, StructType([SCHEMA["position"]]))
         before = reader.partitions() if planned else []
         happened = proxy.swallow_after(b"journal_entries" if planned else b"journal_numbers", delivered=False)
 

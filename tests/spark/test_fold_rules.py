@@ -13,10 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from squid_dagster.protocol.codec import encode
-from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
+from squid_dagster.spark.fold.folds import COLUMNS
 from tests.facts import RUN, entries
 from tests.rules.rule import Rule
 from tests.rules.table import RULES
+from tests.spark.view_rows import fold_runs_with_views
 
 Views = dict[str, list[dict[str, Any]]]
 
@@ -35,7 +36,7 @@ _ABOUT_QUEUES = [rule for rule in RULES if any("run_id" not in type(fact).model_
 
 
 def stored(rule: Rule, run: str) -> list[dict[str, Any]]:
-    """The rule's facts as the journal keeps them, told of another run."""
+    """Return the rule's facts as the journal stores them, for another run."""
     rows = []
     for entry in entries(rule.facts):
         fact = encode(entry.fact)  # type: ignore[arg-type]  # rules hold no damaged facts
@@ -58,13 +59,13 @@ def fold(spark: SparkSession, rules: Sequence[Rule]) -> list[Views]:
     runs = [f"case-{number}x" for number in range(len(rules))]
     rows = [row for rule, run in zip(rules, runs, strict=True) for row in stored(rule, run)]
     frame = spark.createDataFrame(pa.Table.from_pylist(rows, schema=_SCHEMA))
-    found = fold_runs_with_views(frame, 2).select("run_id", "views.*").collect()
-    told: dict[str, Views] = {run: {name: [] for name in ("runs", "attempts", "anomalies", "queues")} for run in runs}
-    for row in found:
+    folded = fold_runs_with_views(frame, 2).select("run_id", "views.*").collect()
+    by_run: dict[str, Views] = {run: {name: [] for name in ("runs", "attempts", "anomalies", "queues")} for run in runs}
+    for row in folded:
         run = row.run_id or runs[0]  # what belongs to no run is of the only rule
-        for name, rows_ in told[run].items():
+        for name, rows_ in by_run[run].items():
             rows_ += json.loads(row[name].replace(run, RUN))
-    return [told[run] for run in runs]
+    return [by_run[run] for run in runs]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def folded(spark: SparkSession) -> dict[str, Views]:
 
 
 def check(rule: Rule, views: Views) -> None:
-    """The rows say what the rule says."""
+    """Assert that the rows are those of the rule."""
     rule.assert_holds(views["attempts"], views["runs"], views["anomalies"], views["queues"])
 
 

@@ -14,16 +14,17 @@ from squid_dagster.protocol import Entry, Fact, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.fold import run_rows
-from squid_dagster.spark.fold.folds import COLUMNS, fold_runs, fold_runs_with_views
+from squid_dagster.spark.fold.folds import COLUMNS, fold_runs
 from squid_dagster.spark.source.columns import SCHEMA
 from squid_dagster.spark.source.data_source import read_journal
-from squid_dagster.spark.tables.run_tables import cut_frame
+from squid_dagster.spark.tables.run_tables import project_frame
 from tests.facts import queue_paused, queue_resumed
 from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
-from tests.spark.synthetic_runs import Mix
+from tests.spark.synthetic_runs import EventRates
+from tests.spark.view_rows import fold_runs_with_views
 
-RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
+RICH = EventRates(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
 
 
 @pytest.fixture
@@ -37,26 +38,26 @@ def journal(postgres: PostgresStorage) -> PostgresStorage:
 
 
 def entries_of(spark: SparkSession, storage: PostgresStorage) -> DataFrame:
-    """All entries, as the fold takes them."""
+    """Return all entries, in the columns of a fold."""
     upto = storage.cut()
     return read_journal(spark, location(storage), schema=storage.schema, upto=upto, only=COLUMNS, partitions=2)
 
 
 def groups(storage: PostgresStorage) -> dict[str | None, list[Entry]]:
-    """The same entries, read and grouped in this process."""
+    """Return the same entries, read and grouped in this process."""
     return by_run(storage.read_between(0, storage.cut()))
 
 
 def rows_by_run(units: DataFrame) -> dict[str | None, Row]:
-    """Folded runs by id; none twice."""
-    found = units.collect()
-    assert len({row.run_id for row in found}) == len(found)
-    return {row.run_id: row for row in found}
+    """Return folded runs by id; none twice."""
+    rows = units.collect()
+    assert len({row.run_id for row in rows}) == len(rows)
+    return {row.run_id: row for row in rows}
 
 
-def anomalies_of(found: Any) -> list[tuple[Any, ...]]:
-    """Anomalies as plain values, in the order given."""
-    return [(a.reason, a.entry_type, a.run_id, a.subject, a.thread, a.seq, a.position) for a in found]
+def anomalies_of(anomalies: Any) -> list[tuple[Any, ...]]:
+    """Return anomalies as plain values, in the given order."""
+    return [(a.reason, a.entry_type, a.run_id, a.subject, a.thread, a.seq, a.position) for a in anomalies]
 
 
 def test_every_run_is_folded_as_in_this_process(spark: SparkSession, journal: PostgresStorage) -> None:
@@ -99,18 +100,23 @@ def test_tables_hold_what_was_generated(spark: SparkSession, postgres: PostgresS
     done = generate(postgres, Plan(800, seed=5, mix=RICH, runs_per_commit=30))
     units = fold_runs(entries_of(spark, postgres), 2).cache()
 
-    history, attempts = cut_frame(units, "run_history").collect(), cut_frame(units, "attempt_history").collect()
+    history, attempts = project_frame(units, "run_history").collect(), project_frame(units, "attempt_history").collect()
 
-    assert cut_frame(units, "run_index").count() == cut_frame(units, "run_catalog").count() == len(history) == done.runs
+    assert (
+        project_frame(units, "run_index").count()
+        == project_frame(units, "run_catalog").count()
+        == len(history)
+        == done.runs
+    )
     assert sum(row.retries for row in history) == done.retries
     assert sum(row.expiries for row in history) == sum(row.expiries for row in attempts) == done.expiries
     assert sum(row.resolutions for row in history) == done.approvals
     assert (
-        cut_frame(units, "child_links").count()
+        project_frame(units, "child_links").count()
         == sum(row.parent_run_id is not None for row in history)
         == done.children
     )
-    assert cut_frame(units, "journal_anomalies").count() == sum(row.anomalies for row in history) == done.anomalies
+    assert project_frame(units, "journal_anomalies").count() == sum(row.anomalies for row in history) == done.anomalies
     assert sum(row.ended_at is None for row in history) == done.unfinished
     settled = [row for row in attempts if row.settled_at is not None]
     assert all(row.scheduled_at <= row.first_claimed_at <= row.claimed_at <= row.settled_at for row in settled)
@@ -127,8 +133,8 @@ _VIEWS: dict[str, LiteralString] = {
 }
 
 
-def _counted(found: list[dict[str, Any]]) -> Counter[str]:
-    return Counter(json.dumps(row, sort_keys=True, default=str) for row in found)
+def _counted(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(json.dumps(row, sort_keys=True, default=str) for row in rows)
 
 
 def test_the_rows_of_the_views_are_those_of_a_rebuild(spark: SparkSession, journal: PostgresStorage) -> None:
@@ -142,13 +148,13 @@ def test_the_rows_of_the_views_are_those_of_a_rebuild(spark: SparkSession, journ
     folded = fold_runs_with_views(entries_of(spark, journal), 2).select("views.*").collect()
 
     for table, live in _VIEWS.items():
-        told = [row for one in folded for row in json.loads(one[table])]
-        assert _counted(told) == _counted(getattr(expected, table))
-        assert len(told) == len(journal.rows(live))
+        actual = [row for one in folded for row in json.loads(one[table])]
+        assert _counted(actual) == _counted(getattr(expected, table))
+        assert len(actual) == len(journal.rows(live))
 
 
 def damage(storage: PostgresStorage, text: LiteralString, *values: object) -> None:
-    """Change entries behind the journal's back."""
+    """Update entries past the journal."""
     with storage.connection() as connection:
         connection.execute(
             storage.sql("ALTER TABLE {schema}.journal_entries DISABLE TRIGGER journal_entries_append_only")
@@ -160,7 +166,7 @@ def damage(storage: PostgresStorage, text: LiteralString, *values: object) -> No
 
 
 def test_damaged_entries_become_anomalies_of_their_runs(spark: SparkSession, postgres: PostgresStorage) -> None:
-    generate(postgres, Plan(300, mix=Mix(0, 0, 0, 0, 0, 0), runs_per_commit=10))
+    generate(postgres, Plan(300, mix=EventRates(0, 0, 0, 0, 0, 0), runs_per_commit=10))
     postgres.append(queue_paused().thread, [queue_paused()])
     where: LiteralString = " WHERE run_id = %s AND type = %s"
     digest: LiteralString = "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, "
@@ -185,15 +191,17 @@ def test_damaged_entries_become_anomalies_of_their_runs(spark: SparkSession, pos
 
     units = fold_runs(entries_of(spark, postgres), 2).cache()
 
-    found = {(row.run_id, row.reason, row.entry_type) for row in cut_frame(units, "journal_anomalies").collect()}
-    assert found == {
+    anomalies = {
+        (row.run_id, row.reason, row.entry_type) for row in project_frame(units, "journal_anomalies").collect()
+    }
+    assert anomalies == {
         ("run-0-000000001", "malformed_entry", "run_started"),
         ("run-0-000000002", "malformed_entry", "run_terminal"),
         ("run-0-000000003", "unknown_fact_type", "run_teleported"),
         (None, "malformed_entry", "queue_paused"),
     }
     expected = groups(postgres)
-    assert {row.run_id: row.status for row in cut_frame(units, "run_history").collect()} == {
+    assert {row.run_id: row.status for row in project_frame(units, "run_history").collect()} == {
         run_id: RunUnit.fold(entries).run.status for run_id, entries in expected.items() if run_id is not None
     }
     units.unpersist()
@@ -227,12 +235,12 @@ def test_the_fold_runs_in_workers_and_not_in_the_driver(
 ) -> None:
     jvm: Any = spark.sparkContext._jvm
     assert jvm.java.lang.Runtime.getRuntime().maxMemory() <= 512 * 2**20
-    expected = {run_id: RunUnit.fold(found).run.status for run_id, found in groups(journal).items() if run_id}
+    expected = {run_id: RunUnit.fold(of_run).run.status for run_id, of_run in groups(journal).items() if run_id}
 
     def refuse(*_: object) -> None:
         raise AssertionError("the driver folds")
 
     monkeypatch.setattr(run_rows, "apply_unit", refuse)  # in this process alone: workers have their own
-    folded = cut_frame(fold_runs(entries_of(spark, journal), 2), "run_history").collect()
+    folded = project_frame(fold_runs(entries_of(spark, journal), 2), "run_history").collect()
 
     assert {row.run_id: row.status for row in folded} == expected

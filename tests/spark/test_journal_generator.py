@@ -11,14 +11,14 @@ from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument
 from tests.spark.journal_generator import Generated, Plan, generate
-from tests.spark.synthetic_runs import Mix
+from tests.spark.synthetic_runs import EventRates
 
-NOTHING = Mix(0, 0, 0, 0, 0, 0)
-EVERYTHING = Mix(1, 1, 1, 1, 1, 0)
+NOTHING = EventRates(0, 0, 0, 0, 0, 0)
+EVERYTHING = EventRates(1, 1, 1, 1, 1, 0)
 
 
 def units(storage: MemoryStorage | PostgresStorage) -> dict[str, RunUnit]:
-    """All runs as they fold."""
+    """Return all folded runs."""
     groups = by_run(storage.read_between(0, storage.cut()))
     return {run_id: RunUnit.fold(entries) for run_id, entries in groups.items() if run_id is not None}
 
@@ -26,7 +26,7 @@ def units(storage: MemoryStorage | PostgresStorage) -> dict[str, RunUnit]:
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(InvalidArgument, match=f"retries is {share}: give a share from 0 to 1"):
-        Mix(retries=share)
+        EventRates(retries=share)
 
 
 @pytest.mark.parametrize(("name", "value"), [("facts", 0), ("steps", 0), ("runs_per_commit", 0), ("first_run", -1)])
@@ -36,20 +36,20 @@ def test_a_number_that_makes_no_sense_is_refused(name: str, value: int) -> None:
 
 
 def test_what_is_counted_is_what_the_fold_finds(postgres: PostgresStorage) -> None:
-    mix = Mix(retries=0.3, expiries=0.2, approvals=0.3, children=0.2, anomalies=0.2, unfinished=0.1)
+    mix = EventRates(retries=0.3, expiries=0.2, approvals=0.3, children=0.2, anomalies=0.2, unfinished=0.1)
 
     done = generate(postgres, Plan(1_500, seed=7, mix=mix, runs_per_commit=25))
 
-    found = units(postgres)
-    attempts = [attempt for unit in found.values() for attempt in unit.dispatch.attempts.values()]
+    folded = units(postgres)
+    attempts = [attempt for unit in folded.values() for attempt in unit.dispatch.attempts.values()]
     assert done.facts == len(postgres.read_between(0, postgres.cut())) >= 1_500
-    assert done.runs == len(found)
+    assert done.runs == len(folded)
     assert done.retries == sum(attempt.attempt_number == 2 for attempt in attempts)
     assert done.expiries == sum(attempt.deliveries == 2 for attempt in attempts)
-    assert done.approvals == sum(len(unit.run.resolutions) for unit in found.values())
-    assert done.children == sum(len(unit.run.children) for unit in found.values())
-    assert done.anomalies == sum(len(unit.anomalies) for unit in found.values())
-    assert done.unfinished == sum(not unit.run.terminal for unit in found.values())
+    assert done.approvals == sum(len(unit.run.resolutions) for unit in folded.values())
+    assert done.children == sum(len(unit.run.children) for unit in folded.values())
+    assert done.anomalies == sum(len(unit.anomalies) for unit in folded.values())
+    assert done.unfinished == sum(not unit.run.terminal for unit in folded.values())
     assert min(done.retries, done.expiries, done.approvals, done.children, done.anomalies, done.unfinished) > 0
     assert verify(postgres) == []
 

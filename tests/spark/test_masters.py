@@ -20,7 +20,7 @@ from squid_dagster.spark.session.session import open_session, prepare, spark_con
 
 @pytest.fixture
 def closed_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -66,7 +66,7 @@ def test_a_missing_java_is_told_before_anything_starts(
 
 @contextmanager
 def stranger(answer: bytes = b"") -> Iterator[int]:
-    """Somebody who listens, says this to everybody, and knows nothing of Spark; the port."""
+    """Yield the port of a listener that sends `answer` to every client, and does not speak Spark's protocols."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         there: list[socket.socket] = []
 

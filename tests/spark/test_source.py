@@ -31,7 +31,7 @@ PACE_SECONDS = 0.02
 
 @contextmanager
 def pairs_written(storage: PostgresStorage) -> Iterator[None]:
-    """Have writers append pairs, each in one commit over two threads, until the end."""
+    """Append pairs in threads, each in one commit over two threads, until the block ends."""
     stop, written = threading.Event(), Counter[int]()
 
     def write(writer: int) -> None:
@@ -53,7 +53,7 @@ def pairs_written(storage: PostgresStorage) -> Iterator[None]:
 
 
 def pairs(texts: list[str]) -> Counter[str]:
-    """How many halves there are of each pair."""
+    """Return how many halves there are of each pair."""
     return Counter(json.loads(text)["payload"]["pair"] for text in texts)
 
 
@@ -63,9 +63,9 @@ def test_no_read_ever_holds_half_a_pair(spark: SparkSession, postgres: PostgresS
         while len(sizes) < READS or sizes[-1] <= sizes[0]:  # writers may have to wait for the disk
             by = ("position", "thread", "run")[len(sizes) % 3]
             rows = read_by_hand(postgres, {"partitions": "4", "by": by}, "data")
-            found = pairs([row["data"] for row in rows])
-            assert set(found.values()) <= {2}
-            sizes.append(len(found))
+            counts = pairs([row["data"] for row in rows])
+            assert set(counts.values()) <= {2}
+            sizes.append(len(counts))
         for by in ("position", "thread"):
             frame = spark.read.format("squid_journal").options(**location(postgres), schema=postgres.schema, by=by)
             texts = [row.data for row in frame.schema("data string").load().collect()]
@@ -239,10 +239,10 @@ def test_the_snippets_of_the_guide_run(
     for snippet in snippets:
         exec(compile(snippet, "docs/spark.md", "exec"), {"__name__": "guide"})  # noqa: S102
 
-    told = capsys.readouterr().out
-    assert "attempt_claimed" in told
-    assert "'run_history': " in told
-    assert "synthetic|completed" in told.replace(" ", "")
+    printed = capsys.readouterr().out
+    assert "attempt_claimed" in printed
+    assert "'run_history': " in printed
+    assert "synthetic|completed" in printed.replace(" ", "")
 
 
 def test_workers_need_no_dagster(spark: SparkSession, postgres: PostgresStorage) -> None:
@@ -258,7 +258,7 @@ def test_workers_need_no_dagster(spark: SparkSession, postgres: PostgresStorage)
         import_module("squid_dagster.spark.fold.folds")
         yield pa.record_batch({"name": sorted({name.partition(".")[0] for name in sys.modules})})
 
-    found = {row.name for row in frame.mapInArrow(modules, "name string").collect()}
+    loaded = {row.name for row in frame.mapInArrow(modules, "name string").collect()}
 
-    assert "squid_dagster" in found
-    assert "dagster" not in found
+    assert "squid_dagster" in loaded
+    assert "dagster" not in loaded

@@ -21,7 +21,7 @@ from squid_dagster.protocol.entries import by_run
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
 from squid_dagster.spark.fold import live_views
 from squid_dagster.spark.fold.folds import Groups
-from squid_dagster.spark.fold.live_views import Shadows, restore_views
+from squid_dagster.spark.fold.live_views import RebuildTables, restore_views
 from squid_dagster.spark.fold.worker_journal import WorkFailed
 from squid_dagster.spark.source.credentials import locate
 from tests.facts import queue_paused, queue_resumed, terminal
@@ -29,9 +29,9 @@ from tests.journal.writers import start
 from tests.processes import Child, children
 from tests.spark.journal_generator import Plan, generate
 from tests.spark.reading import location
-from tests.spark.synthetic_runs import Mix
+from tests.spark.synthetic_runs import EventRates
 
-RICH = Mix(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
+RICH = EventRates(retries=0.3, expiries=0.2, approvals=0.2, children=0.2, anomalies=0.3, unfinished=0.2)
 _DUMP: dict[str, LiteralString] = {
     "runs": "SELECT to_json(v)::text FROM {schema}.runs v ORDER BY run_id",
     "attempts": "SELECT to_json(v)::text FROM {schema}.attempts v ORDER BY run_id, runnable_key",
@@ -63,7 +63,7 @@ def journal(postgres: PostgresStorage) -> PostgresStorage:
 
 
 def dump(storage: PostgresStorage) -> dict[str, list[Any]]:
-    """All rows of all views."""
+    """Return all rows of all views."""
     return {view: storage.rows(text) for view, text in _DUMP.items()}
 
 
@@ -75,7 +75,7 @@ def do(storage: PostgresStorage, *texts: LiteralString) -> None:
 
 
 def asked(storage: PostgresStorage) -> list[Any]:
-    """What the runtime's own questions are answered with."""
+    """Return the answers to the runtime's own queries."""
     queries = PostgresQueries(storage)
     return [queries.list_runs(RunFilter(), None, 500), queries.queues(), queries.runs_to_list(100)]
 
@@ -86,11 +86,11 @@ def test_after_their_loss_the_views_are_equal_in_every_column(
 ) -> None:
     before, answers = dump(journal), asked(journal)
     do(journal, *_LOSSES[loss])
-    told: list[int] = []
+    progress: list[int] = []
     # In this process alone: the driver folds nothing, and neither does it write a row of the journal's past.
     monkeypatch.setattr(live_views, "fold_run", None)
 
-    restored = restore_views(spark, journal, location(journal), partitions=2, progress=told.append)
+    restored = restore_views(spark, journal, location(journal), partitions=2, progress=progress.append)
 
     assert dump(journal) == before
     assert asked(journal) == answers
@@ -98,7 +98,7 @@ def test_after_their_loss_the_views_are_equal_in_every_column(
     rebuilt = rebuild_views(journal)
     assert dump(journal) == before
     assert (restored.runs, restored.entries, restored.cut) == (rebuilt.runs, rebuilt.entries, rebuilt.cut)
-    assert told == [restored.entries]
+    assert progress == [restored.entries]
     (claim,) = PostgresDispatchStore(journal).claim("default", "worker", lease=timedelta(minutes=1))
     assert claim.ref.run_id.startswith(("fresh", "run"))
 
@@ -189,23 +189,23 @@ def test_one_rebuild_at_a_time_whoever_folds(spark: SparkSession, journal: Postg
 
 
 def groups(storage: PostgresStorage, upto: int) -> Groups:
-    """All runs up to a cut, as a task gets them."""
-    found: dict[str | None, list[Entry]] = by_run(storage.read_between(0, upto))
-    return ((run_id, iter(found[run_id])) for run_id in sorted(found, key=lambda run_id: run_id or ""))
+    """Return all runs up to a cut, as a task gets them."""
+    runs: dict[str | None, list[Entry]] = by_run(storage.read_between(0, upto))
+    return ((run_id, iter(runs[run_id])) for run_id in sorted(runs, key=lambda run_id: run_id or ""))
 
 
 @pytest.fixture
 def rebuild(journal: PostgresStorage) -> Iterator[Rebuild]:
     """A rebuild that has made its shadows."""
     with journal.connection() as connection:
-        found = Rebuild(journal, connection)
-        found.create_shadows()
-        yield found
+        rebuild = Rebuild(journal, connection)
+        rebuild.create_shadows()
+        yield rebuild
 
 
-def shadows(storage: PostgresStorage) -> Shadows:
-    """The shadows as a task is told of them."""
-    return Shadows(locate(location(storage)), storage.schema, live_views._shadow_number(storage))
+def shadows(storage: PostgresStorage) -> RebuildTables:
+    """Return the shadow tables, as they are sent to a task."""
+    return RebuildTables(locate(location(storage)), storage.schema, live_views._shadow_oid(storage))
 
 
 def test_a_task_that_runs_twice_writes_once(journal: PostgresStorage, rebuild: Rebuild) -> None:

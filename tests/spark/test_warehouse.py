@@ -10,24 +10,23 @@ from pyarrow import parquet as pq
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.spark.errors import WarehouseBusy, WarehouseTooNew, WarehouseUnavailable
-from squid_dagster.spark.tables.files import Files, Written
-from squid_dagster.spark.tables.lock import alone
+from squid_dagster.spark.tables.files import Files, PartStatistics
 from squid_dagster.spark.tables.manifest import LAYOUT, Manifest, Part, dump_manifest, empty_manifest, load_manifest
 from squid_dagster.spark.tables.table_refresh import stale_parts
-from squid_dagster.spark.tables.warehouse import Warehouse
+from squid_dagster.spark.tables.warehouse import Warehouse, warehouse_lock
 from tests.journal.access import terminate_backends
 
 NOW = datetime(2026, 1, 3, 12, tzinfo=UTC)
 
 
 def part(generation: str, open_runs: int = 0, rows: int = 1, source: str = "") -> Part:
-    """One part of a generation."""
+    """Return one part of a generation."""
     return Part(directory=f"{generation}/p", source=source or generation, covered=5, rows=rows, open_runs=open_runs)
 
 
 def following(manifest: Manifest, generation: str, *gone: str, as_of: datetime = NOW, **changed: Part) -> Manifest:
-    """The manifest after a refresh that changed these parts."""
-    named = {name.replace("_", "-").removeprefix("d"): each for name, each in changed.items()}
+    """Return the manifest after a refresh that changed these parts."""
+    named = {name.replace("_", "-").removeprefix("d"): part for name, part in changed.items()}
     return manifest.replaced(generation=generation, covered=9, as_of=as_of, origin="o", changed=named, gone=gone)
 
 
@@ -124,8 +123,8 @@ def test_footers_tell_rows_runs_without_end_and_the_latest_time(files: Files) ->
         column = pa.array(latest, pa.timestamp("us", "UTC"))
         pq.write_table(pa.table({"run": ended, "latest": column}), directory / f"{name}.parquet")
     (directory / "c.txt").write_text("not ours")
-    assert files.written("t/g") == {"2026-01-01": Written(6, 4, NOW)}
-    assert files.written("t/none") == {}
+    assert files.part_statistics("t/g") == {"2026-01-01": PartStatistics(6, 4, NOW)}
+    assert files.part_statistics("t/none") == {}
 
 
 def test_what_two_manifests_do_not_name_is_removed(tmp_path: Path) -> None:
@@ -135,29 +134,29 @@ def test_what_two_manifests_do_not_name_is_removed(tmp_path: Path) -> None:
     (tmp_path / "run_history" / "manifest.json").write_text("kept")
     first = following(empty_manifest("run_history", "{}"), "g1", d2026_01_01=part("g1"))
     warehouse.tidy(following(first, "g2", d2026_01_01=part("g2")))
-    found = {str(path.relative_to(tmp_path / "run_history")) for path in (tmp_path / "run_history").glob("*/*")}
-    assert found == {"g1/p", "g2/p"}
+    directories = {str(path.relative_to(tmp_path / "run_history")) for path in (tmp_path / "run_history").glob("*/*")}
+    assert directories == {"g1/p", "g2/p"}
     assert (tmp_path / "run_history" / "manifest.json").exists()
 
 
 def test_a_warehouse_has_one_writer_at_a_time(postgres: PostgresStorage, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "house")
     (tmp_path / "house").mkdir()
-    with alone(postgres, Warehouse(str(tmp_path / "house"))) as check:
+    with warehouse_lock(postgres, Warehouse(str(tmp_path / "house"))) as check:
         check()
         with (
             pytest.raises(WarehouseBusy, match=r"another refresh of the warehouse .* is under way"),
-            alone(postgres, Warehouse(str(tmp_path / "link"))),
+            warehouse_lock(postgres, Warehouse(str(tmp_path / "link"))),
         ):
             pass
-        with alone(postgres, Warehouse(str(tmp_path / "other"))):
+        with warehouse_lock(postgres, Warehouse(str(tmp_path / "other"))):
             pass
-    with alone(postgres, Warehouse(str(tmp_path / "link"))):
+    with warehouse_lock(postgres, Warehouse(str(tmp_path / "link"))):
         pass
 
 
 def test_a_lock_that_was_lost_is_noticed(postgres: PostgresStorage, tmp_path: Path) -> None:
-    with alone(postgres, Warehouse(str(tmp_path))) as check:
+    with warehouse_lock(postgres, Warehouse(str(tmp_path))) as check:
         assert terminate_backends(postgres)
         with pytest.raises(WarehouseBusy, match=r"lock of the warehouse .* was lost"):
             check()

@@ -12,7 +12,7 @@ from squid_dagster.spark.session.session import open_session, prepare, register,
 from squid_dagster.spark.source.credentials import handed_over
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.tables.refresh import refresh
-from squid_dagster.spark.tables.run_tables import cut_frame
+from squid_dagster.spark.tables.run_tables import project_frame
 from squid_dagster.spark.tables.warehouse import Warehouse
 from tests.api.fixture import ApiFixture
 from tests.api.wrong_values import Call, complaints
@@ -34,7 +34,7 @@ def calls(spark: SparkSession, postgres: PostgresStorage, tmp_path: Path) -> dic
     session = {"spark": spark, "location": where}
     return {
         "handed_over": Call(hand_over, {"url": "postgresql://ada:secret@host/db"}),
-        "cut_frame": Call(cut_frame, {"units": fold_runs(entries, 2), "table": "run_history"}),
+        "project_frame": Call(project_frame, {"units": fold_runs(entries, 2), "table": "run_history"}),
         "fold_runs": Call(fold_runs, {"entries": entries, "partitions": 2}),
         "open_session": Call(open_session, {"spark_master": "local[2]"}),
         "prepare": Call(prepare, {"spark_master": "local[2]"}),

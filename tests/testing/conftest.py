@@ -27,6 +27,6 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[Sto
         case "memory, thread by thread":
             yield MemoryStorage(clock, atomic_across_threads=False)
         case _:
-            found = request.getfixturevalue("postgres_virtual")
-            assert isinstance(found, PostgresStorage)
-            yield found
+            storage = request.getfixturevalue("postgres_virtual")
+            assert isinstance(storage, PostgresStorage)
+            yield storage

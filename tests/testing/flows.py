@@ -19,16 +19,16 @@ class Script:
     """A resource that says what a step does each time it is called; once the script is over, it succeeds."""
 
     def __init__(self, *acts: Exception | Callable[[], object]) -> None:
-        """Take what is to happen, call by call: something to raise, or something to do."""
+        """Store what happens call by call: an exception to raise, or a function to call."""
         self._acts = list(acts)
         self.calls = 0
 
     def then(self, *acts: Exception | Callable[[], object]) -> None:
-        """Go on with this."""
+        """Append further acts."""
         self._acts += acts
 
     def play(self) -> int:
-        """Do what is next; give how often it was called."""
+        """Run the next act; return the number of calls."""
         self.calls += 1
         act = self._acts.pop(0) if self._acts else None
         if isinstance(act, Exception):
@@ -42,7 +42,7 @@ Scripted = Annotated[Script, Resource("script")]
 
 
 def scripted(name: str = "scripted", **options: object) -> Workflow:
-    """One step that does what its script says, with three attempts ten minutes apart."""
+    """Return one step that follows its script, with three attempts ten minutes apart."""
     workflow = Workflow(name, payload=Amount)
     retry = Retry(max_attempts=3, initial=timedelta(minutes=10), factor=1)
 
@@ -55,7 +55,7 @@ def scripted(name: str = "scripted", **options: object) -> Workflow:
 
 
 def review() -> Workflow:
-    """A step, a wait of an hour, an approval, a pause, a step."""
+    """Return a step, a wait of an hour, an approval, a pause, a step."""
     workflow = Workflow("review", payload=Amount, version="1")
 
     @workflow.step(output="quote")
@@ -78,7 +78,7 @@ def review() -> Workflow:
 
 
 def diamond(**options: object) -> Workflow:
-    """One step, then two at once (`left` does what its script says), then one that needs both."""
+    """Return one step, then two at once (`left` follows its script), then one that needs both."""
     workflow = Workflow("diamond", payload=Amount)
 
     @workflow.step
@@ -101,7 +101,7 @@ def diamond(**options: object) -> Workflow:
 
 
 def saga(undone: list[str]) -> Workflow:
-    """Two steps that are undone, newest first, since the third one fails."""
+    """Return two steps that are compensated, newest first, since the third one fails."""
     workflow = Workflow("saga", payload=Amount)
 
     @workflow.step(compensate=lambda: undone.append("book"))
@@ -123,7 +123,7 @@ def saga(undone: list[str]) -> Workflow:
 
 
 def circle(visits: int = 1000) -> Workflow:
-    """A step that is visited again and again, and never finds what it looks for."""
+    """Return a step that is visited again and again."""
     workflow = Workflow("circle")
 
     @workflow.step(max_visits=visits)
@@ -136,7 +136,7 @@ def circle(visits: int = 1000) -> Workflow:
 
 
 def family() -> list[Workflow]:
-    """A parent that starts a child, which does one thing."""
+    """Return a parent that starts a child of one step."""
     parent, child = Workflow("parent", payload=Amount), Workflow("child", payload=Amount)
 
     @parent.step
@@ -152,5 +152,5 @@ def family() -> list[Workflow]:
 
 
 def deferring(hours: int = 2) -> Defer:
-    """What a step raises to be run later."""
+    """Return what a step raises to be run later."""
     return Defer("not yet", after=timedelta(hours=hours))

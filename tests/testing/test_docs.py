@@ -22,7 +22,7 @@ def test_the_tests_of_the_docs_pass_in_a_project_of_their_own(
     for name, text in BLOCKS:
         file = pytester.path / name
         file.write_text((file.read_text("utf-8") if file.exists() else "") + text, "utf-8")
-    # when somebody writes the golden history and then runs everything, with all warnings as errors
+    # when a user writes the golden history and then runs everything, with all warnings as errors
     monkeypatch.setenv("SQUID_UPDATE_GOLDEN", "1")
     assert pytester.runpytest_subprocess("-q", "test_golden.py").ret == 0
     monkeypatch.delenv("SQUID_UPDATE_GOLDEN")

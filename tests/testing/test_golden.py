@@ -38,7 +38,7 @@ def lines(text: str) -> list[Any]:
 
 
 def reviewed(app: VirtualSquid, **start: Any) -> str:
-    """Bring a run of `review` to its end; give its id."""
+    """Execute a run of `review` to its end; return its id."""
     run_id = app.start("review", {"amount": 21}, **start).run_id
     execute_until_blocked(app, run_id)
     advance(app, timedelta(days=3))
@@ -101,10 +101,10 @@ def test_nothing_that_chance_or_the_machine_has_given_is_shown(squid: SquidFacto
 
 def test_times_are_offsets_also_where_a_step_is_given_one(squid: SquidFactory) -> None:
     app = squid(review())
-    found = lines(golden(app, reviewed(app)))
-    paused = next(line for line in found if line["type"] == "manual_step_paused")
+    actual = lines(golden(app, reviewed(app)))
+    paused = next(line for line in actual if line["type"] == "manual_step_paused")
     assert (paused["at"], paused["data"]["metadata"]["deadline"]["due_at"]) == ("+1h", "+2d1h")
-    pay = next(line for line in found if line["type"] == "attempt_scheduled" and line["data"]["step"] == "pay")
+    pay = next(line for line in actual if line["type"] == "attempt_scheduled" and line["data"]["step"] == "pay")
     assert pay["data"]["input"]["decision"]["decided_at"] == "+3d1h"
 
 
@@ -175,10 +175,10 @@ def test_what_cannot_be_read_is_shown_without_its_content() -> None:
         """A storage with entries that no version of ours has written."""
 
         def read_run(self, run_id: str, before: int | None = None) -> list[Any]:
-            """Give them beside what is there."""
-            found = super().read_run(run_id, before)
+            """Return them beside what is there."""
+            stored = super().read_run(run_id, before)
             strange = [malformed().fact, unknown().fact]
-            return [*found, *(found[0]._replace(thread=dispatch_thread("default"), fact=fact) for fact in strange)]
+            return [*stored, *(stored[0]._replace(thread=dispatch_thread("default"), fact=fact) for fact in strange)]
 
     storage = Damaged()
     put(storage, started())
@@ -230,12 +230,12 @@ def test_another_history_is_shown_as_a_diff_and_the_file_stays(squid: SquidFacto
 
     other = squid(diamond(), resources={"script": Script(Fail("out of paint"))})
     execute_until_blocked(other, other.start("diamond").run_id)
-    with pytest.raises(GoldenMismatch) as told:
+    with pytest.raises(GoldenMismatch) as mismatch:
         assert_golden(other, "run-1", file, environ={})
 
-    assert isinstance(told.value, AssertionError)
+    assert isinstance(mismatch.value, AssertionError)
     removed, added = (
-        [line for line in str(told.value).splitlines() if line.startswith(f"{sign}{{")] for sign in ("-", "+")
+        [line for line in str(mismatch.value).splitlines() if line.startswith(f"{sign}{{")] for sign in ("-", "+")
     )
     assert any('"attempt_completed"' in line and "left" in line for line in removed)
     assert any('"attempt_failed"' in line and "out of paint" in line for line in added)

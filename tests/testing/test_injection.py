@@ -46,7 +46,7 @@ def test_every_append_is_listed_with_its_threads_and_facts() -> None:
     storage = InjectedStorage(MemoryStorage())
     storage.commit(START)
     storage.append(THREAD, [planned()])
-    assert [(each.number, each.label) for each in storage.boundaries] == [
+    assert [(boundary.number, boundary.label) for boundary in storage.boundaries] == [
         (1, "run[run_signal_received, run_started] + dispatch[run_queued, attempt_scheduled]"),
         (2, "run[runnables_planned]"),
     ]
@@ -56,7 +56,7 @@ def test_every_append_is_listed_with_its_threads_and_facts() -> None:
 def test_where_commits_are_split_every_append_is_a_boundary() -> None:
     storage = InjectedStorage(MemoryStorage(), atomic_across_threads=False)
     assert storage.commit(START) == {THREAD: 2, QUEUE_THREAD: 2}
-    assert [each.label for each in storage.boundaries] == [
+    assert [boundary.label for boundary in storage.boundaries] == [
         "run[run_signal_received, run_started]",
         "dispatch[run_queued, attempt_scheduled]",
     ]
@@ -143,7 +143,7 @@ def test_somebody_else_can_act_right_before_an_append(squid: SquidFactory, clock
     assert drain(app) == 1
     # then the outcome was refused
     assert app.inspect_run("run-1").status == "cancelled"
-    assert [each.label for each in storage.boundaries][2:] == [
+    assert [boundary.label for boundary in storage.boundaries][2:] == [
         "dispatch[run_fenced] + run[run_signal_received, run_terminal]"
     ]
     assert_invariants(app)
@@ -210,7 +210,7 @@ def test_a_step_that_catches_everything_does_not_survive_a_crash(squid: SquidFac
     storage.arm(Plan(crash_before=2))
     with pytest.raises(Crashed):
         drain(app)
-    # then the step is gone with it, and whoever comes next runs it again
+    # then the step is gone with it, and the next worker runs it again
     assert not survived
     assert (
         execute_until_blocked(squid([parent, child], storage=storage.inner, clock=clock), run_id).status == "completed"
@@ -262,7 +262,7 @@ def test_a_crash_can_be_a_real_one(postgres_url: str, postgres_virtual: Postgres
 
 
 def _start_and_finish(app: VirtualSquid, workflow: str) -> None:
-    """Do what a user and a worker do, from the start or from wherever somebody else has come."""
+    """Run what a user and a worker do, from wherever an earlier process stopped."""
     run_id = app.start(workflow, {"amount": 3}, idempotency_key="once").run_id
     app.recover()
     while (seen := execute_until_blocked(app, run_id)).manual_state is not None:
@@ -275,15 +275,15 @@ def _start_and_finish(app: VirtualSquid, workflow: str) -> None:
 
 
 def _end(app: VirtualSquid, undone: list[str]) -> dict[str, Any]:
-    """Give what is to be the same however often a process crashed on the way; how often a step was tried is not."""
-    found: dict[str, Any] = {"undone": list(dict.fromkeys(undone))}
+    """Return what is to be the same however often a process crashed on the way; how often a step was tried is not."""
+    ends: dict[str, Any] = {"undone": list(dict.fromkeys(undone))}
     for row in app.list_runs().runs:
         seen = app.inspect_run(row.run_id)
         outputs = {name: value for name, value in seen.outputs.items() if name in ("quote", "paid", "right", "grow")}
         visits = [key.rpartition(":")[0] for key in seen.applied_runnable_keys]
         message = seen.error and seen.error["message"]
-        found[row.run_id] = (seen.workflow, seen.status, outputs, visits, message)
-    return found
+        ends[row.run_id] = (seen.workflow, seen.status, outputs, visits, message)
+    return ends
 
 
 @pytest.mark.parametrize("workflow", ["review", "scripted", "diamond", "saga", "parent"])

@@ -61,8 +61,8 @@ RETRIED = (*HELD, failed_with_retry(delay=0), planned(runnable(attempt=2, visibl
 
 
 def broken(facts: Sequence[Fact | OnThread]) -> set[Rule]:
-    """Give the rules that these facts break."""
-    return {each.rule for each in violations(entries(facts))}
+    """Return the rules that these facts break."""
+    return {violation.rule for violation in violations(entries(facts))}
 
 
 # --- journals that are fine -----------------------------------------------------------------------------------------
@@ -125,7 +125,10 @@ def test_what_real_runs_write_breaks_no_rule(squid: SquidFactory, storage: Stora
     everything = storage.read_between(0, storage.cut())
     assert violations(everything) == []
     assert not [
-        each for n in range(len(everything)) for each in violations(everything[:n]) if each.rule is Rule.ONE_HOLDER
+        violation
+        for n in range(len(everything))
+        for violation in violations(everything[:n])
+        if violation.rule is Rule.ONE_HOLDER
     ]
 
 
@@ -244,45 +247,45 @@ def test_every_rule_can_be_broken() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda found: found[:1] + found[2:], Rule.CONTIGUOUS_SEQUENCES),
-        (lambda found: found[1:], Rule.CONTIGUOUS_SEQUENCES),
-        (lambda found: [*found, found[-1]._replace(position=99)], Rule.CONTIGUOUS_SEQUENCES),
-        (lambda found: [*found[:-1], found[-1]._replace(position=found[0].position)], Rule.GROWING_POSITIONS),
-        (lambda found: [found[1], found[0], *found[2:]], Rule.GROWING_POSITIONS),
+        (lambda journal: journal[:1] + journal[2:], Rule.CONTIGUOUS_SEQUENCES),
+        (lambda journal: journal[1:], Rule.CONTIGUOUS_SEQUENCES),
+        (lambda journal: [*journal, journal[-1]._replace(position=99)], Rule.CONTIGUOUS_SEQUENCES),
+        (lambda journal: [*journal[:-1], journal[-1]._replace(position=journal[0].position)], Rule.GROWING_POSITIONS),
+        (lambda journal: [journal[1], journal[0], *journal[2:]], Rule.GROWING_POSITIONS),
     ],
     ids=["a gap", "a missing beginning", "a repeated number", "a repeated position", "another order"],
 )
 def test_an_entry_out_of_its_place_is_found(change: Callable[[list[Entry]], list[Entry]], rule: Rule) -> None:
-    assert rule in {each.rule for each in violations(change(entries(DONE)))}
+    assert rule in {violation.rule for violation in violations(change(entries(DONE)))}
 
 
-class Forgetful(MemoryStorage):
+class ForgetfulStorage(MemoryStorage):
     """A storage of which one way of reading leaves the last entry out."""
 
     forgets = ""
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
         """Read a thread, or most of it."""
-        found = super().read(thread, after, limit)
-        return found[:-1] if self.forgets == "read" else found
+        stored = super().read(thread, after, limit)
+        return stored[:-1] if self.forgets == "read" else stored
 
     def revision(self, thread: str) -> int:
-        """Give a revision, or the one before."""
+        """Return a revision, or the one before."""
         return super().revision(thread) - (self.forgets == "revision")
 
     def read_run(self, run_id: str, before: int | None = None) -> list[Entry]:
         """Read a run, or most of it."""
-        found = super().read_run(run_id, before)
-        return found[:-1] if self.forgets == "read_run" else found
+        stored = super().read_run(run_id, before)
+        return stored[:-1] if self.forgets == "read_run" else stored
 
 
 @pytest.mark.parametrize("way", ["read", "revision", "read_run"])
 def test_ways_of_reading_that_differ_are_found(way: str) -> None:
-    storage = Forgetful()
+    storage = ForgetfulStorage()
     put(storage, *DONE)
     assert check_invariants(storage) == []
     storage.forgets = way
-    assert {each.rule for each in check_invariants(storage)} == {Rule.SAME_READING}
+    assert {violation.rule for violation in check_invariants(storage)} == {Rule.SAME_READING}
 
 
 # --- how it is told -------------------------------------------------------------------------------------------------
@@ -291,19 +294,19 @@ def test_ways_of_reading_that_differ_are_found(way: str) -> None:
 def test_a_violation_in_a_real_journal_is_told_with_its_entry(
     squid: SquidFactory, storage: Storage, clock: VirtualClock
 ) -> None:
-    # given a run that ended, and somebody who writes about it by hand
+    # given a run that ended, and a caller that appends to it directly
     app = squid(circle(1), storage=storage, clock=clock)
     app.start("circle")
     drain(app)
     put(storage, signal("run-1", at=5, signal_type="cancel_run"))
     revision = storage.revision("squid:run:run-1")
     # then all is told, and where to look
-    with pytest.raises(InvariantViolated) as told:
+    with pytest.raises(InvariantViolated) as raised:
         assert_invariants(app)
-    assert isinstance(told.value, AssertionError)
-    (found,) = told.value.violations
-    assert (found.rule, found.run_id, found.seq) == (Rule.NOTHING_AFTER_THE_END, "run-1", revision)
-    assert str(told.value) == (
+    assert isinstance(raised.value, AssertionError)
+    (violation,) = raised.value.violations
+    assert (violation.rule, violation.run_id, violation.seq) == (Rule.NOTHING_AFTER_THE_END, "run-1", revision)
+    assert str(raised.value) == (
         "the journal breaks 1 rule:\n"
         f"  nothing_after_the_end: entry {revision} of 'squid:run:run-1' (run 'run-1') run_signal_received comes after "
         f"the end, at {_position_of_the_end(storage)}"
@@ -316,12 +319,12 @@ def _position_of_the_end(storage: Storage) -> int:
 
 @given(journals())
 def test_any_journal_at_all_is_judged_and_the_facts_alone_show_what_the_fold_shows(journal: list[Entry]) -> None:
-    found = violations(journal)
-    assert found == sorted(found, key=lambda each: (each.position, each.rule))
+    broken = violations(journal)
+    assert broken == sorted(broken, key=lambda violation: (violation.position, violation.rule))
     for run_id, its in by_run(journal).items():
         refused = [] if run_id is None else RunUnit.fold(its).anomalies
-        told = {(each.rule, each.position) for each in found if each.run_id == run_id}
+        rules_broken = {(violation.rule, violation.position) for violation in broken if violation.run_id == run_id}
         # A run of which the fold has refused one kind of fact only, and followed all others, is seen alike by both.
         for reason, rules in SEEN_BY_BOTH.items():
-            if refused and {each.reason for each in refused} == {reason}:
-                assert all(any((rule, each.position) in told for rule in rules) for each in refused)
+            if refused and {anomaly.reason for anomaly in refused} == {reason}:
+                assert all(any((rule, anomaly.position) in rules_broken for rule in rules) for anomaly in refused)

@@ -33,7 +33,7 @@ def test_run_ids_are_counted_and_leave_out_those_that_the_journal_holds(
     first = one.start("circle").run_id
     one.start("circle", run_id="run-3")
     others = [two.start("circle").run_id, two.start("circle").run_id]
-    # then nobody meets somebody else's run
+    # then no squid starts a run of another
     assert [first, *others] == ["run-1", "run-2", "run-4"]
 
 

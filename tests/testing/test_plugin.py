@@ -1,4 +1,4 @@
-"""The pytest plugin: found by itself, at work in anybody's project, and no burden to those who do not use it."""
+"""The pytest plugin: found by itself, usable in any project, and loading nothing where it is not used."""
 
 import subprocess
 import sys

@@ -16,13 +16,13 @@ from squid_dagster.plugin.projections.plots import Series, bars, lines, ranks
 if TYPE_CHECKING:
     # Types only: a location is loaded without Spark.
     from squid_dagster.spark.tables.figures import AttemptFigures, RunFigures, StepFigures
-    from squid_dagster.spark.tables.refresh import TableRefreshed
+    from squid_dagster.spark.tables.refresh import TableResult
 
 MAX_PARTS = 31
 MAX_ROWS = 20
 
 
-def table_metadata(done: "TableRefreshed", location: str, seconds: float) -> dict[str, dg.MetadataValue]:
+def table_metadata(done: "TableResult", location: str, seconds: float) -> dict[str, dg.MetadataValue]:
     """Describe what a refresh did to a table, and the table itself. Pure."""
     manifest = done.manifest
     return {
@@ -41,7 +41,7 @@ def table_metadata(done: "TableRefreshed", location: str, seconds: float) -> dic
     }
 
 
-def part_metadata(done: "TableRefreshed", name: str) -> dict[str, dg.MetadataValue]:
+def part_metadata(done: "TableResult", name: str) -> dict[str, dg.MetadataValue]:
     """Describe one day of a table. Pure."""
     part = done.manifest.parts.get(name)
     return {
@@ -53,14 +53,14 @@ def part_metadata(done: "TableRefreshed", name: str) -> dict[str, dg.MetadataVal
     }
 
 
-def kind_of(done: "TableRefreshed") -> str:
+def kind_of(done: "TableResult") -> str:
     """Return how a table was refreshed."""
     if done.full:
         return "full"
     return "incremental" if done.written else "unchanged"
 
 
-def parts_markdown(done: "TableRefreshed") -> str:
+def parts_markdown(done: "TableResult") -> str:
     """Render the latest days, and parts that are no days. Pure."""
     manifest, written = done.manifest, set(done.written)
     latest = sorted(manifest.parts)[-MAX_PARTS:]

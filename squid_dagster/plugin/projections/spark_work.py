@@ -25,7 +25,7 @@ from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.spark.source.credentials import handed_over
 from squid_dagster.spark.tables.figures import attempt_figures, bucket_for, run_figures, step_figures
 from squid_dagster.spark.tables.manifest import is_day
-from squid_dagster.spark.tables.refresh import Refresher, TableRefreshed, Work
+from squid_dagster.spark.tables.refresh import WarehouseRefresh, TableResult, Work
 from squid_dagster.spark.tables.warehouse import Warehouse
 
 _WAIT = timedelta(minutes=10)  # for another run's refresh: ours then continues from its end
@@ -40,27 +40,27 @@ class ProjectionWork:
     spark: Any
     since: float
 
-    def stage(self, *, full: bool) -> TableRefreshed:
+    def stage(self, *, full: bool) -> TableResult:
         """Update the folded runs to a new cut, from the whole journal if `full`."""
         return self.work.stage(full=full)
 
-    def table(self, name: str, *, full: bool = False, days: Sequence[date] = ()) -> TableRefreshed:
+    def table(self, name: str, *, full: bool = False, days: Sequence[date] = ()) -> TableResult:
         """Update a table to the cut of the folded runs."""
         return self.work.table(name, full=full, days=days)
 
-    def histories(self, names: Sequence[str], *, full: bool, days: Sequence[date]) -> list[TableRefreshed]:
+    def histories(self, names: Sequence[str], *, full: bool, days: Sequence[date]) -> list[TableResult]:
         """Update histories to the cut of the folded runs; with days and `full`, fold the runs of these days first."""
         if full and days:
             self.work.stage(days=days)
         return list(self.work.tables(names, full=full, days=days).values())
 
-    def metadata(self, done: TableRefreshed, days: Sequence[date] = ()) -> dict[str, dg.MetadataValue]:
+    def metadata(self, done: TableResult, days: Sequence[date] = ()) -> dict[str, dg.MetadataValue]:
         """Return the metadata of a table, with plots of a history."""
         location = f"{self.warehouse.path}/{done.table}"
         common = table_metadata(done, location, time.monotonic() - self.since)
         return {**common, **self._details(done, [day.isoformat() for day in days])}
 
-    def _details(self, done: TableRefreshed, days: Sequence[str]) -> dict[str, dg.MetadataValue]:
+    def _details(self, done: TableResult, days: Sequence[str]) -> dict[str, dg.MetadataValue]:
         if done.table in HISTORIES:
             latest = sorted(name for name in days or done.manifest.parts if is_day(name))[-MAX_PARTS:]
             rows, bucket = self.warehouse.read_parts(self.spark, done.manifest, latest), bucket_for(latest)
@@ -74,7 +74,7 @@ class ProjectionWork:
             return self._rows(done, "squid/latest_anomalies", f.desc("position"))
         return {}
 
-    def _rows(self, done: TableRefreshed, key: str, order: Any) -> dict[str, dg.MetadataValue]:
+    def _rows(self, done: TableResult, key: str, order: Any) -> dict[str, dg.MetadataValue]:
         rows = self.warehouse.read_parts(self.spark, done.manifest).orderBy(order).limit(MAX_ROWS)
         return {key: dg.MetadataValue.md(rows_markdown([row.asDict() for row in rows.collect()], rows.columns))}
 
@@ -97,6 +97,6 @@ def projection_work(
     session = spark.spark_session
     url = storage.engine.url.render_as_string(hide_password=False)
     with handed_over(url) as location:
-        refresher = Refresher(session, storage, location, place, log.info)
+        refresher = WarehouseRefresh(session, storage, location, place, log.info)
         with refresher.begun(_WAIT) as work:
             yield ProjectionWork(work, place, session, since)

@@ -1,7 +1,7 @@
-"""Which threads explain what is wrong with a run: if one of them is damaged, the run cannot be judged. Pure.
+"""The threads whose damage explains a difference of a run: if one is damaged, the run cannot be checked. Pure.
 
-A fact that is gone leaves a gap on its thread, and rows that no fact explains any more. The gap is what is wrong; so
-whoever looks at the rows must know on which threads to look for one.
+A lost fact leaves a gap on its thread and rows without a fact. The gap is the cause, so a check of the rows looks for
+gaps on these threads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _LISTINGS = ("indexed", "cataloged")
 
 
 class RunThreads(NamedTuple):
-    """The threads that tell of one run."""
+    """The threads that have facts of one run."""
 
     own: str
     queues: frozenset[str]
@@ -23,7 +23,7 @@ class RunThreads(NamedTuple):
 
     @property
     def working(self) -> frozenset[str]:
-        """Those that say what the run does."""
+        """Those with facts about its execution."""
         return self.queues | {self.own}
 
     @property
@@ -32,12 +32,12 @@ class RunThreads(NamedTuple):
         return self.working | self.indexes | {CATALOG_THREAD}
 
     def listing(self, name: str) -> frozenset[str]:
-        """Those that a run is listed on: `indexed` or `cataloged`."""
+        """Return the threads that list the run: for `indexed` or `cataloged`."""
         return self.indexes if name == "indexed" else frozenset({CATALOG_THREAD})
 
 
 def threads_of(run_id: str, rows: Iterable[Row]) -> RunThreads:
-    """Find a run's threads by what any of its rows of `runs` and `attempts` says of queue and workflow."""
+    """Return a run's threads, by the queues and workflows in its rows of `runs` and `attempts`."""
     queues, workflows = set(), set()
     for row in rows:
         queues.add(row.get("queue"))
@@ -50,7 +50,7 @@ def threads_of(run_id: str, rows: Iterable[Row]) -> RunThreads:
 
 
 def suspects(difference: Difference, threads: RunThreads) -> Iterator[frozenset[str]]:
-    """Give for each thing that differs the threads that would explain it."""
+    """Yield for each differing column, or group of columns, the threads whose damage would explain it."""
     columns = set(difference.columns)
     if difference.table != "runs" or not columns:
         own = {difference.key[0]} if difference.table == "anomalies" else set()

@@ -1,7 +1,7 @@
-"""The checks of a journal: do the views equal the fold, is every run listed, has no thread a gap, is no anomaly new?
+"""The checks of a journal: views equal the fold, every run is listed, no thread has a gap, no anomaly is new.
 
-Damage is named by one check: where a thread has a gap, or an entry cannot be read, the runs that suffer from it are
-counted by the others as `not_judged`, since what is wrong with them follows from that damage.
+One check reports each damage: if a thread has a gap, or an entry is unreadable, the other checks count the affected
+runs as `not_judged`, since their problems follow from that damage.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.spark.checks.known_anomalies import KEY, KnownAnomalies
-from squid_dagster.spark.checks.results import NAMED, Check, Finding, Named, make_finding
-from squid_dagster.spark.checks.run_comparison import Judge
+from squid_dagster.spark.checks.orphan_rows import ORPHAN_TASKS, OrphanRowCheck
+from squid_dagster.spark.checks.results import NAMED, Check, Finding, RunProblem, make_finding
+from squid_dagster.spark.checks.run_comparison import RunComparison
 from squid_dagster.spark.checks.sequences import Damaged, find_damaged
-from squid_dagster.spark.checks.stray_rows import STRAYS, Strays
 from squid_dagster.spark.checks.tallies import OUTCOMES, Kind, Outcomes
 from squid_dagster.spark.fold.folds import COLUMNS, map_runs
 from squid_dagster.spark.fold.worker_journal import explained
@@ -30,10 +30,10 @@ from squid_dagster.spark.source.credentials import locate
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.source.ranges import all_entries, usual_fold_partitions
 
-__all__ = ["DEFAULT_GRACE", "Check", "Checked", "Finding", "Named", "checked"]
+__all__ = ["DEFAULT_GRACE", "Check", "Checked", "Finding", "RunProblem", "checked"]
 
 DEFAULT_GRACE = timedelta(minutes=10)
-"""For how long a started run may be on its way into index and catalog: workers and recovery write these in batches."""
+"""How long after its start a run may be missing in index and catalog, which workers and recovery write in batches."""
 
 _MISSING_VIEWS: LiteralString = """SELECT name FROM unnest(%s::text[]) name
     WHERE to_regclass(quote_ident(%s) || '.' || name) IS NULL"""
@@ -41,7 +41,7 @@ _MISSING_VIEWS: LiteralString = """SELECT name FROM unnest(%s::text[]) name
 
 @dataclass(slots=True)
 class Checked:
-    """The findings as of a cut. `remember` makes the anomalies known that are known by now."""
+    """The findings as of a cut. `remember` stores the anomalies as known."""
 
     cut: int
     findings: dict[Check, Finding]
@@ -49,10 +49,10 @@ class Checked:
     _anomalies: DataFrame | None = None  # while the checks are open
 
     def remember(self) -> None:
-        """Know the anomalies of this check from now on: call it when the finding was told.
+        """Store the anomalies of this check as known. Call it once the finding was reported.
 
         Raises:
-            WarehouseUnavailable: it cannot be written; the next check tells the same again.
+            WarehouseUnavailable: it cannot be written; the next check reports the same anomalies.
         """
         counts = self.findings[Check.ANOMALIES].counts if Check.ANOMALIES in self.findings else {}
         changed = counts.get("found", 0) or counts.get("anomalies") != counts.get("known")
@@ -73,16 +73,16 @@ def checked(
     grace: timedelta = DEFAULT_GRACE,
     partitions: int | None = None,
 ) -> Iterator[Checked]:
-    """Check the journal as of now, by a few jobs of Spark's for all checks together. Safe while others write.
+    """Check the journal as of now, by a few Spark jobs for all checks together. Safe while other processes write.
 
-    `location` is what `credentials.handed_over` gives, `memory` the anomalies of the last check (without it, all are
-    new), `grace` the time that a run may take into index and catalog, `partitions` the number of tasks that fold.
+    `location` is what `handed_over` yields, `memory` the anomalies of the last check (without it, all are new), `grace`
+    how long a run may be missing in index and catalog, `partitions` the number of tasks that fold.
 
     Raises:
         StorageUnavailable, SchemaOutdated, SchemaTooNew, ForeignSchema: the journal cannot be read.
-        InvalidArgument: there is no task to do it, or `location` names no database.
-        WarehouseUnavailable: what is remembered cannot be read.
-        WorkFailed: a task failed for good.
+        InvalidArgument: the number of tasks is out of range, or `location` names no database.
+        WarehouseUnavailable: the known anomalies cannot be read.
+        WorkFailed: a task failed after all retries.
     """
     if partitions is not None and partitions < 1:
         raise InvalidArgument(f"partitions is {partitions}: a check needs a task to do it, from 1 on")
@@ -95,88 +95,90 @@ def checked(
         return
     missing = [row[0] for row in storage.rows(_MISSING_VIEWS, list(VIEWS), storage.schema)]
     where = locate(location)
-    judge = Judge(where, storage.schema, damaged.shared, storage.now() - grace, compared=not missing)
+    comparison = RunComparison(where, storage.schema, damaged.shared, storage.now() - grace, compared=not missing)
     entries = read_journal(spark, location, schema=storage.schema, upto=cut, only=COLUMNS)
-    strays = spark.range(0, STRAYS, 1, min(tasks, STRAYS)).mapInArrow(Strays(judge).run, OUTCOMES)
-    told = map_runs(entries, tasks, judge.runs, OUTCOMES).union(strays).persist()
+    strays = spark.range(0, ORPHAN_TASKS, 1, min(tasks, ORPHAN_TASKS)).mapInArrow(
+        OrphanRowCheck(comparison).run, OUTCOMES
+    )
+    outcomes = map_runs(entries, tasks, comparison.runs, OUTCOMES).union(strays).persist()
     try:
         with explained("the journal could not be checked"):
-            yield _checked(spark, told, cut, checks, damaged, missing, memory)
+            yield _checked(spark, outcomes, cut, checks, damaged, missing, memory)
     finally:
-        told.unpersist()
+        outcomes.unpersist()
 
 
 def _checked(
     spark: SparkSession,
-    told: DataFrame,
+    rows: DataFrame,
     cut: int,
     checks: Collection[Check],
     damaged: Damaged,
     missing: Sequence[str],
     memory: KnownAnomalies | None,
 ) -> Checked:
-    judged = told.where((f.col("kind") == Kind.ANOMALY.value) & (f.col("count") == 0) & ~f.col("excused"))
-    found = Outcomes.read(told.where((f.col("kind") != Kind.ANOMALY.value) | (f.col("count") > 0)).collect())
+    anomalies = rows.where((f.col("kind") == Kind.ANOMALY.value) & (f.col("count") == 0) & ~f.col("excused"))
+    outcomes = Outcomes.read(rows.where((f.col("kind") != Kind.ANOMALY.value) | (f.col("count") > 0)).collect())
     findings: dict[Check, Finding] = {}
     for check in Check:
         if check not in checks:
             continue
         match check:
             case Check.VIEWS:
-                findings[check] = _views(found, missing)
+                findings[check] = _views(outcomes, missing)
             case Check.LISTED:
-                findings[check] = _listed(found)
+                findings[check] = _listed(outcomes)
             case Check.SEQUENCES:
-                findings[check] = _sequences(damaged, found)
+                findings[check] = _sequences(damaged, outcomes)
             case Check.ANOMALIES:
-                findings[check] = _anomalies(spark, found, judged, memory)
-    return Checked(cut, findings, memory, judged)
+                findings[check] = _anomalies(spark, outcomes, anomalies, memory)
+    return Checked(cut, findings, memory, anomalies)
 
 
-def _views(found: Outcomes, missing: Sequence[str]) -> Finding:
-    gone = [Named(None, f"the view {name} is missing") for name in missing]
+def _views(outcomes: Outcomes, missing: Sequence[str]) -> Finding:
+    gone = [RunProblem(None, f"the view {name} is missing") for name in missing]
     counts = {
-        "runs": found.count(Kind.RUN),
+        "runs": outcomes.count(Kind.RUN),
         "missing_views": len(missing),
-        "not_judged": found.count(Kind.DIFFERS, Kind.HURT, excused=True),
+        "not_judged": outcomes.count(Kind.DIFFERS, Kind.HURT, excused=True),
     }
-    total = len(missing) + found.count(Kind.DIFFERS)
-    return make_finding(Check.VIEWS, [*gone, *found.names(Kind.DIFFERS)], total, counts)
+    total = len(missing) + outcomes.count(Kind.DIFFERS)
+    return make_finding(Check.VIEWS, [*gone, *outcomes.names(Kind.DIFFERS)], total, counts)
 
 
-def _listed(found: Outcomes) -> Finding:
+def _listed(outcomes: Outcomes) -> Finding:
     counts = {
-        "runs": found.count(Kind.RUN),
-        "unlisted": found.count(Kind.UNLISTED),
-        "never_started": found.count(Kind.UNKNOWN_RUN),
-        "waiting": found.count(Kind.WAITING) + found.count(Kind.WAITING, excused=True),
-        "not_judged": found.count(Kind.UNLISTED, Kind.UNKNOWN_RUN, excused=True),
+        "runs": outcomes.count(Kind.RUN),
+        "unlisted": outcomes.count(Kind.UNLISTED),
+        "never_started": outcomes.count(Kind.UNKNOWN_RUN),
+        "waiting": outcomes.count(Kind.WAITING) + outcomes.count(Kind.WAITING, excused=True),
+        "not_judged": outcomes.count(Kind.UNLISTED, Kind.UNKNOWN_RUN, excused=True),
     }
-    names = found.names(Kind.UNLISTED, Kind.UNKNOWN_RUN)
+    names = outcomes.names(Kind.UNLISTED, Kind.UNKNOWN_RUN)
     return make_finding(Check.LISTED, names, counts["unlisted"] + counts["never_started"], counts)
 
 
-def _sequences(damaged: Damaged, found: Outcomes) -> Finding:
-    """Name the threads, and the runs that suffer from the damage of those that many share."""
-    own = [Named(thread.removeprefix(run_thread("")), f"{thread}: {what}") for thread, what in damaged.own.items()]
-    shared = [Named(None, f"{thread}: {what}") for thread, what in damaged.shared.items()]
-    threads, runs_hurt = len(own) + damaged.unnamed + len(shared), found.count(Kind.HURT, excused=True)
+def _sequences(damaged: Damaged, outcomes: Outcomes) -> Finding:
+    """Return the finding about damaged threads and the runs affected by damaged shared ones."""
+    own = [RunProblem(thread.removeprefix(run_thread("")), f"{thread}: {what}") for thread, what in damaged.own.items()]
+    shared = [RunProblem(None, f"{thread}: {what}") for thread, what in damaged.shared.items()]
+    threads, runs_hurt = len(own) + damaged.unnamed + len(shared), outcomes.count(Kind.HURT, excused=True)
     counts = {"threads": threads, "shared_threads": len(shared), "runs_hurt": runs_hurt}
-    return make_finding(Check.SEQUENCES, [*shared, *own, *found.hurt()], threads + runs_hurt, counts)
+    return make_finding(Check.SEQUENCES, [*shared, *own, *outcomes.hurt()], threads + runs_hurt, counts)
 
 
-def _anomalies(spark: SparkSession, found: Outcomes, judged: DataFrame, memory: KnownAnomalies | None) -> Finding:
+def _anomalies(spark: SparkSession, outcomes: Outcomes, anomalies: DataFrame, memory: KnownAnomalies | None) -> Finding:
     remembered = memory.remembered() if memory is not None else None
     counts = {
-        "anomalies": found.count(Kind.ANOMALY),
+        "anomalies": outcomes.count(Kind.ANOMALY),
         "known": remembered.rows if remembered is not None else 0,
-        "not_judged": found.count(Kind.ANOMALY, excused=True),
+        "not_judged": outcomes.count(Kind.ANOMALY, excused=True),
     }
     if not counts["anomalies"]:
         return make_finding(Check.ANOMALIES, [], 0, counts)
-    new = judged
+    new = anomalies
     if memory is not None and remembered is not None:
-        new = judged.join(memory.read(spark, remembered), list(KEY), "left_anti")
+        new = anomalies.join(memory.read(spark, remembered), list(KEY), "left_anti")
     first = new.orderBy("position", *KEY).limit(NAMED).collect()
     total = len(first) if len(first) < NAMED else new.count()
-    return make_finding(Check.ANOMALIES, [Named(row.run_id, row.what) for row in first], total, counts)
+    return make_finding(Check.ANOMALIES, [RunProblem(row.run_id, row.what) for row in first], total, counts)

@@ -1,10 +1,10 @@
-"""The anomalies that were there at the last check, kept beside the tables of the warehouse.
+"""The anomalies of the last check, stored beside the tables of the warehouse.
 
-    <warehouse>/checks/known_anomalies.json             which generation counts
+    <warehouse>/checks/known_anomalies.json             the current generation
     <warehouse>/checks/known_anomalies/<generation>/    the keys of the anomalies, as Parquet
 
-They are kept there, and not with Dagster, so that a Dagster home that is deleted forgets nothing. Where there is no
-memory, all anomalies count as new: to call them known would hide whatever came in since the memory was lost.
+They are stored there, and not in Dagster, so that deleting a Dagster home loses nothing. Without stored anomalies, all
+count as new: otherwise those since the loss would stay hidden.
 """
 
 import json
@@ -25,8 +25,8 @@ _POINTER = f"{_DIRECTORY}.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What is known: where it stands, and how many anomalies these are."""
+class StoredAnomalies:
+    """The stored anomalies: their generation, the cut of their check, and their number."""
 
     generation: str
     cut: int
@@ -34,47 +34,49 @@ class Remembered:
 
 
 class KnownAnomalies:
-    """The memory of one warehouse."""
+    """The stored anomalies of one warehouse."""
 
     def __init__(self, warehouse: str) -> None:
-        """Bind to a warehouse, by path or URI; nothing is touched yet. Raises `InvalidArgument`, as `Files`."""
+        """Store a warehouse, by path or URI; nothing is read yet. Raises `InvalidArgument`, as `Files`."""
         self._files = Files(warehouse)
 
-    def remembered(self) -> Remembered | None:
-        """Tell what is known; None when there is no memory, or none that can be read.
+    def remembered(self) -> StoredAnomalies | None:
+        """Return what is stored; None if nothing readable is.
 
         Raises:
             WarehouseUnavailable: the directory cannot be read.
         """
         data = self._files.read(_POINTER)
         try:
-            found = json.loads(data or b"")
-            if found["version"] != _VERSION:
+            pointer = json.loads(data or b"")
+            if pointer["version"] != _VERSION:
                 return None
-            remembered = Remembered(str(found["generation"]), int(found["cut"]), int(found["rows"]))
+            remembered = StoredAnomalies(str(pointer["generation"]), int(pointer["cut"]), int(pointer["rows"]))
         except (ValueError, KeyError, TypeError):
             return None
-        # The pointer may have outlived what it points to.
-        return remembered if remembered.generation in self._files.below(_DIRECTORY) else None
+        # The directory may have been deleted since.
+        return remembered if remembered.generation in self._files.directories(_DIRECTORY) else None
 
-    def read(self, spark: SparkSession, remembered: Remembered) -> DataFrame:
-        """Give the keys of the known anomalies."""
+    def read(self, spark: SparkSession, remembered: StoredAnomalies) -> DataFrame:
+        """Return the keys of the known anomalies."""
         return spark.read.schema(_SCHEMA).parquet(self._path(remembered.generation))
 
     def remember(self, anomalies: DataFrame, *, cut: int, rows: int, generation: str) -> None:
-        """Know these anomalies from now on, and no others; `generation` is a name that was never used before.
+        """Store these anomalies in place of the former ones; `generation` must be a new name.
 
-        The one before is kept for whoever reads it.
+        The previous generation is kept for its readers.
 
         Raises:
-            WarehouseUnavailable: it cannot be written; what was known is still known.
+            WarehouseUnavailable: it cannot be written; the former anomalies stay.
         """
         before = self.remembered()
         anomalies.select(*KEY).coalesce(1).write.parquet(self._path(generation))
-        told = {"version": _VERSION, "generation": generation, "cut": cut, "rows": rows}
-        self._files.replace(_POINTER, json.dumps(told).encode())
-        kept = {generation, before.generation if before else None}
-        self._files.remove(f"{_DIRECTORY}/{name}" for name in self._files.below(_DIRECTORY) if name not in kept)
+        pointer = {"version": _VERSION, "generation": generation, "cut": cut, "rows": rows}
+        self._files.replace(_POINTER, json.dumps(pointer).encode())
+        current = {generation, before.generation if before else None}
+        self._files.remove(
+            f"{_DIRECTORY}/{name}" for name in self._files.directories(_DIRECTORY) if name not in current
+        )
 
     def _path(self, generation: str) -> str:
         return f"{self._files.for_spark}/{_DIRECTORY}/{generation}"

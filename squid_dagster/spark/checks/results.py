@@ -1,15 +1,15 @@
-"""What the checks of a journal say. Imports no Spark, so that whoever only shows findings need not wait for it."""
+"""The findings of journal checks. Imports no Spark, so that showing a finding does not load it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-NAMED = 20  # so many are named; the others are counted
+NAMED = 20  # the maximum of runs that a finding names; the others are counted
 
 
 class Check(StrEnum):
-    """The checks, by name."""
+    """The checks."""
 
     VIEWS = "live_views_equal_rebuild"
     LISTED = "runs_are_indexed_and_cataloged"
@@ -17,8 +17,8 @@ class Check(StrEnum):
     ANOMALIES = "no_new_anomalies"
 
 
-class Named(NamedTuple):
-    """A run that a check names, or, without a run, a thread or a view; and what is wrong with it."""
+class RunProblem(NamedTuple):
+    """A run that a finding names (without a run id: a thread or a view), and what is wrong with it."""
 
     run_id: str | None
     what: str
@@ -26,16 +26,16 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: the first runs by name, counts of everything, and what to do about it."""
+    """The result of a check: the first runs by name, counts of all, and a remedy."""
 
     passed: bool
-    runs: tuple[Named, ...] = ()
+    runs: tuple[RunProblem, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     remedy: str = ""
 
     @property
     def unnamed(self) -> int:
-        """How many more there are that are not named."""
+        """How many runs are counted and not named."""
         return max(0, self.counts.get("found", 0) - len(self.runs))
 
 
@@ -50,7 +50,7 @@ REMEDIES = {
 }
 
 
-def make_finding(check: Check, names: Sequence[Named], found: int, counts: Mapping[str, int]) -> Finding:
-    """Make a finding of what was found: nothing, and the check has passed."""
-    passed = not found
-    return Finding(passed, tuple(names[:NAMED]), {"found": found, **counts}, "" if passed else REMEDIES[check])
+def make_finding(check: Check, names: Sequence[RunProblem], total: int, counts: Mapping[str, int]) -> Finding:
+    """Build a finding; the check has passed if the total is 0."""
+    passed = not total
+    return Finding(passed, tuple(names[:NAMED]), {"found": total, **counts}, "" if passed else REMEDIES[check])

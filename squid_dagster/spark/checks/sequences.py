@@ -1,4 +1,4 @@
-"""Threads whose sequence is not 1..n. Postgres finds them: each task asks about a share, and no entry travels."""
+"""Threads whose sequence is not 1..n. Each task queries a share of them in Postgres; no entry is sent to Spark."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,9 @@ _SCHEMA = StructType(
     [StructField("thread", StringType()), StructField("what", StringType()), StructField("problems", LongType())]
 )
 
-# journal_entries_thread, journal_threads_pkey. One statement and so one instant: an append moves the entries and the
-# revision of a run's own thread together; that of a shared one is a floor (revision_of.sql). Only the ends
-# of a thread within the share, and what is odd, is looked at more closely.
+# journal_entries_thread, journal_threads_pkey. One statement, so one snapshot: an append changes entries and revision
+# of a run's own thread together; the revision of a shared thread is a lower bound (revision_of.sql). Only the ends of a
+# thread within the share, and irregular rows, are joined with more rows.
 _PROBLEMS = sql.SQL("""
     WITH share AS (
         SELECT thread, seq, position, lag(seq) OVER near AS before_seq, lag(position) OVER near AS before_position,
@@ -59,7 +59,7 @@ _PROBLEMS = sql.SQL("""
      WHERE o.seq <> coalesce(o.before_seq, b.seq, 0) + 1 OR r.rev IS NOT NULL
         OR o.position <= coalesce(o.before_position, b.position, 0)
      ORDER BY o.thread, o.seq""")
-# journal_threads_pkey, journal_entries_thread: a look for each thread, or else all of the journal is read.
+# journal_threads_pkey, journal_entries_thread: one index lookup per thread; a join reads the whole journal.
 _EMPTY = sql.SQL("""
     SELECT t.id, t.rev FROM {schema}.journal_threads t
      WHERE t.rev > 0 AND {threads}
@@ -67,14 +67,14 @@ _EMPTY = sql.SQL("""
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with a thread's sequence."""
+    """One problem of a thread's sequence."""
 
     thread: str
     what: str
 
 
 def problems_within(connection: PgConnection, schema: str, share: sql.Composable) -> Iterator[Problem]:
-    """Name what is wrong with the entries of a share, a condition on them, and with where their threads end."""
+    """Yield the problems of the entries that satisfy the condition `share`, and of the ends of their threads."""
     names = {
         "schema": sql.Identifier(schema),
         "no_revision": sql.Literal(_NO_REVISION),
@@ -95,7 +95,7 @@ def problems_within(connection: PgConnection, schema: str, share: sql.Composable
 
 
 def problems_of_threads(connection: PgConnection, schema: str, threads: Sequence[str]) -> Iterator[Problem]:
-    """Name what is wrong with these threads."""
+    """Yield the problems of these threads."""
     named = sql.Literal(list(threads))
     yield from problems_within(connection, schema, sql.SQL("thread = ANY ({})").format(named))
     yield from _empty_threads(connection, schema, sql.SQL("t.id = ANY ({})").format(named))
@@ -114,20 +114,20 @@ def _lost_tails(connection: PgConnection, schema: str) -> Iterator[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The threads that are damaged: all that runs share, and of the runs' own some that are named."""
+    """The damaged threads: all shared ones, and some of the runs' own."""
 
-    shared: dict[str, str] = field(default_factory=dict)  # by thread: what is wrong first
+    shared: dict[str, str] = field(default_factory=dict)  # the first problem, by thread
     own: dict[str, str] = field(default_factory=dict)
-    unnamed: int = 0  # of the runs' own, beyond those named
+    unnamed: int = 0  # further threads of runs
 
 
 def find_damaged(spark: SparkSession, location: Mapping[str, str], schema: str, partitions: int) -> Damaged:
-    """Look at all threads, by one job of that many tasks.
+    """Return the damaged threads, by one job of `partitions` tasks.
 
     Raises:
         StorageUnavailable: the database cannot be reached.
         StorageRefused: the database refuses to be read.
-        WorkFailed: a task failed for good.
+        WorkFailed: a task failed after all retries.
     """
     where = locate(location)
 
@@ -136,19 +136,19 @@ def find_damaged(spark: SparkSession, location: Mapping[str, str], schema: str, 
             return ranges.by_thread(cursor, schema, 0, _ENDLESS, partitions)
 
     shares = retry_if_safe(divide)
-    look = _Look(where, schema, shares)
+    check = _SequenceCheck(where, schema, shares)
     with explained("the threads could not be looked at"):
-        rows = spark.range(0, len(shares) + 1, 1, len(shares)).mapInArrow(look.run, _SCHEMA).collect()
-    found = Damaged(unnamed=sum(row.problems for row in rows if row.thread is None))
+        rows = spark.range(0, len(shares) + 1, 1, len(shares)).mapInArrow(check.run, _SCHEMA).collect()
+    damaged = Damaged(unnamed=sum(row.problems for row in rows if row.thread is None))
     for row in sorted((row for row in rows if row.thread is not None), key=lambda row: (row.thread, row.what)):
-        kind = found.own if row.thread.startswith(_RUN_PREFIX) else found.shared
-        kind.setdefault(row.thread, row.what)
-    return found
+        by_thread = damaged.own if row.thread.startswith(_RUN_PREFIX) else damaged.shared
+        by_thread.setdefault(row.thread, row.what)
+    return damaged
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """One task's part. Holds no secret: it travels with the plan."""
+class _SequenceCheck:
+    """The check of one task's share. Holds no secret: it is sent with the plan."""
 
     location: Location
     schema: str
@@ -162,13 +162,13 @@ class _Look:
 
     def _rows(self, connection: PgConnection, number: int) -> Iterator[dict[str, Any]]:
         if number < len(self.shares):
-            found = problems_within(connection, self.schema, self.shares[number])
+            problems = problems_within(connection, self.schema, self.shares[number])
         else:
-            found = chain(
+            problems = chain(
                 _empty_threads(connection, self.schema, sql.SQL("true")), _lost_tails(connection, self.schema)
             )
         threads: dict[str, str] = {}
-        for problem in found:
+        for problem in problems:
             threads.setdefault(problem.thread, problem.what)
         own = [thread for thread in threads if thread.startswith(_RUN_PREFIX)]
         for thread in own[NAMED:]:

@@ -1,10 +1,10 @@
-"""The runs that were touched between two cuts, folded from their beginning: read, folded and kept by the same task.
+"""The runs with new entries between two cuts, folded completely: one task reads, folds and writes each of them.
 
-The database gives whole runs, one after another, so nothing has to be brought together by Spark. Rows go into files
-that are there for one refresh, by the part that they belong to:
+The database returns whole runs, one after another, so Spark shuffles nothing. Rows go into files of one refresh, by
+the part that they belong to:
 
     <directory>/<part>/<task>-<number>.parquet
-    <directory>/moving/<task>-<number>.parquet      runs that may stand in another part so far, by id
+    <directory>/moving/<task>-<number>.parquet      ids of runs whose former row may be in another part
 """
 
 import json
@@ -22,8 +22,8 @@ from squid_dagster.spark.fold.folds import COLUMNS, Groups, history_rows, work_o
 from squid_dagster.spark.fold.run_rows import Row
 from squid_dagster.spark.fold.tasks import in_workers
 from squid_dagster.spark.source.columns import SCHEMA
-from squid_dagster.spark.source.data_source import Asked, JournalReader
-from squid_dagster.spark.tables.columns import TOUCHED_SCHEMA
+from squid_dagster.spark.source.data_source import JournalReader, SourceOptions
+from squid_dagster.spark.tables.columns import CHANGED_SCHEMA
 from squid_dagster.spark.tables.files import Files
 from squid_dagster.spark.tables.manifest import UNKNOWN, part_of
 
@@ -32,7 +32,7 @@ _MOVING = "moving"
 _BATCHES_AT_ONCE = 20  # of a thousand rows each
 
 
-class Between(NamedTuple):
+class EntryRange(NamedTuple):
     """The entries in `(after, upto]`, both of them cuts, and how many they are."""
 
     after: int
@@ -41,38 +41,38 @@ class Between(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
-    """Runs that were folded again: the files that hold them, in the columns of `TOUCHED_SCHEMA`."""
+class ChangedRuns:
+    """The files of runs that were folded again, in the columns of `CHANGED_SCHEMA`."""
 
-    parts: Mapping[str, tuple[str, ...]]  # by the part that the runs belong to
-    moving: tuple[str, ...]  # the ids of those that may stand in another part so far
+    parts: Mapping[str, tuple[str, ...]]  # files, by the part that the runs belong to
+    moving: tuple[str, ...]  # files with the ids of runs whose former row may be in another part
 
 
-def fold_touched(
-    spark: SparkSession, files: Files, directory: str, location: Mapping[str, str], schema: str, between: Between
-) -> Touched:
-    """Fold the runs that have a fact between two cuts, and put their rows into a directory.
+def fold_changed_runs(
+    spark: SparkSession, files: Files, directory: str, location: Mapping[str, str], schema: str, between: EntryRange
+) -> ChangedRuns:
+    """Fold the runs that have a fact between two cuts, and write their rows into a directory.
 
-    Facts of no run make a row too, if one of them is new.
+    Facts of no run make one row, if one of them is new.
 
     Raises:
-        PySparkException: a task failed, for good.
+        PySparkException: a task failed after all retries.
     """
-    reader = JournalReader(Asked.read({**location, "schema": schema, "by": "run"}), _DECLARED)
+    reader = JournalReader(SourceOptions.parse({**location, "schema": schema, "by": "run"}), _DECLARED)
     after = between.after
     parts = reader.parts_by_run(after, between.upto, between.entries)
 
     def work(number: int) -> str:
-        made = work_on(reader.read(parts[number]), lambda groups: _rows(groups, after), TOUCHED_SCHEMA)
-        return json.dumps(_kept(files, directory, number, made))
+        batches = work_on(reader.read(parts[number]), lambda groups: _rows(groups, after), CHANGED_SCHEMA)
+        return json.dumps(_write_parts(files, directory, number, batches))
 
-    # What a task says is what counts: one that was lost may have left files that say something else.
-    found: dict[str, list[str]] = {}
-    for said in in_workers(spark, range(len(parts)), work):
-        for part, name in json.loads(said):
-            found.setdefault(part, []).append(name)
-    moving = tuple(found.pop(_MOVING, ()))
-    return Touched({part: tuple(names) for part, names in found.items()}, moving)
+    # Only the files that a finished task names count: a lost one may have left others.
+    by_part: dict[str, list[str]] = {}
+    for answer in in_workers(spark, range(len(parts)), work):
+        for part, name in json.loads(answer):
+            by_part.setdefault(part, []).append(name)
+    moving = tuple(by_part.pop(_MOVING, ()))
+    return ChangedRuns({part: tuple(names) for part, names in by_part.items()}, moving)
 
 
 def _rows(groups: Groups, after: int) -> Iterator[Row]:
@@ -83,27 +83,27 @@ def _rows(groups: Groups, after: int) -> Iterator[Row]:
 
 
 def _may_move(row: Row, part: str) -> bool:
-    """A start is a fact and stays, so a run keeps its day, unless it had none yet or an entry was damaged since."""
-    damaged = any(one["reason"] == Reason.MALFORMED_ENTRY for one in row["anomalies"])
+    """Return whether a run may change its part: it had no start yet, or one of its entries was damaged since."""
+    damaged = any(anomaly["reason"] == Reason.MALFORMED_ENTRY for anomaly in row["anomalies"])
     return part == UNKNOWN or (row["run_id"] is not None and damaged)
 
 
-def _kept(files: Files, directory: str, task: int, batches: Iterator[pa.RecordBatch]) -> list[tuple[str, str]]:
-    """Write rows by part, and those that may move once more, by their ids; tell which files these are."""
-    found = []
+def _write_parts(files: Files, directory: str, task: int, batches: Iterator[pa.RecordBatch]) -> list[tuple[str, str]]:
+    """Write rows by part, and the ids of runs that may move; return each part with its file."""
+    written = []
     for number, rows in enumerate(_tables(batches)):
         divided = {part: rows.filter(pc.equal(rows["part"], part)) for part in rows["part"].unique().to_pylist()}
         moving = rows.filter(rows["moving"]).select(["run_id"])
-        for part, some in {**divided, _MOVING: moving}.items():
-            if some.num_rows:
+        for part, selected in {**divided, _MOVING: moving}.items():
+            if selected.num_rows:
                 name = f"{directory}/{part}/{task}-{number}.parquet"
-                files.write(name, some)
-                found.append((part, name))
-    return found
+                files.write(name, selected)
+                written.append((part, name))
+    return written
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Put some batches together: each file that is written costs as much as many rows."""
+    """Combine batches into tables, one for each file: a file costs as much as many rows."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

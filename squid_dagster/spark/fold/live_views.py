@@ -1,12 +1,11 @@
-"""The live views made anew by Spark: its workers fold the runs and write their rows into the shadow tables.
+"""A rebuild of the live views by Spark: its workers fold the runs and write their rows into the shadow tables.
 
-What comes before and after, the shadows, the tail and the swap, is the rebuild's own (`journal.postgres.rebuild`). The
-driver sees a count per task and nothing of the journal.
+Creating the shadow tables, folding the tail and swapping belong to the rebuild itself (`journal.postgres.views`). The
+driver receives a count per task and no entry.
 
-A task may run twice: tried again after its worker died behind the commit, or speculatively beside its twin. What two of
-them make of a run is equal, since nothing changes under a cut, and a run's row is written by whoever comes first. A
-worker that was given up and goes on writing cannot reach the shadows of a later rebuild: it knows its own by their
-number in the catalog, and holds them while it writes.
+A task may run twice: after its worker died behind the commit, or speculatively. Both attempts compute equal rows, since
+nothing changes under a cut, and the first one inserts them. An abandoned worker that goes on writing cannot write into
+the shadow tables of a later rebuild: it checks their oid, and holds a lock on them while it writes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,9 +32,9 @@ from squid_dagster.spark.source.ranges import all_entries, usual_fold_partitions
 _COUNTS = StructType([StructField("runs", LongType()), StructField("entries", LongType())])
 _RUNS_AT_ONCE, _ENTRIES_AT_ONCE = 500, 5_000  # in one transaction; whichever comes first
 
-_NUMBER: LiteralString = "SELECT to_regclass(%s)::oid::bigint"
-# Nobody drops, renames or swaps what we write to until we have committed.
-_HOLD: LiteralString = "LOCK TABLE {schema}.runs{suffix} IN ROW EXCLUSIVE MODE"
+_OID: LiteralString = "SELECT to_regclass(%s)::oid::bigint"
+# Until the commit, no session can drop, rename or swap the tables.
+_LOCK: LiteralString = "LOCK TABLE {schema}.runs{suffix} IN ROW EXCLUSIVE MODE"
 
 
 def restore_views(
@@ -46,42 +45,42 @@ def restore_views(
     partitions: int | None = None,
     progress: Progress | None = None,
 ) -> RebuildReport:
-    """Make all live views anew from the journal, folded by Spark, and swap them in.
+    """Rebuild all live views from the journal, folded by Spark, and swap them in.
 
-    Does what `rebuild_views` does, and is as safe: others may write, and views that are missing come back. `location`
-    is what `credentials.handed_over` gives, `partitions` the number of tasks that fold; `progress` is told the number
-    of entries when all of them are folded. The session must know the journal's data source, as `open_session` does.
+    Does what `rebuild_views` does, as safely: writers may go on, and missing views are created. `location` is what
+    `handed_over` yields, `partitions` the number of tasks that fold; `progress` is called with the number of entries
+    once all of them are folded. The session must have the data source registered, as by `open_session`.
 
     Raises:
         StorageUnavailable: another rebuild is under way, or the views stay locked by a reader; nothing was changed.
-        InvalidArgument: there is no task to do it, or `location` names no database.
-        WorkFailed: a task failed for good; the views are as they were.
+        InvalidArgument: the number of tasks is out of range, or `location` names no database.
+        WorkFailed: a task failed after all retries; the views are as they were.
     """
     where = locate(location)
 
-    def fill(cut: int, told: Progress) -> tuple[int, int]:
-        shadows = Shadows(where, storage.schema, _shadow_number(storage))
+    def fill(cut: int, report: Progress) -> tuple[int, int]:
+        shadows = RebuildTables(where, storage.schema, _shadow_oid(storage))
         entries = read_journal(spark, location, schema=storage.schema, upto=cut, only=COLUMNS)
         tasks = usual_fold_partitions(all_entries(storage)) if partitions is None else partitions
         with explained("the views could not be folded, and are as they were"):
             counts = map_runs(entries, tasks, shadows.write, _COUNTS).collect()
         read = sum(row.entries for row in counts)
-        told(read)
+        report(read)
         return sum(row.runs for row in counts), read
 
     return rebuild_views(storage, progress, fill=fill)
 
 
 @dataclass(frozen=True, slots=True)
-class Shadows:
-    """The shadow tables of one rebuild, as a task is told of them. Holds no secret: it travels with the plan."""
+class RebuildTables:
+    """The shadow tables of one rebuild, for its tasks. Holds no secret: it is sent with the plan."""
 
     location: Location
     schema: str
-    number: int  # in the catalog of the database: no two tables ever share one
+    oid: int  # of the shadow of `runs` in the catalog: no later rebuild has the same
 
     def write(self, groups: Groups) -> Iterator[Row]:
-        """Fold runs and write their rows, many in one transaction; say how many there were.
+        """Fold runs and insert their rows, many in one transaction; yield how many there were.
 
         Raises:
             StorageUnavailable: the shadows are gone, or the database cannot be reached.
@@ -90,20 +89,20 @@ class Shadows:
         with journal_of(self.location, self.schema) as storage:
             for batch in _batches(groups):
                 with storage.connection() as connection, connection.transaction():
-                    self._hold(connection)
+                    self._lock(connection)
                     batch.rows.insert_new(connection, self.schema, SHADOW)
                 runs += len(batch.rows.runs)
                 entries += batch.entries
         yield {"runs": runs, "entries": entries}
 
-    def _hold(self, connection: PgConnection) -> None:
+    def _lock(self, connection: PgConnection) -> None:
         self._check(connection)
-        connection.execute(statement(_HOLD, self.schema, SHADOW))
-        self._check(connection)  # others may have come in between
+        connection.execute(statement(_LOCK, self.schema, SHADOW))
+        self._check(connection)  # they may have been swapped before the lock
 
     def _check(self, connection: PgConnection) -> None:
-        found = connection.execute(_NUMBER, (_shadow_name(self.schema),)).fetchone()
-        if found is None or found[0] != self.number:
+        row = connection.execute(_OID, (_shadow_name(self.schema),)).fetchone()
+        if row is None or row[0] != self.oid:
             raise StorageUnavailable(
                 f"the shadow tables of this rebuild in schema {self.schema!r} are gone: another one took its place"
             )
@@ -116,7 +115,7 @@ class _Batch:
 
 
 def _batches(groups: Groups) -> Iterator[_Batch]:
-    """Fold runs until there are enough rows for one transaction; entries of no run are not counted."""
+    """Yield folded runs in batches of one transaction; entries of no run are not counted."""
     batch = _Batch(ViewRows())
     for run_id, entries in groups:
         if run_id is None:
@@ -135,8 +134,8 @@ def _shadow_name(schema: str) -> str:
     return f'"{schema}".runs{SHADOW}'
 
 
-def _shadow_number(storage: PostgresStorage) -> int:
-    found = storage.rows(_NUMBER, _shadow_name(storage.schema))[0][0]
-    if found is None:
+def _shadow_oid(storage: PostgresStorage) -> int:
+    oid = storage.rows(_OID, _shadow_name(storage.schema))[0][0]
+    if oid is None:
         raise StorageUnavailable(f"the shadow tables in schema {storage.schema!r} are gone: somebody dropped them")
-    return int(found)
+    return int(oid)

@@ -1,6 +1,6 @@
-"""One run as a row: what the fold of its facts says, spelled as Arrow's types. Pure, and run in Spark's workers.
+"""One run as a row: the state that its facts fold to, in Arrow's types. Pure; called in Spark's workers.
 
-A row holds everything that the tables of `tables` are cut from, so that each run is folded once for all of them.
+A row holds everything that the tables are made from, so that each run is folded once for all of them.
 """
 
 import json
@@ -21,22 +21,22 @@ from squid_dagster.redaction import redacted
 
 Row = dict[str, Any]
 
-_MAKES_ATTEMPTS = frozenset({"attempt_scheduled", "attempt_failed", "attempt_claimed"})
+_ATTEMPT_FACTS = frozenset({"attempt_scheduled", "attempt_failed", "attempt_claimed"})
 
 
 @dataclass(slots=True)
 class Times:
-    """What the fold forgets of an attempt as it goes on: when it came to be, and its claims."""
+    """What the fold does not keep of an attempt: when it was scheduled, and its claims."""
 
     scheduled_at: datetime
     first_claimed_at: datetime | None = None
     claimed_at: datetime | None = None
     claims: int = 0
-    expiries: int = 0  # claims that were taken over from somebody whose lease had run out
+    expiries: int = 0  # claims that took over from a holder whose lease had run out
 
 
 @dataclass(slots=True)
-class Folded:
+class FoldedRun:
     """One run, folded entry by entry."""
 
     unit: RunUnit = field(default_factory=RunUnit)
@@ -46,17 +46,17 @@ class Folded:
     entries: int = 0
 
     def add(self, entry: Entry) -> None:
-        """Fold the run's next entry, by position."""
+        """Fold the run's next entry. Call it in the order of positions."""
         self.first_position = self.first_position or entry.position
         self.last_position = entry.position
         self.entries += 1
-        if entry.fact.type in _MAKES_ATTEMPTS:
-            self._watch(entry)
+        if entry.fact.type in _ATTEMPT_FACTS:
+            self._add_attempt_fact(entry)
         else:
             apply_unit(self.unit, entry)
 
-    def _watch(self, entry: Entry) -> None:
-        """Fold an entry, and note what it did to attempts; whether it did anything is for the fold to say."""
+    def _add_attempt_fact(self, entry: Entry) -> None:
+        """Fold an entry and record the times of the attempt that it created or claimed, as the fold decided."""
         attempts, at = self.unit.dispatch.attempts, entry.fact.occurred_at
         known = len(attempts)
         key = getattr(entry.fact, "runnable_key", None)
@@ -73,16 +73,16 @@ class Folded:
             times.expiries += before.status is AttemptStatus.CLAIMED
 
 
-def fold_run(entries: Iterable[Entry]) -> Folded:
+def fold_run(entries: Iterable[Entry]) -> FoldedRun:
     """Fold one run's entries by position. Never raises."""
-    folded = Folded()
+    folded = FoldedRun()
     for entry in entries:
         folded.add(entry)
     return folded
 
 
-def unit_row(run_id: str, folded: Folded) -> Row:
-    """Give a run's row."""
+def unit_row(run_id: str, folded: FoldedRun) -> Row:
+    """Return a run's row."""
     unit, start = folded.unit, folded.unit.run.start
     return {
         "run_id": run_id,
@@ -104,7 +104,7 @@ def unit_row(run_id: str, folded: Folded) -> Row:
 
 
 def loose_row(entries: Iterable[Entry]) -> Row:
-    """Give the one row of all facts that belong to no run: what they say about queues, and what is wrong with them."""
+    """Return the one row of all facts that belong to no run: paused queues, and anomalies."""
     queues: dict[str, bool] = {}
     anomalies: list[Anomaly] = []
     first = last = count = 0
@@ -121,7 +121,7 @@ def loose_row(entries: Iterable[Entry]) -> Row:
     }
 
 
-def _run(folded: Folded) -> Row:
+def _run(folded: FoldedRun) -> Row:
     unit = folded.unit
     run, start, attempts = unit.run, unit.run.start, unit.dispatch.attempts
     return {
@@ -153,7 +153,7 @@ def _run(folded: Folded) -> Row:
 
 
 def _attempt(key: str, unit: RunUnit, times: Times | None) -> Row:
-    """Give what both threads say of a runnable; one that was planned and never scheduled has no status."""
+    """Return a runnable by both of its threads; one that was planned and never scheduled has no status."""
     attempt, plan = unit.dispatch.attempts.get(key), unit.run.planned.get(key)
     planned = {"runnable_key": key, "planned": plan is not None, "applied": key in unit.run.applied}
     if attempt is not None:

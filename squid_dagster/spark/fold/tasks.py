@@ -1,7 +1,6 @@
-"""Tasks of our own in Spark's Python workers, by one job that Spark has next to nothing to plan for.
+"""Run a function once per item in Spark's Python workers (`range(n).mapInArrow`).
 
-For work on files, which a task can do again from the beginning and with the same result: Spark does so with what a lost
-executor had to do.
+For work on files that a task can repeat with the same result: Spark repeats the tasks of a lost executor.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,41 +9,41 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from squid_dagster.spark.session.garbage_collection import set_heap_aside
+from squid_dagster.spark.session.garbage_collection import freeze_loaded_modules
 
 T = TypeVar("T")
-_MOST = 10_000
+_MAX_TASKS = 10_000
 
 
-def in_workers(spark: SparkSession, orders: Sequence[T], work: Callable[[T], str]) -> list[str]:
-    """Do each order in a task of its own, and give what the tasks said, in a few words each.
+def in_workers(spark: SparkSession, items: Sequence[T], work: Callable[[T], str]) -> list[str]:
+    """Run `work` for each item in a task of its own; return the short text that each returned.
 
     Raises:
-        PySparkException: a task failed, for good.
+        PySparkException: a task failed after all retries.
     """
-    if not orders:
+    if not items:
         return []
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        set_heap_aside()
-        said = [work(orders[number]) for batch in batches for number in batch["id"].to_pylist()]
-        yield pa.record_batch([pa.array(said, pa.string())], ["said"])
-        pa.default_memory_pool().release_unused()  # the worker stays, and what it does next may need it
+        freeze_loaded_modules()
+        answers = [work(items[number]) for batch in batches for number in batch["id"].to_pylist()]
+        yield pa.record_batch([pa.array(answers, pa.string())], ["answer"])
+        pa.default_memory_pool().release_unused()  # the worker is reused, and its next task may need the memory
 
-    rows = spark.range(0, len(orders), 1, len(orders)).mapInArrow(task, "said string").collect()
-    return [row["said"] for row in rows]
+    rows = spark.range(0, len(items), 1, len(items)).mapInArrow(task, "answer string").collect()
+    return [row["answer"] for row in rows]
 
 
-def packed(orders: Iterable[T], size: Callable[[T], int], most: int) -> list[list[T]]:
-    """Put small orders together, up to a size; large ones stay alone. Pure."""
-    waiting = sorted(orders, key=size, reverse=True)
-    most = max(most, sum(size(order) for order in waiting) // _MOST)
+def packed(items: Iterable[T], size: Callable[[T], int], max_size: int) -> list[list[T]]:
+    """Group small items up to a size; large ones stay alone. At most `_MAX_TASKS` groups for large totals. Pure."""
+    by_size = sorted(items, key=size, reverse=True)
+    max_size = max(max_size, sum(map(size, by_size)) // _MAX_TASKS)
     packs: list[list[T]] = []
     room = 0
-    for order in waiting:
-        if size(order) > room:
+    for item in by_size:
+        if size(item) > room:
             packs.append([])
-            room = most
-        packs[-1].append(order)
-        room -= size(order)
+            room = max_size
+        packs[-1].append(item)
+        room -= size(item)
     return packs

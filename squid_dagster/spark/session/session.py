@@ -1,4 +1,4 @@
-"""Spark sessions: the settings that this room needs, and the checks that come before any of Spark's own work."""
+"""Spark sessions: their settings, and the checks before Spark itself starts. Reads no journal."""
 
 import os
 import sys
@@ -19,32 +19,32 @@ from squid_dagster.spark.source.data_source import JournalSource
 
 DEFAULT_MASTER = "local[*]"
 _LOOPBACK = "127.0.0.1"
-_SAID_CHARACTERS = 300  # of what Spark says when it refuses: a trace of hundreds of lines follows
+_SHOWN_CHARACTERS = 300  # of an error of Spark: a trace of hundreds of lines follows
 
 
 @checked
 def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give the configuration of a session, as a builder or dagster-pyspark's resource takes it; `settings` win.
+    """Return the configuration of a session, for a builder or the resource of dagster-pyspark; `settings` win.
 
     Raises:
-        InvalidArgument: a master of no known kind.
+        InvalidArgument: the master is of no known kind.
     """
     master = parse_master(spark_master)
     needed = {
         "spark.app.name": "squid_dagster",
         "spark.sql.session.timeZone": "UTC",
-        # Readers that take filters are refused by Spark unless this is on.
+        # Without it, Spark refuses readers that take filters.
         "spark.sql.python.filterPushdown.enabled": "true",
     }
     if master.kind is Kind.CONNECT:
         return {"spark.remote": master.text, **needed, **(settings or {})}
     needed |= {
         "spark.master": master.text,
-        # A module called pyspark_connect somewhere on the path would switch pyspark over.
+        # Otherwise a module called pyspark_connect anywhere on the path switches pyspark to Connect.
         "spark.api.mode": "classic",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # A refresh needs more than the usual hundred pieces of compiled code, and would make each of them anew.
+        # A refresh needs more than the default of 100 compiled classes, and would compile each of them again.
         "spark.sql.codegen.cache.maxEntries": "1000",
     }
     if master.on_this_machine:
@@ -54,15 +54,15 @@ def spark_config(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
 
 @checked
 def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
-    """Check that Spark can run where it is told to, and set this process's environment for it.
+    """Check that Spark can run on this master, and set the environment of this process for it.
 
-    That is JAVA_HOME, the Python that plans queries here, and, where all of Spark is on this machine, that of its
-    workers and the address they bind to. What is set stays as it is, but for a JAVA_HOME of no use. Starts nothing.
+    Sets JAVA_HOME and the Python that plans queries; if all of Spark is on this machine, also the Python of its workers
+    and the address they bind to. Variables that are set stay, an unusable JAVA_HOME excepted. Starts nothing.
 
     Raises:
-        InvalidArgument: a master of no known kind.
-        SparkUnavailable: nobody answers there, or does not speak Spark Connect where it should.
-        JavaMissing: Java is needed here, and there is none.
+        InvalidArgument: the master is of no known kind.
+        SparkUnavailable: no server answers there, or it does not speak Spark Connect where it must.
+        JavaMissing: Java is needed on this machine, and there is none.
     """
     master = parse_master(spark_master)
     check_reachable(master)
@@ -70,7 +70,7 @@ def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
         check_connect(master)
     else:
         use_java()
-        # Read from the environment of the JVM alone: as settings they come too late for the planning of queries.
+        # The JVM reads these from its environment: settings come too late for the planning of queries.
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.on_this_machine:
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -80,11 +80,11 @@ def prepare(spark_master: str = DEFAULT_MASTER) -> Master:
 
 @checked
 def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start a session there, or give the one that this process has, with the journal's data source registered.
+    """Start a session there, or return the one of this process, with the journal's data source registered.
 
     Raises:
         InvalidArgument, SparkUnavailable, JavaMissing: as `prepare`.
-        SparkUnavailable: this process has a session on another master: stop it first; or the master refuses us.
+        SparkUnavailable: this process has a session on another master (stop it first), or the master refuses.
     """
     there = _refuse_other_master(parse_master(spark_master))
     master = prepare(spark_master)
@@ -97,7 +97,7 @@ def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
         register(session)
     except (PySparkException, Py4JError, SparkUnavailable) as error:
         if there is None:
-            _forget(master)
+            _stop_failed_session(master)
         if isinstance(error, SparkUnavailable):
             raise
         raise SparkUnavailable(_refusal(master, error)) from error
@@ -106,12 +106,12 @@ def open_session(spark_master: str = DEFAULT_MASTER, settings: Mapping[str, str]
 
 @checked
 def register(session: AnySession) -> None:
-    """Make `squid_journal` known to a session, whoever started it; once more does no harm."""
+    """Register the data source `squid_journal` with any session; a repeat changes nothing."""
     session.dataSource.register(JournalSource)
 
 
 def _refuse_other_master(master: Master) -> str | None:
-    """Give the master of the session that this process has, if any; raises `SparkUnavailable` for another one."""
+    """Return the master of this process's session, if any; raise `SparkUnavailable` if it is another than this one."""
     there = _current_master()
     if there is not None and there != (master.shown if master.kind is Kind.CONNECT else master.text):
         raise SparkUnavailable(
@@ -122,7 +122,7 @@ def _refuse_other_master(master: Master) -> str | None:
 
 
 def _current_master() -> str | None:
-    """Give the master of the session that this process has, if any; of a Connect server, its host and port."""
+    """Return the master of this process's session, if any; of a Connect server, its host and port."""
     try:
         there = SparkSession.active()
     except PySparkRuntimeError:  # there is none
@@ -133,8 +133,8 @@ def _current_master() -> str | None:
     return endpoint
 
 
-def _forget(master: Master) -> None:
-    """Take away what is left of a session that did not come to be; it would be given to whoever asks for the next."""
+def _stop_failed_session(master: Master) -> None:
+    """Stop what is left of a session that failed to start; pyspark would return it to the next caller."""
     with suppress(PySparkException, Py4JError):
         if master.kind is Kind.CONNECT:
             SparkSession.active().stop()
@@ -143,10 +143,10 @@ def _forget(master: Master) -> None:
 
 
 def _refusal(master: Master, error: Exception) -> str:
-    why = " ".join(str(error).split())[:_SAID_CHARACTERS] or type(error).__name__
+    why = " ".join(str(error).split())[:_SHOWN_CHARACTERS] or type(error).__name__
     if master.kind is not Kind.STANDALONE:
         return f"Spark at {master.shown} does not give us a session: {why}"
-    # It says no more than that it has stopped: a master of another version answers nothing that can be understood.
+    # Spark says only that it has stopped: a master of another version answers nothing that can be read.
     return (
         f"the master at {master.shown} did not take us in: it must be a standalone master of Spark {__version__}, "
         f"as pyspark is here, and be able to reach this machine. Its log says more; Spark said: {why}"

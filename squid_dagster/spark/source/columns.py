@@ -1,4 +1,4 @@
-"""The columns of `squid_journal`: what each is in SQL, in Arrow and in Spark. A read takes those that it declares."""
+"""The columns of `squid_journal`: each as a SQL expression, an Arrow type and a Spark type."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 
 
 class Column(NamedTuple):
-    """One column: the expression that gives it, and its types."""
+    """One column: its SQL expression and its types."""
 
     expression: sql.Composable
     arrow: pa.DataType
@@ -21,7 +21,7 @@ _INTACT = sql.SQL("digest = {schema}.entry_digest(thread, seq, type, run_id, occ
 
 
 def columns(schema: str) -> dict[str, Column]:
-    """Give all columns by name. `intact` is false for an entry that was changed after it was written."""
+    """Return all columns by name. `intact` is false for an entry that was changed after it was written."""
     time, text, number = pa.timestamp("us", tz="UTC"), pa.string(), pa.int64()
     return {
         "position": Column(sql.SQL("position"), number, LongType()),
@@ -36,11 +36,11 @@ def columns(schema: str) -> dict[str, Column]:
 
 
 SCHEMA = StructType([StructField(name, column.spark) for name, column in columns("").items()])
-"""All columns, as a read without a schema of its own gives them."""
+"""All columns: the schema of a read that declares none."""
 
 
 def check_declared(declared: StructType) -> None:
-    """Raise `InvalidArgument` unless a declared schema holds columns of ours, each with its type."""
+    """Raise `InvalidArgument` unless a declared schema consists of columns of `squid_journal`, each with its type."""
     known = {field.name: field.dataType for field in SCHEMA}
     if not declared.fields:
         raise InvalidArgument(f"a read of squid_journal needs a column: declare some of {', '.join(known)}")
@@ -55,6 +55,6 @@ def check_declared(declared: StructType) -> None:
 
 
 def arrow_schema(declared: StructType) -> pa.Schema:
-    """Give the Arrow schema that Spark expects for a declared one."""
+    """Return the Arrow schema that Spark expects for a declared one."""
     known = columns("")
     return pa.schema([pa.field(field.name, known[field.name].arrow, field.nullable) for field in declared.fields])

@@ -1,8 +1,7 @@
-"""Connections of the data source: ADBC, which gives Arrow batches and speaks Unix sockets; errors without secrets.
+"""Connections of the data source, by ADBC: Arrow batches, Unix sockets, and errors without secrets.
 
-Nothing is taken from the defaults of the role: the settings of
-`postgres/connection/session_settings.py` go with the connection, and open its
-transaction, so that they hold behind a pooler too, whether it refuses such options or drops them without a word.
+Does not rely on defaults of the role: the settings of `postgres/connection/session_settings.py` are sent with the
+connection, and set again in its transaction, so that they hold behind a pooler that refuses or drops such options.
 """
 
 import re
@@ -24,13 +23,13 @@ from squid_dagster.journal.tiers import DRIVER, display_url
 from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.spark.source.credentials import Location
 
-# The driver waits in C: what the kernel ends is what ends.
+# The driver waits in C, where only the kernel's timeouts end a wait.
 _SETTINGS = (
     "application_name=squid_spark",
     *(f"{name}={value}" for name, value in tcp_settings(NetworkBounds()).items()),
 )
-# All of our columns are of types that every Postgres has. Asked for others too, the driver reads the whole catalog
-# whenever it connects: a second for some hundred schemas, and a connection is made for each partition.
+# The columns have built-in types. To resolve others, too, the driver reads the whole catalog at each connection: a
+# second for some hundred schemas, and each partition makes a connection.
 _DRIVER_OPTIONS = {"adbc.postgresql.type_resolver_mode": "builtin"}
 _PARTS = re.compile(r"[:@=&?/]")
 _MISSING = ("42P01", "42883", "3F000")  # no such table, function, schema
@@ -38,14 +37,14 @@ _MISSING = ("42P01", "42883", "3F000")  # no such table, function, schema
 
 @contextmanager
 def connected(location: Location, schema: str) -> Iterator[Any]:
-    """Lend an ADBC cursor on a connection of its own, in a transaction that is given up afterwards.
+    """Yield an ADBC cursor on a new connection, in a transaction that is rolled back afterwards.
 
-    Nothing is repeated here: see `retry_if_safe`.
+    Does not retry: see `retry_if_safe`.
 
     Raises:
         InvalidArgument: the URL is not where `location` says.
         StorageUnavailable: the database cannot be reached or cannot do this now, or holds no journal in this schema.
-        StorageRefused: the database refuses what it was asked.
+        StorageRefused: the database refuses the statement.
     """
     url = location.read()
     try:
@@ -63,7 +62,7 @@ def batches(cursor: Any, statement: str) -> Iterator[pa.RecordBatch]:
     while True:
         try:
             batch = next(reader, None)
-        except (OSError, pa.ArrowException) as error:  # of the driver's stream, which has no way to give a SQLSTATE
+        except (OSError, pa.ArrowException) as error:  # of the driver's stream, which carries no SQLSTATE
             raise OperationalError(str(error), status_code=AdbcStatusCode.IO) from None
         if batch is None:
             return
@@ -71,7 +70,7 @@ def batches(cursor: Any, statement: str) -> Iterator[pa.RecordBatch]:
 
 
 def first_row(cursor: Any, statement: str) -> tuple[Any, ...]:
-    """Run a statement and give its first row."""
+    """Run a statement and return its first row."""
     cursor.execute(statement)
     row: tuple[Any, ...] = cursor.fetchone()
     return row
@@ -87,7 +86,7 @@ def _connect(url: str) -> Any:
 
 
 def _uri(url: str, *, with_options: bool = True) -> str:
-    """Spell the URL as libpq takes it, with the bounds of the network and the settings of the session."""
+    """Return the URL as libpq takes it, with the network's timeouts and the settings of the session."""
     place, _, query = ("postgresql" + url.removeprefix(DRIVER)).partition("?")
     given = [part for part in query.split("&") if part]
     named = {part.partition("=")[0] for part in given}
@@ -100,28 +99,28 @@ def _uri(url: str, *, with_options: bool = True) -> str:
 
 
 def _translated(error: AdbcError, url: str, schema: str) -> StorageUnavailable | StorageRefused:
-    """Return the error of ours for one of the driver's, by its SQLSTATE if the database was reached."""
-    state, where, said = error.sqlstate, display_url(url), _said(error, url)
-    made: StorageUnavailable | StorageRefused
+    """Return the `SquidError` for an error of the driver, by its SQLSTATE if the database was reached."""
+    state, where, message = error.sqlstate, display_url(url), _message(error, url)
+    translated: StorageUnavailable | StorageRefused
     if state in _MISSING:
-        made = StorageUnavailable(
+        translated = StorageUnavailable(
             f"there is no journal in schema {schema!r} at {where}: check the option schema, or run `squid db upgrade`"
         )
     elif state is not None:
-        made = error_for(sqlstate_rule(state), where, f"{state}: {said}")
+        translated = error_for(sqlstate_rule(state), where, f"{state}: {message}")
     else:
-        made = StorageUnavailable(f"cannot read from Postgres at {where}: {said}")
-    made.sqlstate = state
-    return made
+        translated = StorageUnavailable(f"cannot read from Postgres at {where}: {message}")
+    translated.sqlstate = state
+    return translated
 
 
-def _said(error: AdbcError, url: str) -> str:
-    """Return the first line of an error, without what may not be shown of the URL."""
+def _message(error: AdbcError, url: str) -> str:
+    """Return the first line of an error, without secret parts of the URL."""
     where = display_url(url)
-    said = str(error).strip().splitlines()
-    why = said[0] if said else type(error).__name__
-    # What libpq cannot parse it quotes; whatever of the URL may not be shown must not come back that way.
+    lines = str(error).strip().splitlines()
+    message = lines[0] if lines else type(error).__name__
+    # libpq quotes what it cannot parse: no secret of the URL may be shown that way.
     for part in sorted({*_PARTS.split(url), *_PARTS.split(unquote(url))}, key=len, reverse=True):
         if part and part not in where:
-            why = why.replace(part, "***")
-    return why
+            message = message.replace(part, "***")
+    return message

@@ -1,4 +1,4 @@
-"""Filters that Postgres applies instead of Spark: those on the columns that the journal's indexes know."""
+"""Filters that Postgres applies instead of Spark: those on indexed columns of the journal."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,12 +28,12 @@ _OPERATORS: dict[type[Filter], str] = {
     LessThan: "<",
     LessThanOrEqual: "<=",
 }
-# So narrow a read is one index lookup, which many partitions would only repeat.
+# A read with one of these on a run or thread is one index lookup; more partitions would only repeat it.
 _NARROW = (EqualTo, In)
 
 
 def condition(given: Filter) -> sql.Composable | None:
-    """Give the SQL that means exactly what the filter means; None for one that is left to Spark."""
+    """Return a filter as SQL of exactly the same meaning; None for one that is left to Spark."""
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if len(path) != 1 or path[0] not in _COMPARED | _NAMED:
         return None
@@ -78,7 +78,7 @@ def _literal(name: str, value: Any) -> sql.Composable | None:
 
 
 def is_narrow(pushed: Iterable[Filter]) -> bool:
-    """Tell whether the filters leave one run or one thread, or a few."""
+    """Return whether the filters leave one run or one thread, or a few."""
     return any(isinstance(one, _NARROW) and one.attribute in {("run_id",), ("thread",)} for one in pushed)
 
 

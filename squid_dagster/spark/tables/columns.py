@@ -1,4 +1,4 @@
-"""The columns of folded runs, and of the tables that are cut from them."""
+"""The schemas of folded runs, and of the tables that are made from them."""
 
 from pyspark.sql.types import (
     ArrayType,
@@ -22,7 +22,7 @@ _TYPES: dict[str, DataType] = {
 
 
 def _struct(**names: str) -> StructType:
-    """Give a struct of columns, named by type; Spark's own spelling would need a running session to be read."""
+    """Return a struct of columns, named by type. Spark's own notation can be parsed only in a running session."""
     return StructType([StructField(name, _TYPES[kind]) for kind, text in names.items() for name in text.split()])
 
 
@@ -43,7 +43,6 @@ _ATTEMPT = _struct(
 _CHILD = _struct(text="child_run_id child_workflow child_trigger child_key", time="started_at")
 _ANOMALY = _struct(text="reason entry_type run_id subject thread", number="seq position ordinal")
 _QUEUE = _struct(text="queue", flag="paused")
-_VIEWS = _struct(text="runs attempts children queues anomalies")
 
 UNIT_SCHEMA = StructType(
     [
@@ -57,19 +56,16 @@ UNIT_SCHEMA = StructType(
         StructField("anomalies", ArrayType(_ANOMALY)),
         StructField("day", DateType()),
         StructField("latest", TimestampType()),
-        StructField("views", _VIEWS),
     ]
 )
-"""A folded run, as `folds.fold_runs` gives it: with the day of its start, in UTC, and when an attempt last changed.
+"""A folded run, as `folds.fold_runs` returns it and the stage stores it.
 
-A row without a run id stands for the facts that belong to no run.
+`day` is that of its start in UTC, `latest` when an attempt last changed. The row without a
+run id has the facts of no run.
 """
 
-STAGE_SCHEMA = StructType([each for each in UNIT_SCHEMA if each.name != "views"])
-"""A folded run as the warehouse keeps it."""
-
-TOUCHED_SCHEMA = StructType([*STAGE_SCHEMA, *_struct(text="part", flag="moving")])
-"""A run that was folded again: with the part that it belongs to, and whether it may stand in another one so far."""
+CHANGED_SCHEMA = StructType([*UNIT_SCHEMA, *_struct(text="part", flag="moving")])
+"""A run that was folded again, with its part, and whether its former row may be in another part."""
 
 _RUN_ID, _DAY = StructField("run_id", StringType()), StructField("day", DateType())
 
@@ -90,4 +86,4 @@ TABLE_SCHEMAS = {
         ]
     ),
 }
-"""What each table holds; `cuts` and `warehouse_queues` make them."""
+"""The schema of each table."""

@@ -1,4 +1,4 @@
-"""Figures about histories, for pictures: counted in Spark, and few of them, whatever the size of the tables."""
+"""Figures for charts, aggregated in Spark from the history tables: few rows, whatever the size of the tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class StepFigures:
 
 
 def bucket_for(days: Sequence[str]) -> timedelta:
-    """Say how finely to count: by hour for a day or two, else by day."""
+    """Return the width of a bucket: an hour for one or two days, else a day."""
     return HOUR if len(days) <= 2 else DAY
 
 
@@ -106,7 +106,7 @@ def _latest(counted: DataFrame, bucket: timedelta) -> list[tuple[datetime, Row]]
 
 
 def _seconds(since: str, until: str) -> Column:
-    """Give the time from one to the other, of three digits: percentiles of any number of times take bounded memory."""
+    """Return the seconds from one time to the other, of three digits, so that percentiles take bounded memory."""
     number = f"((unix_micros({until}) - unix_micros({since})) / 1000D)"
     scale = f"pow(10D, greatest(floor(log10(greatest({number}, 1D))) - 2, 0))"
     return f.expr(f"round({number} / {scale}) * {scale} / 1000D")
@@ -114,4 +114,4 @@ def _seconds(since: str, until: str) -> Column:
 
 def _percentiles(seconds: Column, name: str) -> list[Column]:
     shares = {"p50": 0.5, "p95": 0.95}
-    return [f.percentile(seconds, f.lit(share)).alias(f"{name}_{each}") for each, share in shares.items()]
+    return [f.percentile(seconds, f.lit(share)).alias(f"{name}_{label}") for label, share in shares.items()]

@@ -1,7 +1,7 @@
-"""The warehouse's files beside Spark's own: manifests, clean-up, and what the footers of Parquet files tell.
+"""The warehouse's files: manifests, Parquet files and their footers, and clean-up.
 
-All of it by Arrow's file systems, so that a directory here and a bucket elsewhere are the same, and nothing needs
-Spark's JVM, which Spark Connect does not give.
+Uses Arrow's file systems, which treat a local directory and a bucket alike and need no access to Spark's JVM, which
+Spark Connect does not give.
 """
 
 import re
@@ -27,15 +27,15 @@ ENDED, LATEST = "run.ended_at", "latest"
 _PART, _PARQUET = "part=", ".parquet"
 _GLOB = re.compile(r"[*?\[\]{}\\\0]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_AT_ONCE = 8
+_READERS = 8
 _OBJECT_STORES = tuple(
     getattr(fs, name) for name in ("S3FileSystem", "GcsFileSystem", "AzureFileSystem") if hasattr(fs, name)
 )
-_SPARK_SCHEMES = {"s3": "s3a"}  # what Arrow and Hadoop call the same store
+_SPARK_SCHEMES = {"s3": "s3a"}  # Hadoop's name by Arrow's
 
 
-class Written(NamedTuple):
-    """What the files of one part hold."""
+class PartStatistics(NamedTuple):
+    """Statistics of the files of one part, from their footers."""
 
     rows: int
     open_runs: int
@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 
 class ParquetFile(NamedTuple):
-    """One file, by its name below the warehouse and by that in its directory."""
+    """One file: its path below the warehouse, its name, its size in bytes."""
 
     name: str
     base_name: str
@@ -51,16 +51,16 @@ class ParquetFile(NamedTuple):
 
 
 class Files:
-    """One directory, on any file system that Arrow knows."""
+    """The files in one directory, on any file system of Arrow."""
 
     def __init__(self, path: str) -> None:
-        """Bind to a directory, by its path or URI; nothing is touched yet.
+        """Store a directory, by path or URI; nothing is read or written yet.
 
         Raises:
-            InvalidArgument: no file system is known for it, or it holds signs that Spark takes for patterns.
+            InvalidArgument: it has no known file system, or contains characters that Spark takes for patterns.
         """
         scheme, sign, rest = path.partition("://")
-        place = rest.partition("?")[0] if sign else path  # behind it are settings of Arrow's, such as a region
+        place = rest.partition("?")[0] if sign else path  # the rest are settings of Arrow, such as a region
         if not place or _GLOB.search(place):
             raise InvalidArgument(f"the warehouse {path!r} is no usable directory: name one without * ? [ ] {{ }}")
         uri = path if sign else str(Path(path).expanduser().absolute())
@@ -72,20 +72,22 @@ class Files:
         local = isinstance(self._fs, fs.LocalFileSystem)
         there = place.rstrip("/")
         self.shown = self.root if local else f"{scheme}://{there}"
-        self.identity = str(Path(self.root).resolve()) if local else self.shown  # one for all who mean it
+        self.identity = (
+            str(Path(self.root).resolve()) if local else self.shown
+        )  # the same for all ways to name the directory
         self.for_spark = f"file://{self.root}" if local else f"{_SPARK_SCHEMES.get(scheme, scheme)}://{there}"
 
     def probe(self, name: str) -> None:
-        """Write a file and remove it again.
+        """Write a file and delete it again.
 
         Raises:
-            WarehouseUnavailable: that cannot be done.
+            WarehouseUnavailable: that is not possible.
         """
         self.replace(name, b"probe")
         self._do("write", lambda: self._fs.delete_file(f"{self.root}/{name}"))
 
     def read(self, name: str) -> bytes | None:
-        """Give what a file holds, None if there is none. Raises `WarehouseUnavailable`."""
+        """Return the content of a file, None if there is none. Raises `WarehouseUnavailable`."""
 
         def read() -> bytes | None:
             try:
@@ -97,13 +99,13 @@ class Files:
         return self._do("read", read)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put a file in the place of another: whoever reads finds the old one or the new one, whole.
+        """Replace a file atomically: a reader finds the old content or the new content.
 
         Raises:
-            WarehouseUnavailable: it cannot be written; the old one is still there.
+            WarehouseUnavailable: it cannot be written; the old file is still there.
         """
         target = f"{self.root}/{name}"
-        # An object store shows a file when it is whole, and knows no renaming.
+        # An object store shows a file only when it is complete, and has no rename.
         new = target if isinstance(self._fs, _OBJECT_STORES) else f"{target}.new"
 
         def write() -> None:
@@ -115,39 +117,39 @@ class Files:
 
         self._do("write", write)
 
-    def below(self, directory: str) -> list[str]:
-        """Give the names of the directories right below one. Raises `WarehouseUnavailable`."""
+    def directories(self, directory: str) -> list[str]:
+        """Return the names of the directories in a directory. Raises `WarehouseUnavailable`."""
         return [info.base_name for info in self._list(directory) if info.type == fs.FileType.Directory]
 
     def remove(self, directories: Iterable[str]) -> None:
-        """Remove directories with all that is in them; those that are gone are gone. Raises `WarehouseUnavailable`."""
+        """Delete directories with their content; missing ones are no error. Raises `WarehouseUnavailable`."""
 
         def remove(directory: str) -> None:
             with suppress(FileNotFoundError):
                 self._fs.delete_dir(f"{self.root}/{directory}")
 
-        for each in directories:
-            self._do("write", partial(remove, each))
+        for directory in directories:
+            self._do("write", partial(remove, directory))
 
     def parquet_files(self, directory: str) -> list[ParquetFile]:
-        """Give the Parquet files in a directory, by name. Raises `WarehouseUnavailable`."""
-        found = [info for info in self._list(directory) if info.base_name.endswith(_PARQUET)]
-        return sorted(ParquetFile(f"{directory}/{info.base_name}", info.base_name, info.size) for info in found)
+        """Return the Parquet files in a directory, sorted by name. Raises `WarehouseUnavailable`."""
+        files = [info for info in self._list(directory) if info.base_name.endswith(_PARQUET)]
+        return sorted(ParquetFile(f"{directory}/{info.base_name}", info.base_name, info.size) for info in files)
 
     def batches(self, name: str, columns: Iterable[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Read some columns of a Parquet file, so many rows at a time. Raises `OSError`."""
+        """Yield some columns of a Parquet file, `rows` rows at a time. Raises `OSError`."""
         with self._fs.open_input_file(f"{self.root}/{name}") as file:
             yield from pq.ParquetFile(file).iter_batches(batch_size=rows, columns=sorted(columns))
 
     @contextmanager
     def writing(self, name: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-        """Write a Parquet file that shows when it is whole, and takes the place of one of that name.
+        """Write a Parquet file that appears when it is complete, and replaces one of the same name.
 
-        So a task that is done twice, or by two at once, leaves one file. Raises `OSError`.
+        So a task that runs twice, or twice at once, leaves one file. Raises `OSError`.
         """
         directory, _, base = f"{self.root}/{name}".rpartition("/")
         target = f"{directory}/{base}"
-        # What begins with a dot is read by nobody, and goes with its directory.
+        # Readers ignore names that begin with a dot; the file is deleted with its directory.
         new = target if isinstance(self._fs, _OBJECT_STORES) else f"{directory}/.{base}.{uuid4().hex}"
         self._fs.create_dir(directory, recursive=True)
         with self._fs.open_output_stream(new) as stream, pq.ParquetWriter(stream, schema) as writer:
@@ -156,7 +158,7 @@ class Files:
             self._fs.move(new, target)
 
     def write(self, name: str, rows: pa.Table) -> None:
-        """Write rows that are at hand as a Parquet file. Raises `WarehouseUnavailable`."""
+        """Write a table as a Parquet file. Raises `WarehouseUnavailable`."""
 
         def write() -> None:
             with self.writing(name, rows.schema) as writer:
@@ -164,22 +166,21 @@ class Files:
 
         self._do("write", write)
 
-    def written(self, directory: str) -> dict[str, Written]:
-        """Tell by the footers of its files what each part of a directory holds. Raises `WarehouseUnavailable`."""
-        names = [name for name in self.below(directory) if name.startswith(_PART)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = pool.map(lambda name: self._part(f"{directory}/{name}"), names)
-            return {name.removeprefix(_PART): each for name, each in zip(names, found, strict=True)}
+    def part_statistics(self, directory: str) -> dict[str, PartStatistics]:
+        """Return the statistics of each part in a directory. Raises `WarehouseUnavailable`."""
+        names = [name for name in self.directories(directory) if name.startswith(_PART)]
+        with ThreadPoolExecutor(_READERS) as pool:
+            statistics = pool.map(lambda name: self._statistics(f"{directory}/{name}"), names)
+            return {name.removeprefix(_PART): part for name, part in zip(names, statistics, strict=True)}
 
-    def _part(self, directory: str) -> Written:
-        told = [self._footer(each.name) for each in self.parquet_files(directory)]
-        times = [each.latest for each in told if each.latest is not None]
-        return Written(
-            sum(each.rows for each in told), sum(each.open_runs for each in told), max(times) if times else None
-        )
+    def _statistics(self, directory: str) -> PartStatistics:
+        footers = [self._footer(file.name) for file in self.parquet_files(directory)]
+        times = [footer.latest for footer in footers if footer.latest is not None]
+        rows, open_runs = sum(footer.rows for footer in footers), sum(footer.open_runs for footer in footers)
+        return PartStatistics(rows, open_runs, max(times) if times else None)
 
-    def _footer(self, name: str) -> Written:
-        def read() -> Written:
+    def _footer(self, name: str) -> PartStatistics:
+        def read() -> PartStatistics:
             with self._fs.open_input_file(f"{self.root}/{name}") as file:
                 return _read_footer(pq.ParquetFile(file).metadata)
 
@@ -199,8 +200,8 @@ class Files:
             ) from None
 
 
-def _read_footer(metadata: Any) -> Written:
-    """Count rows, runs that have no end, and the latest time, without reading a row."""
+def _read_footer(metadata: Any) -> PartStatistics:
+    """Return the rows, the runs without an end, and the latest time, without reading a row."""
     open_runs, latest = 0, None
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
@@ -210,4 +211,6 @@ def _read_footer(metadata: Any) -> Written:
                 open_runs += column.statistics.null_count
             elif column.path_in_schema == LATEST and column.statistics.has_min_max:
                 latest = max(latest or 0, column.statistics.max_raw)
-    return Written(metadata.num_rows, open_runs, None if latest is None else _EPOCH + timedelta(microseconds=latest))
+    return PartStatistics(
+        metadata.num_rows, open_runs, None if latest is None else _EPOCH + timedelta(microseconds=latest)
+    )

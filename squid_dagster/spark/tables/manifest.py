@@ -1,7 +1,7 @@
-"""The manifest of a table: which directories make it up, and up to which position. Pure: values in, values out.
+"""The manifest of a table: its directories, and the position up to which they were folded. Pure.
 
-A table is what its manifest says, and nothing else that lies around: directories are written first, under names that
-are new, and the manifest is replaced last, in one step. So a table changes as a whole or not at all.
+A table consists of the directories that its manifest names, whatever else is there. Directories are written first,
+under new names, and the manifest is replaced last, in one step. So a table changes completely or not at all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from squid_dagster.protocol.errors import explain
 from squid_dagster.spark.errors import WarehouseTooNew, WarehouseUnavailable
 
-LAYOUT = 1  # the version of all that is said here
+LAYOUT = 1  # the version of this format
 UNKNOWN, LOOSE, ALL = "unknown", "loose", "all"
-"""Parts that are no day: runs without a start, facts that belong to no run, and tables that are not divided."""
+"""Parts that are no day: runs without a start, facts that belong to no run, and the one part of an undivided table."""
 
 _NEWER = (
     "the manifest of table {table!r} has layout {found}, and this code knows layouts up to {known}: upgrade "
@@ -28,29 +28,29 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    directory: str | None  # below the table's own; None: no rows
-    source: str  # the generation of the folded runs that it holds, or was cut from
+    directory: str | None  # below that of the table; None: no rows
+    source: str  # the generation of the folded runs that it holds or was made from
     covered: int  # the position up to which they were folded
     rows: int
     open_runs: int = 0  # of that day
-    latest: datetime | None = None  # when anything last happened to an attempt of that day
-    sealed: bool = False  # all runs of that day have ended, and the day is over; a late fact opens it again
+    latest: datetime | None = None  # when an attempt of that day last changed
+    sealed: bool = False  # all runs of that day have ended, and the day is over; a late fact reopens it
 
 
 class Manifest(BaseModel):
-    """What a table is made of."""
+    """The manifest of one table."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     layout: int
     table: str
-    columns: str  # a fingerprint of names and types: rows of another shape are never mixed with these
-    origin: str | None  # the journal's first entry, by its digest: what tells one journal from another
+    columns: str  # names and types, as JSON: rows of another schema are never mixed with these
+    origin: str | None  # the digest of the journal's first entry, which identifies the journal
     generation: str
     covered: int
     as_of: datetime | None  # the time of the last fact up to there
     parts: dict[str, Part]
-    former: tuple[str, ...] = ()  # directories of the manifest before, still there for those who read it
+    former: tuple[str, ...] = ()  # directories of the previous manifest, kept for its readers
 
     @property
     def rows(self) -> int:
@@ -64,12 +64,12 @@ class Manifest(BaseModel):
 
     @property
     def open_days(self) -> tuple[str, ...]:
-        """Days that have runs which have not ended."""
+        """Days with runs that have not ended."""
         return tuple(name for name in sorted(self.parts) if is_day(name) and self.parts[name].open_runs)
 
     @property
     def sealed_days(self) -> tuple[str, ...]:
-        """Days to which nothing more is expected."""
+        """Days whose runs have all ended."""
         return tuple(name for name in sorted(self.parts) if self.parts[name].sealed)
 
     def replaced(
@@ -82,11 +82,11 @@ class Manifest(BaseModel):
         changed: Mapping[str, Part],
         gone: Iterable[str] = (),
     ) -> "Manifest":
-        """Give the manifest that follows this one: some parts are others, some are no more, all marks are new."""
+        """Return the next manifest: some parts changed, some gone, and `sealed` computed again for all."""
         dropped = set(gone)
         parts = {**{name: part for name, part in self.parts.items() if name not in dropped}, **changed}
-        marked = {name: _marked(name, parts[name], as_of) for name in sorted(parts)}
-        named = {part.directory for part in marked.values()}
+        sealed = {name: _with_seal(name, parts[name], as_of) for name in sorted(parts)}
+        named = {part.directory for part in sealed.values()}
         return self.model_copy(
             update={
                 "layout": LAYOUT,
@@ -94,26 +94,26 @@ class Manifest(BaseModel):
                 "covered": covered,
                 "as_of": as_of,
                 "origin": origin,
-                "parts": marked,
+                "parts": sealed,
                 "former": tuple(sorted(self.directories - named)),
             }
         )
 
 
 def empty_manifest(table: str, columns: str) -> Manifest:
-    """Give the manifest of a table that there is not yet."""
+    """Return the manifest of a table that does not exist yet."""
     return Manifest(
         layout=LAYOUT, table=table, columns=columns, origin=None, generation="", covered=0, as_of=None, parts={}
     )
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
-    """Give a manifest as a file holds it."""
+    """Return a manifest as the content of its file."""
     return manifest.model_dump_json(indent=1).encode()
 
 
 def load_manifest(table: str, data: bytes) -> Manifest:
-    """Read a manifest.
+    """Parse a manifest.
 
     Raises:
         WarehouseTooNew: a newer version has written it.
@@ -130,7 +130,7 @@ def load_manifest(table: str, data: bytes) -> Manifest:
 
 
 def is_day(name: str) -> bool:
-    """Tell whether a part is a day."""
+    """Return whether a part is a day."""
     return name not in (UNKNOWN, LOOSE, ALL)
 
 
@@ -138,19 +138,19 @@ class _Layout(BaseModel):
     layout: int
 
 
-def _marked(name: str, part: Part, as_of: datetime | None) -> Part:
+def _with_seal(name: str, part: Part, as_of: datetime | None) -> Part:
     over = is_day(name) and as_of is not None and name < as_of.date().isoformat()
     sealed = over and not part.open_runs
     return part if part.sealed == sealed else part.model_copy(update={"sealed": sealed})
 
 
 def part_of(run_id: str | None, day: date | None) -> str:
-    """Give the part that a run belongs to, by its day; or, without a run, the facts of none."""
+    """Return the part that a run belongs to, by its day; without a run id, that of the facts of no run."""
     if run_id is None:
         return LOOSE
     return UNKNOWN if day is None else day.isoformat()
 
 
 def day_name(day: date | str) -> str:
-    """Give the name of a day's part."""
+    """Return the name of a day's part."""
     return day if isinstance(day, str) else day.isoformat()

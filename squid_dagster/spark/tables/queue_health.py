@@ -1,6 +1,6 @@
-"""The health of queues at a time: what is open, and what the day before it was like. Pure: tallies of runs, added up.
+"""The health of queues at a time: open attempts, and the outcomes of the day before. Pure: tallies of runs, summed.
 
-Each task tallies the runs that it reads; a tally is as small as the number of queues, however many runs there are.
+Each task tallies the runs that it reads. The size of a tally depends on the number of queues, not on that of runs.
 """
 
 import json
@@ -22,7 +22,7 @@ COLUMNS = (
     *("run_id", "queues", "latest", "run.ended_at", "run.fenced", "run.quarantined"),
     *(f"attempts.list.element.{name}" for name in _OF_ATTEMPTS),
 )
-"""The columns of folded runs that say anything about queues, as Parquet names them; more of them do no harm."""
+"""The columns of folded runs that a tally needs, by their names in Parquet. Other columns are ignored."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _WAITING, _OPEN = ["available", "retry_scheduled"], ["available", "retry_scheduled", "claimed", "dead_lettered"]
@@ -33,30 +33,30 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class QueueTally:
-    """What some runs say about queues, as of a time. Queues without open attempts and without any of late have none."""
+    """Counts by queue for some runs, as of a time. Queues with neither open nor recent attempts are left out."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     oldest_due: dict[str, int] = field(default_factory=dict)  # microseconds
-    waited: Counter[tuple[str, float]] = field(default_factory=Counter)  # milliseconds, of three digits
+    waited: Counter[tuple[str, float]] = field(default_factory=Counter)  # milliseconds, rounded to three digits
     paused: dict[str, bool] = field(default_factory=dict)
 
     def add_runs(self, runs: pa.RecordBatch, as_of: datetime) -> None:
-        """Tally folded runs, which must have `COLUMNS`."""
+        """Add folded runs, which must have `COLUMNS`."""
         for queues in runs.column("queues").to_pylist():
-            self.paused.update({each["queue"]: each["paused"] for each in queues or ()})
-        told = _told(runs, as_of)
-        sums = told.group_by("queue").aggregate([*((name, "sum") for name in _COUNTS), ("due_since", "min")])
+            self.paused.update({queue["queue"]: queue["paused"] for queue in queues or ()})
+        attempts = _attempts(runs, as_of)
+        sums = attempts.group_by("queue").aggregate([*((name, "sum") for name in _COUNTS), ("due_since", "min")])
         for row in sums.to_pylist():
             counts = self.counts.setdefault(row["queue"], Counter())
             counts.update({name: row[f"{name}_sum"] or 0 for name in _COUNTS})
             self._note_due(row["queue"], row["due_since_min"])
-        waits = told.group_by(["queue", "waited"]).aggregate([([], "count_all")])
+        waits = attempts.group_by(["queue", "waited"]).aggregate([([], "count_all")])
         for queue, waited, count in zip(*(waits[name].to_pylist() for name in waits.column_names), strict=True):
             if waited is not None:
                 self.waited[queue, waited] += count
 
     def add(self, other: "QueueTally") -> None:
-        """Add what other runs say; a queue's pause is told in one place only."""
+        """Add the tally of other runs. Only one tally has the paused queues."""
         for queue, counts in other.counts.items():
             self.counts.setdefault(queue, Counter()).update(counts)
         for queue, due in other.oldest_due.items():
@@ -65,10 +65,10 @@ class QueueTally:
         self.paused.update(other.paused)
 
     def rows(self, as_of: datetime) -> list[dict[str, Any]]:
-        """Give a row for each queue that has open attempts, had any delivered within a day, or was ever paused.
+        """Return a row for each queue that has open attempts, had deliveries within a day, or was ever paused.
 
-        Counts of deliveries, expiries and outcomes, and waiting times, are of that day: of attempts that were last
-        claimed, settled or first claimed in it.
+        Deliveries, expiries, outcomes and waiting times are those of attempts last claimed, settled or first claimed
+        within that day.
         """
         waited: dict[str, list[tuple[float, int]]] = {}
         for (queue, milliseconds), count in sorted(self.waited.items()):
@@ -87,16 +87,16 @@ class QueueTally:
         ]
 
     def dump(self) -> str:
-        """Give the tally as text, for the way from a task to the driver."""
+        """Return the tally as JSON, to be sent from a task to the driver."""
         waited = [[*key, count] for key, count in self.waited.items()]
         return json.dumps([self.counts, self.oldest_due, waited, self.paused])
 
     @classmethod
     def load(cls, text: str) -> "QueueTally":
-        """Read what `dump` gave."""
+        """Parse the text that `dump` returned."""
         counts, oldest_due, waited, paused = json.loads(text)
         return cls(
-            {queue: Counter(each) for queue, each in counts.items()},
+            {queue: Counter(of_queue) for queue, of_queue in counts.items()},
             oldest_due,
             Counter({(queue, milliseconds): count for queue, milliseconds, count in waited}),
             paused,
@@ -108,7 +108,7 @@ class QueueTally:
 
 
 def percentile(counted: Iterable[tuple[float, int]], share: float) -> float | None:
-    """Give a percentile of sorted values, each with how often it is there; between two values, in proportion."""
+    """Return a percentile of sorted values with their counts, interpolated between two values."""
     values = list(counted)
     if not values:
         return None
@@ -126,50 +126,50 @@ def _at(values: list[tuple[float, int]], index: int) -> float:
     raise IndexError(index)
 
 
-def _told(runs: pa.RecordBatch, as_of: datetime) -> pa.Table:
-    """Give the attempts that count, each with what it counts for."""
+def _attempts(runs: pa.RecordBatch, as_of: datetime) -> pa.Table:
+    """Return the attempts that count, each with 0 or 1 for each figure."""
     now, since = pa.scalar(as_of, _TIME), pa.scalar(as_of - WINDOW, _TIME)
     run = _fields(runs.column("run"))
     unended = pc.and_(pc.is_null(run["ended_at"]), pc.is_valid(runs.column("run_id")))
     runs = runs.append_column("live", pc.and_(unended, _no(pc.or_(run["fenced"], run["quarantined"]))))
     runs = runs.filter(pc.or_(unended, _yes(pc.greater(runs.column("latest"), since))))
-    attempts = runs.column("attempts")
-    live = runs.column("live").take(pc.list_parent_indices(attempts))
-    one = _fields(pc.list_flatten(attempts))
+    lists = runs.column("attempts")
+    live = runs.column("live").take(pc.list_parent_indices(lists))
+    one = _fields(pc.list_flatten(lists))
     is_open = pc.and_(pc.and_(live, pc.is_in(one["status"], pa.array(_OPEN))), _no(one["applied"]))
     claimed_lately = _yes(pc.greater(one["claimed_at"], since))
     settled_lately = _yes(pc.greater(one["settled_at"], since))
     counting = pc.and_(pc.is_valid(one["status"]), pc.or_(pc.or_(is_open, claimed_lately), settled_lately))
-    told = pa.table({**one, "is_open": is_open, "claimed_lately": claimed_lately, "settled_lately": settled_lately})
-    return _counted(told.filter(counting), now, since)
+    attempts = pa.table({**one, "is_open": is_open, "claimed_lately": claimed_lately, "settled_lately": settled_lately})
+    return _with_counts(attempts.filter(counting), now, since)
 
 
-def _counted(told: pa.Table, now: pa.Scalar, since: pa.Scalar) -> pa.Table:
-    status, is_open, visible_at = told["status"], told["is_open"], told["visible_at"]
+def _with_counts(attempts: pa.Table, now: pa.Scalar, since: pa.Scalar) -> pa.Table:
+    status, is_open, visible_at = attempts["status"], attempts["is_open"], attempts["visible_at"]
     waiting = pc.and_(is_open, pc.is_in(status, pa.array(_WAITING)))
     held = pc.and_(is_open, pc.equal(status, "claimed"))
     due = pc.and_(waiting, _yes(pc.less_equal(visible_at, now)))
-    over = pc.and_(held, _yes(pc.less_equal(told["lease_until"], now)))
-    # From when it could be claimed to its first claim; a deferral moves the former again.
-    first, scheduled_at = told["first_claimed_at"], told["scheduled_at"]
+    over = pc.and_(held, _yes(pc.less_equal(attempts["lease_until"], now)))
+    # From the time it could first be claimed to its first claim; a deferral moves the start.
+    first, scheduled_at = attempts["first_claimed_at"], attempts["scheduled_at"]
     later = pc.and_(pc.greater(visible_at, scheduled_at), pc.less_equal(visible_at, first))
     waited = pc.subtract(_micros(first), _micros(pc.if_else(_yes(later), visible_at, scheduled_at)))
-    lately = told["claimed_lately"]
+    lately = attempts["claimed_lately"]
     flags = {
         "scheduled": pc.and_(waiting, _yes(pc.greater(visible_at, now))),
         "due": due,
-        "claimed": pc.and_(held, _yes(pc.greater(told["lease_until"], now))),
+        "claimed": pc.and_(held, _yes(pc.greater(attempts["lease_until"], now))),
         "lease_over": over,
         "dead_letters": pc.and_(is_open, pc.equal(status, "dead_lettered")),
-        **{name: pc.and_(told["settled_lately"], pc.equal(status, name)) for name in _OUTCOMES},
+        **{name: pc.and_(attempts["settled_lately"], pc.equal(status, name)) for name in _OUTCOMES},
     }
     none = pa.scalar(None, pa.int64())
-    due_since = pc.if_else(due, _micros(visible_at), pc.if_else(over, _micros(told["lease_until"]), none))
+    due_since = pc.if_else(due, _micros(visible_at), pc.if_else(over, _micros(attempts["lease_until"]), none))
     return pa.table(
         {
-            "queue": told["queue"],
+            "queue": attempts["queue"],
             **{name: flag.cast(pa.int64()) for name, flag in flags.items()},
-            **{name: pc.if_else(lately, told[name], none) for name in ("deliveries", "expiries")},
+            **{name: pc.if_else(lately, attempts[name], none) for name in ("deliveries", "expiries")},
             "due_since": due_since,
             "waited": pc.if_else(_yes(pc.greater(first, since)), _three_digits(waited), pa.scalar(None, pa.float64())),
         }
@@ -177,7 +177,7 @@ def _counted(told: pa.Table, now: pa.Scalar, since: pa.Scalar) -> pa.Table:
 
 
 def _three_digits(micros: Any) -> Any:
-    """Give milliseconds of three digits: a percentile of any number of times then takes bounded memory."""
+    """Return milliseconds rounded to three digits, so that percentiles take bounded memory."""
     number = pc.divide(micros.cast(pa.float64()), 1000.0)
     digits = pc.floor(pc.log10(pc.max_element_wise(number, pa.scalar(1.0))))
     scale = pc.power(10.0, pc.max_element_wise(pc.subtract(digits, 2.0), pa.scalar(0.0)))
@@ -185,7 +185,7 @@ def _three_digits(micros: Any) -> Any:
 
 
 def _fields(structs: Any) -> dict[str, Any]:
-    return dict(zip([each.name for each in structs.type], structs.flatten(), strict=True))
+    return dict(zip([field.name for field in structs.type], structs.flatten(), strict=True))
 
 
 def _micros(times: Any) -> Any:

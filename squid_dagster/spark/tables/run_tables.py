@@ -1,6 +1,6 @@
-"""The tables that have a row for each run, attempt, child or anomaly, cut from folded runs. Pure: Arrow in, Arrow out.
+"""The tables with a row per run, attempt, child or anomaly, projected from folded runs. Pure: Arrow in, Arrow out.
 
-They are cut in Spark's Python workers, where a batch of runs takes milliseconds and nothing has to be planned.
+Called in Spark's Python workers: a batch of runs takes milliseconds, and Spark has nothing to plan.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,49 +19,49 @@ Columns = dict[str, pa.Array]
 _HISTORY = ("first_position", "last_position", "entries")
 
 
-def cut(table: str, runs: pa.RecordBatch) -> pa.RecordBatch:
-    """Give a table's rows for some folded runs, which must have its `COLUMNS`."""
+def rows_of(table: str, runs: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a table's rows for some folded runs, which must have its `COLUMNS`."""
     schema = arrow_schema(table)
-    found = _CUTS[table](runs)
-    return pa.record_batch([found[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
+    columns = _PROJECTIONS[table](runs)
+    return pa.record_batch([columns[name].cast(schema.field(name).type) for name in schema.names], schema=schema)
 
 
 @checked
-def cut_frame(units: DataFrame, table: str) -> DataFrame:
-    """Cut a table from folded runs, as `folds.fold_runs` gives them.
+def project_frame(units: DataFrame, table: str) -> DataFrame:
+    """Return a table as a frame, projected from folded runs, as `fold_runs` returns them.
 
     Raises:
-        InvalidArgument: there is no table of that name, or the frame holds no folded runs.
+        InvalidArgument: there is no table of that name, or the frame has no folded runs.
     """
     if table not in COLUMNS:
         raise InvalidArgument(f"there is no table {table!r:.80}: choose from {', '.join(COLUMNS)}")
     if missing := [name for name in COLUMNS[table] if name not in units.columns]:
-        raise InvalidArgument(f"a cut needs the column {missing[0]!r}: give it what `fold_runs` returns")
+        raise InvalidArgument(f"a projection needs the column {missing[0]!r}: give it what `fold_runs` returns")
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (cut(table, batch) for batch in batches)
+        return (rows_of(table, batch) for batch in batches)
 
     return units.select(*COLUMNS[table]).mapInArrow(work, TABLE_SCHEMAS[table])
 
 
 def arrow_schema(table: str) -> pa.Schema:
-    """Give a table's columns as Arrow names them."""
+    """Return the Arrow schema of a table."""
     return to_arrow_schema(TABLE_SCHEMAS[table], timezone="UTC")
 
 
 def _listed(runs: pa.RecordBatch, column: str) -> Columns:
-    """Give the runs that have a place under a workflow, or among all."""
-    kept = runs.filter(pc.is_valid(runs.column(column)))
-    return {**_fields(kept.column(column)), "run_id": kept.column("run_id"), "day": kept.column("day")}
+    """Return the runs that are listed in the index or in the catalog, by column."""
+    listed = runs.filter(pc.is_valid(runs.column(column)))
+    return {**_fields(listed.column(column)), "run_id": listed.column("run_id"), "day": listed.column("day")}
 
 
 def _history(runs: pa.RecordBatch) -> Columns:
-    kept = runs.filter(pc.is_valid(runs.column("run_id")))
-    return {**_fields(kept.column("run")), **{name: kept.column(name) for name in ("run_id", *_HISTORY, "day")}}
+    of_runs = runs.filter(pc.is_valid(runs.column("run_id")))
+    return {**_fields(of_runs.column("run")), **{name: of_runs.column(name) for name in ("run_id", *_HISTORY, "day")}}
 
 
 def _exploded(runs: pa.RecordBatch, column: str) -> Columns:
-    """Give a row for each element of a list; what an element says of itself goes before what its run says."""
+    """Return a row for each element of a list; the fields of an element win over those of its run."""
     lists = runs.column(column)
     parents = pc.list_parent_indices(lists)
     of_run = {name: runs.column(name).take(parents) for name in ("run_id", "day")}
@@ -73,7 +73,7 @@ def _fields(structs: Any) -> Columns:
     return dict(zip(names, structs.flatten(), strict=True))
 
 
-_CUTS: dict[str, Callable[[pa.RecordBatch], Columns]] = {
+_PROJECTIONS: dict[str, Callable[[pa.RecordBatch], Columns]] = {
     "run_index": lambda runs: _listed(runs, "indexed"),
     "run_catalog": lambda runs: _listed(runs, "cataloged"),
     "run_history": _history,
@@ -90,4 +90,4 @@ COLUMNS = {
     "child_links": ("run_id", "children", "day"),
     "journal_anomalies": ("run_id", "anomalies", "day"),
 }
-"""The columns of folded runs that each table is cut from."""
+"""The columns of folded runs that each table needs."""

@@ -41,14 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Progress:
-    """A line now and then."""
+    """Progress on stdout, one line every `_EVERY` seconds."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start without a line."""
         self._shown = 0.0
 
     def show(self, report: SimulationReport, seconds: float) -> None:
-        """Print how far it is."""
+        """Print the counts so far."""
         if seconds - self._shown >= _EVERY:
             self._shown = seconds
             rate = report.schedules / seconds * 3600

@@ -20,36 +20,36 @@ from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 
 PER_SCENARIO = 20  # schedules of one random scenario
-_SEEDS = 1000  # numbers that the schedules of one scenario have
-_CHUNK = 2  # scenarios that a process plays at a time
+_SEEDS = 1000  # seeds reserved for the schedules of one scenario
+_CHUNK = 2  # scenarios of one part
 
 
 @dataclass(slots=True)
 class SimulationReport:
-    """What came of a simulation."""
+    """The result of a simulation."""
 
     schedules: int = 0
     faults: int = 0
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: "SimulationReport") -> None:
-        """Take in another one."""
+        """Add the counts and failures of another report."""
         self.schedules += other.schedules
         self.faults += other.faults
         self.failures += other.failures
 
     def __str__(self) -> str:
-        """Return the one line that says it."""
+        """Return the report as one line."""
         word = "FAILED" if self.failures else "OK"
         counts = f"schedules={self.schedules} faults={self.faults} violations={len(self.failures)}"
         return f"SIMULATION {word}: {counts}"
 
 
 class SimulationFailed(AssertionError):
-    """A schedule broke a promise. `report` has all failures, each with the fewest faults that it takes."""
+    """A schedule broke a promise. `report` has all failures, each with a minimal set of faults."""
 
     def __init__(self, report: SimulationReport) -> None:
-        """Tell all of them."""
+        """Build the message from the report and its failures."""
         super().__init__("\n".join([str(report), *map(str, report.failures)]))
         self.report = report
 
@@ -64,14 +64,14 @@ def simulate(
     resources: Callable[[], Mapping[str, object]] = dict,
     approves: Decision = approve_all,
 ) -> SimulationReport:
-    """Play workflows many times, each time with other faults, and see that all runs end as they do without any.
+    """Simulate workflows many times, each time with other faults, and check that all runs end as without faults.
 
     Without `workflows`, random ones. `payloads` are those of the first workflow's runs, or by the names of workflows.
-    `resources` makes what steps ask for, anew for every schedule. `approves` is asked with the names of a workflow and
-    a step. What steps return must follow from their input, not from how often they were called.
+    `resources` returns the resources of steps, new ones for every schedule. `approves` is called with the names of a
+    workflow and a step. The result of a step must depend on its input, not on the number of its calls.
 
     Raises:
-        SimulationFailed: a promise was broken; the message has the seed and the fewest faults that it takes.
+        SimulationFailed: a promise was broken; the message has the seed and a minimal set of faults.
         InvalidArgument: no schedules, or payloads of a workflow that is not given.
     """
     if isinstance(schedules, bool) or not isinstance(schedules, int) or schedules < 1:
@@ -97,19 +97,19 @@ def scenario_of(
     if not frozen:
         raise InvalidArgument("a simulation needs at least one workflow")
     by_name = payloads if isinstance(payloads, Mapping) else {frozen[0].name: payloads}
-    unknown = sorted(set(by_name) - {each.name for each in frozen})
+    unknown = sorted(set(by_name) - {definition.name for definition in frozen})
     if unknown:
         raise InvalidArgument(f"there are payloads for {', '.join(unknown)}, which is not among the workflows")
     starts: list[Start] = []
-    for name, some in by_name.items():
-        for payload in some:
+    for name, of_workflow in by_name.items():
+        for payload in of_workflow:
             number = len(starts)
             starts.append(Start(f"run-{number + 1}", name, payload, by_key=number % 2 == 1))
     return Scenario(frozen, starts, approves, resources)
 
 
 def play_random(scenarios: range, most: int | None = None) -> SimulationReport:
-    """Play random scenarios, each with several schedules."""
+    """Simulate random scenarios, each with several schedules."""
     report = SimulationReport()
     for number in scenarios:
         left = PER_SCENARIO if most is None else min(PER_SCENARIO, most - report.schedules)
@@ -120,7 +120,7 @@ def play_random(scenarios: range, most: int | None = None) -> SimulationReport:
 
 
 def play_scenario(scenario: Scenario, seeds: range) -> SimulationReport:
-    """Play one scenario with each of these seeds."""
+    """Simulate one scenario with each of these seeds."""
     report = SimulationReport()
     with quiet():
         expected = expectation(scenario)
@@ -133,23 +133,25 @@ def play_scenario(scenario: Scenario, seeds: range) -> SimulationReport:
     return report
 
 
-def repeat(seed: int, kept: Sequence[int] | None = None, scenario: Scenario | None = None) -> Failure | None:
-    """Play the schedule of a seed again, with the faults of these numbers alone; return its failure, if it fails."""
-    found = scenario or random_scenario(seed // _SEEDS)
+def repeat(seed: int, fault_numbers: Sequence[int] | None = None, scenario: Scenario | None = None) -> Failure | None:
+    """Repeat the schedule of a seed, with the faults of these numbers only; return its failure, if it fails."""
+    scenario = scenario or random_scenario(seed // _SEEDS)
     with quiet():
-        expected = expectation(found)
-        played = play(found, expected, seed)
-        if kept is None:
-            return shrink(found, played) if played.problems else None
-        some = tuple(played.faults[number] for number in kept)
-        again = play(found, expected, seed, faults=some)
-    starts = tuple(start.key for start in found.starts)
-    return Failure(seed, again.atomic, tuple(kept), some, again.problems, starts) if again.problems else None
+        expected = expectation(scenario)
+        played = play(scenario, expected, seed)
+        if fault_numbers is None:
+            return shrink(scenario, played) if played.problems else None
+        selected = tuple(played.faults[number] for number in fault_numbers)
+        again = play(scenario, expected, seed, faults=selected)
+    starts = tuple(start.key for start in scenario.starts)
+    return (
+        Failure(seed, again.atomic, tuple(fault_numbers), selected, again.problems, starts) if again.problems else None
+    )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the worker's warnings from the log, and objects of before from the garbage collector's way."""
+    """Disable the worker's log, and exclude existing objects from garbage collection."""
     logger = logging.getLogger("squid_dagster")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -161,7 +163,7 @@ def quiet() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         if ours:
-            gc.collect()  # what was played, while all else is set aside; the next freeze would keep it for good
+            gc.collect()  # the objects of the simulation; the next freeze would exclude them forever
             gc.unfreeze()
 
 
@@ -179,7 +181,7 @@ class Campaign:
     workflow: str | None = None
 
     def run(self, progress: Callable[[SimulationReport, float], None]) -> SimulationReport:
-        """Play until there are as many schedules as wanted, or the time is over; report progress on the way."""
+        """Simulate until the number of schedules or the time is reached; report progress meanwhile."""
         report, began = SimulationReport(), time.monotonic()
         if self.processes == 1:
             for number in self._parts(report, began):
@@ -193,7 +195,7 @@ class Campaign:
         return report
 
     def _parts(self, report: SimulationReport, began: float) -> Iterator[int]:
-        """Yield the numbers of parts; some are always on their way."""
+        """Yield the numbers of parts; some are always queued in the pool."""
         ahead = 2 * self.processes * _CHUNK * PER_SCENARIO
         for number in count():
             handed = number * _CHUNK * PER_SCENARIO
@@ -230,7 +232,7 @@ def load_scenario(name: str) -> Scenario:
     """
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute or "scenario")
+        target = getattr(import_module(module), attribute or "scenario")
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidArgument(f"there is no {name!r}: name a workflow or a Scenario as module:name ({error})") from None
-    return found if isinstance(found, Scenario) else scenario_of(found, (None,))
+    return target if isinstance(target, Scenario) else scenario_of(target, (None,))

@@ -1,4 +1,4 @@
-"""Faults: what may go wrong at a storage call or a wakeup, drawn by chance, recorded, and repeated from the record."""
+"""The faults of storage calls and wakeups: drawn at random, recorded, and repeated from the record."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUna
 
 
 class Kind(StrEnum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     CRASH_BEFORE = "crash_before"  # the process ends before the call
     CRASH_AFTER = "crash_after"  # the process ends when the call is done
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """One thing that goes wrong. `about` is what was called, and for reading only; `detail` the class of an error."""
+    """One fault. `about` is the call, for display only; `detail` the class of an error."""
 
     place: Place
     kind: Kind
@@ -42,18 +42,18 @@ class Fault(NamedTuple):
     detail: str = ""
 
     def __str__(self) -> str:
-        """Describe it in one line."""
+        """Describe the fault in one line."""
         what = f" {self.detail}" if self.detail else f" {self.seconds:.3f} s" if self.seconds else ""
         return f"{self.kind.value}{what} at call {self.place.call} of {self.place.thread} ({self.about})"
 
 
-# The classes of errors that a storage raises for what is no mistake of its caller.
+# The errors of a storage that its caller did not cause.
 ERRORS: dict[str, Callable[[], SquidError]] = {
     "unavailable": lambda: StorageUnavailable("the database cannot be reached: a simulated fault"),
     "views_missing": lambda: ViewsMissing("the live views are missing: a simulated fault"),
     "refused": lambda: StorageRefused("the database refuses it: a simulated fault"),
 }
-# Threads that settle: what the database refuses of an outcome is recorded as a failure of the step, as it should be.
+# Threads that settle: an outcome that the database refuses is recorded as a failure of the step, as intended.
 _SETTLING = ("squid-committer", "squid-step")
 
 _AT_A_COMMIT = (
@@ -73,8 +73,8 @@ _AT_A_READ = (
 
 
 @dataclass(slots=True)
-class Chances:
-    """How often faults come: the share of commits, reads and wakeups that one befalls, and how many in all."""
+class FaultSettings:
+    """The rates of faults: the share of commits, reads and wakeups with one, and the maximum number."""
 
     commit: float = 0.10
     read: float = 0.02
@@ -86,21 +86,21 @@ class Chances:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Where faults befall. With `given`, exactly these; else by chance, until `calm` or the most allowed."""
+    """The faults of a schedule. With `given`, exactly these; else at random, until `calm` or the maximum."""
 
     random: Random
-    chances: Chances = field(default_factory=Chances)
+    chances: FaultSettings = field(default_factory=FaultSettings)
     given: Mapping[Place, Fault] | None = None
     happened: list[Fault] = field(default_factory=list)
     calm: bool = False
 
     @classmethod
     def of(cls, faults: Iterable[Fault]) -> "FaultPlan":
-        """Return the plan in which these faults befall and no others."""
+        """Return a plan with exactly these faults."""
         return cls(Random(0), given={fault.place: fault for fault in faults})  # noqa: S311  no secret
 
     def at_call(self, place: Place, about: str, *, writes: bool, expects: bool) -> Fault | None:
-        """Return what goes wrong at a storage call; `expects` is whether it is a commit that expects a revision."""
+        """Return the fault of a storage call, if any; `expects` is whether it is a commit with an expected revision."""
         if self.given is not None:
             return self._repeat(place, about)
         if self.calm or len(self.happened) >= self.chances.most:
@@ -121,7 +121,7 @@ class FaultPlan:
         return self._note(Fault(place, kind, about, detail=detail))
 
     def at_wakeup(self, place: Place) -> Fault | None:
-        """Return what goes wrong with a wakeup."""
+        """Return the fault of a wakeup, if any."""
         if self.given is not None:
             return self._repeat(place, "notify")
         if self.calm or len(self.happened) >= self.chances.most or self.random.random() >= self.chances.wakeup:

@@ -1,6 +1,6 @@
-"""The processes of a simulation: workers, clients, operators, recoveries, a scheduler; each has a `Squid` of its own.
+"""The processes of a simulation: workers, clients, operators, recoveries, a scheduler; each with its own `Squid`.
 
-A process that ends before the schedule does is started again, as a supervisor would.
+A process that ends before the schedule is restarted, as by a supervisor.
 """
 
 from collections.abc import Callable, Collection
@@ -16,10 +16,10 @@ from squid_dagster.journal.contract.queries import RunFilter
 from squid_dagster.protocol.errors import InvalidTransition, StorageRefused, StorageUnavailable, ViewsMissing
 from squid_dagster.runtime.worker.worker import Worker
 from squid_dagster.testing.simulation.environment.machine import Process
-from squid_dagster.testing.simulation.environment.storage import ProcessStorage, SharedJournal, World
+from squid_dagster.testing.simulation.environment.storage import ProcessStorage, SharedJournal, SharedState
 from squid_dagster.testing.simulation.environment.wakeups import Wakeups
 from squid_dagster.testing.simulation.scenario import Scenario, Start
-from squid_dagster.testing.simulation.verdict.run_ends import open_family
+from squid_dagster.testing.simulation.verdict.run_results import open_family
 
 LEASE = timedelta(seconds=6)
 TRANSIENT = (StorageUnavailable, StorageRefused, ViewsMissing)
@@ -29,53 +29,53 @@ _OUTAGE = 200.0  # seconds without a scheduler: some windows of a cron for every
 
 
 @dataclass(slots=True)
-class Stage:
-    """One schedule: its world, its scenario, and what has happened to the commands of clients and operators."""
+class ScheduleState:
+    """The state of one schedule: its processes, and the commands of its clients and operators."""
 
-    world: World
+    shared: SharedState
     scenario: Scenario
     random: Random
-    hub: Wakeups = field(init=False)
+    wakeups: Wakeups = field(init=False)
     resources: dict[str, object] = field(init=False)
     workers: dict[str, Worker] = field(default_factory=dict)
     run_ids: dict[str, str] = field(default_factory=dict)  # of starts, by key
     cancelled: set[str] = field(default_factory=set)  # run ids whose cancel was acknowledged
-    asked: set[str] = field(default_factory=set)  # run ids whose cancel was asked for
-    families: dict[str, set[str]] = field(default_factory=dict)  # open runs below, when a cancel was first asked for
-    pending: set[str] = field(default_factory=set)  # commands that are still to be given
+    cancel_requested: set[str] = field(default_factory=set)  # run ids with a cancel, acknowledged or not
+    families: dict[str, set[str]] = field(default_factory=dict)  # open runs below, at the first cancel
+    pending: set[str] = field(default_factory=set)  # commands not yet acknowledged
     problems: list[str] = field(default_factory=list)
     over: bool = False
 
     def __post_init__(self) -> None:
-        """Prepare what all processes share."""
-        self.hub = Wakeups(self.world)
+        """Initialize wakeups and resources."""
+        self.wakeups = Wakeups(self.shared)
         self.resources = dict(self.scenario.resources())
 
     def open_runs(self) -> Collection[str]:
-        """Return the runs that have to end before the schedule does: all but those that the clock has started."""
-        census, crons = self.world.census, self.scenario.crons
+        """Return the open runs that the schedule waits for: all except those of crons."""
+        runs, crons = self.shared.runs, self.scenario.crons
         if not crons:
-            return census.open_runs
-        started = census.started
-        return {run_id for run_id in census.open_runs if started[run_id] not in crons}
+            return runs.open_runs
+        started = runs.started
+        return {run_id for run_id in runs.open_runs if started[run_id] not in crons}
 
     def squid(self, process: Process | None = None) -> Squid:
-        """Return what one process works with."""
-        storage = ProcessStorage(self.world, process)
-        made = Squid(
+        """Return the `Squid` of one process."""
+        storage = ProcessStorage(self.shared, process)
+        squid = Squid(
             storage,
             self.scenario.definitions,
             resources=self.resources,
             lease=LEASE,
             random_unit=lambda: 0.0,
         )
-        made.runtime = replace(made.runtime, notifier=self.hub, **self.world.sides(storage))
-        return made
+        squid.runtime = replace(squid.runtime, notifier=self.wakeups, **self.shared.adapters(storage))
+        return squid
 
     def launch(self, name: str, role: Callable[[Squid, str], None], again: bool = True, number: int = 1) -> None:
-        """Begin a process; when it ends, another one takes its place."""
+        """Launch a process, and launch it again whenever it ends."""
         full = name if number == 1 else f"{name}.{number}"
-        machine = self.world.machine
+        machine = self.shared.machine
 
         def main() -> None:
             if number > 1:
@@ -90,8 +90,8 @@ class Stage:
         process.on_exit = exited
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self.world.machine.wait(seconds)
+        """Sleep for virtual time."""
+        self.shared.machine.wait(seconds)
 
     # --- roles ------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Stage:
         worker.run()
 
     def start(self, squid: Squid, name: str, *, starts: list[Start]) -> None:
-        """Start runs, each asked for until it is acknowledged."""
+        """Start runs, and retry each until it is acknowledged."""
         for start in starts:
             self.sleep(self.random.uniform(0, 2))
             while True:
@@ -133,8 +133,8 @@ class Stage:
             self.problems.append(f"start {start.key!r} gave run {receipt.run_id!r} after {known!r}")
 
     def recover(self, squid: Squid, name: str) -> None:
-        """Recover again and again; what a recovery could see, and failed at nothing, is then put right."""
-        journal = self.world.journal
+        """Recover periodically; check that a recovery without failures repaired all that it could see."""
+        journal = self.shared.journal
         while not self.over:
             self.sleep(5)
             with suppress(*TRANSIENT):
@@ -147,8 +147,8 @@ class Stage:
                     ]
 
     def tick(self, squid: Squid, name: str, *, until: float) -> None:
-        """Start runs by the clock, for a while; at times it is away for some windows, and catches up on them."""
-        while not self.over and (self.world.machine.now < until or "outage" in self.pending):
+        """Start due crons for a while; sometimes pause for some windows, and catch up on them."""
+        while not self.over and (self.shared.machine.now < until or "outage" in self.pending):
             with suppress(*TRANSIENT):
                 squid.start_due_crons()
                 if "outage" in self.pending:
@@ -158,17 +158,17 @@ class Stage:
             self.sleep(11)
 
     def operate(self, squid: Squid, name: str) -> None:
-        """Decide what waits for a person, put dead letters back, cancel and replay what is to be."""
+        """Decide approvals, retry dead letters, cancel and replay runs as the scenario says."""
         while not self.over:
             self.sleep(1.2)
             with suppress(*TRANSIENT):
                 self._decide(squid)
-                self._put_back(squid)
+                self._retry_dead_letters(squid)
                 self._command(squid)
                 self._pause(squid, name.partition(".")[0])
 
     def _pause(self, squid: Squid, name: str) -> None:
-        """Pause a queue for a while; whoever takes the operator's place resumes it."""
+        """Pause a queue for a while; after a crash, the restarted operator resumes it."""
         queue = self.scenario.queues[0]
         if f"pause {name}" in self.pending:
             squid.pause_queue(queue, idempotency_key=f"pause {name}")
@@ -189,7 +189,7 @@ class Stage:
                 else:
                     squid.reject(row.run_id, actor="ada", step=step)
 
-    def _put_back(self, squid: Squid) -> None:
+    def _retry_dead_letters(self, squid: Squid) -> None:
         for attempt in squid.runtime.queries.dead_letters(None, _PAGE):
             with suppress(InvalidTransition):
                 squid.retry_attempt(attempt.run_id, attempt.runnable_key)
@@ -200,8 +200,8 @@ class Stage:
             if run_id is None:
                 continue
             if f"cancel {start.key}" in self.pending:
-                self.asked.add(run_id)
-                self.families.setdefault(run_id, open_family(self.world.journal, run_id))
+                self.cancel_requested.add(run_id)
+                self.families.setdefault(run_id, open_family(self.shared.journal, run_id))
                 with suppress(InvalidTransition):  # it has ended by itself
                     squid.cancel(run_id, cascade=True, idempotency_key=f"cancel {start.key}")
                     self.cancelled.add(run_id)
@@ -211,14 +211,14 @@ class Stage:
                 squid.replay(run_id, allow_irreversible=True, idempotency_key=f"replay {start.key}")
                 self.pending.discard(f"replay {start.key}")
 
-    def cast_last(self) -> None:
-        """Begin one process of each kind, to bring to an end what is left."""
+    def launch_last_processes(self) -> None:
+        """Launch one process of each kind, to finish open runs."""
         self.launch("worker-last", partial(self.work, concurrency=4, keeps_house=False))
         self.launch("operator-last", self.operate)
         self.launch("recovery-last", self.recover)
 
-    def cast(self) -> None:
-        """Begin all processes."""
+    def launch_all_processes(self) -> None:
+        """Launch all processes."""
         random, scenario = self.random, self.scenario
         workers = random.choice([1, 2, 2, 3])
         for number in range(workers):
@@ -244,12 +244,12 @@ class Stage:
         self.pending |= {f"replay {start.key}" for start in scenario.starts if start.replayed}
 
 
-def _until_done(stage: Stage, name: str, role: Callable[[Squid, str], None]) -> Callable[[Squid, str], None]:
-    """Play a role once more after a crash, and not once it is done."""
+def _until_done(state: ScheduleState, name: str, role: Callable[[Squid, str], None]) -> Callable[[Squid, str], None]:
+    """Return a role that runs again after a crash, and not once it is done."""
 
     def play(squid: Squid, full: str) -> None:
-        if any(each.startswith(f"start {name} ") for each in stage.pending):
+        if any(command.startswith(f"start {name} ") for command in state.pending):
             role(squid, full)
-        stage.sleep(10**6)
+        state.sleep(10**6)
 
     return play

@@ -1,4 +1,4 @@
-"""Scenarios: the workflows of a simulation, the runs that are started, and what people ask of them."""
+"""Scenarios: the workflows of a simulation, the runs to start, and the commands of operators."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ QUEUES = ("default", "other")
 
 
 class Start(NamedTuple):
-    """A run that a client starts, once, however often it asks. `by_key`: by an idempotency key, else by its run id."""
+    """A run that a client starts once, with retries. `by_key`: by an idempotency key, else by its run id."""
 
     key: str
     workflow: str
     payload: Any
     queue: str = QUEUES[0]
     by_key: bool = False
-    cancelled: bool = False  # an operator cancels it at some time, with its children
+    cancelled: bool = False  # an operator cancels it, with its children
     replayed: bool = False  # an operator replays it when it has ended
 
 
@@ -28,15 +28,15 @@ Decision = Callable[[str, str], bool]
 
 
 def approve_all(workflow: str, step: str) -> bool:
-    """Approve whatever waits for an approval."""
+    """Approve every approval."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated. `approves` says of a workflow and a step whether its approvals are approved.
+    """The subject of a simulation. `approves` returns whether the approvals of a workflow's step are approved.
 
-    `resources` makes what steps ask for, anew for every schedule; `reset` is called before each of them.
+    `resources` returns the resources of steps, new ones for every schedule; `reset` is called before each schedule.
     """
 
     definitions: Sequence[Definition]
@@ -48,16 +48,19 @@ class Scenario:
     @property
     def crons(self) -> frozenset[str]:
         """The workflows that the clock starts."""
-        timed = (each for each in self.definitions if any(isinstance(t, Cron) for t in each.triggers.values()))
-        return frozenset(each.name for each in timed)
+        return frozenset(
+            definition.name
+            for definition in self.definitions
+            if any(isinstance(trigger, Cron) for trigger in definition.triggers.values())
+        )
 
     @property
     def every_minute(self) -> frozenset[str]:
         """The workflows that the clock starts every minute, and for all minutes that were missed."""
-        found = ((each.name, trigger) for each in self.definitions for trigger in each.triggers.values())
+        triggers = ((wf.name, trigger) for wf in self.definitions for trigger in wf.triggers.values())
         return frozenset(
             name
-            for name, trigger in found
+            for name, trigger in triggers
             if isinstance(trigger, Cron) and trigger.expression == "* * * * *" and trigger.catch_up == "all"
         )
 

@@ -1,22 +1,21 @@
-"""One schedule: a scenario played once by many processes, with the faults that its seed or a record says."""
+"""One schedule: a scenario executed once by many processes, with the faults of a seed or of a record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from squid_dagster.testing.simulation.environment.environment import MakeGround, in_memory
 from squid_dagster.testing.simulation.environment.machine import Machine, MachineClock, in_charge
 from squid_dagster.testing.simulation.environment.primitives import virtual_time
-from squid_dagster.testing.simulation.environment.storage import SharedJournal, World
-from squid_dagster.testing.simulation.faults import Chances, Fault, FaultPlan
-from squid_dagster.testing.simulation.roles import Stage
+from squid_dagster.testing.simulation.environment.storage import MakeJournal, SharedJournal, SharedState, in_memory
+from squid_dagster.testing.simulation.faults import Fault, FaultPlan, FaultSettings
+from squid_dagster.testing.simulation.roles import ScheduleState
 from squid_dagster.testing.simulation.scenario import Scenario
-from squid_dagster.testing.simulation.verdict.run_ends import End, ends_of, next_due, play_without_faults
+from squid_dagster.testing.simulation.verdict.run_results import RunResult, ends_of, next_due, play_without_faults
 from squid_dagster.testing.simulation.verdict.verdict import problems_of
 
-_FAULTS_UNTIL = 60.0  # seconds; then it stays calm, and every run has to come to its end
+_FAULTS_UNTIL = 60.0  # seconds; after that there are no faults, and every run has to end
 _LOOK = 30.0
-_LOOKS = 30  # after so many in vain, what is still open is stuck
+_LOOKS = 30  # then runs that are still open are stuck
 _STOP_WITHIN = 200.0
 
 
@@ -24,13 +23,13 @@ _STOP_WITHIN = 200.0
 class Expectation:
     """How the runs of a scenario end without faults, by run id, and the run ids of its starts, by key."""
 
-    ends: dict[str, End]
+    ends: dict[str, RunResult]
     run_ids: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What came of a schedule: the faults that befell, and what is wrong at its end."""
+class ScheduleResult:
+    """The result of a schedule: its faults, and its problems."""
 
     seed: int
     atomic: bool
@@ -41,16 +40,16 @@ class Played:
 
 
 def expectation(scenario: Scenario) -> Expectation:
-    """Play a scenario without faults, one attempt at a time."""
+    """Execute a scenario without faults, one attempt at a time."""
     scenario.reset()
     machine = Machine()
     clock = MachineClock(machine)
     journal = SharedJournal(clock, atomic_across_threads=True)
-    world = World(machine, clock, journal, journal, FaultPlan.of(()), 0, jitter=False)
-    stage = Stage(world, scenario, Random(0))  # noqa: S311
+    shared = SharedState(machine, clock, journal, journal, FaultPlan.of(()), 0, jitter=False)
+    state = ScheduleState(shared, scenario, Random(0))  # noqa: S311
     run_ids: dict[str, str] = {}
     with in_charge(machine), virtual_time():
-        machine.launch("alone", lambda: run_ids.update(play_without_faults(stage.squid(), scenario)))
+        machine.launch("alone", lambda: run_ids.update(play_without_faults(state.squid(), scenario)))
         machine.run(1e9)
         machine.close()
     if machine.died:
@@ -65,79 +64,79 @@ def play(
     *,
     faults: Sequence[Fault] | None = None,
     jitter: bool = True,
-    make_ground: MakeGround = in_memory,
-) -> Played:
-    """Play a scenario with the faults of a seed, or with these and no others."""
+    make_journal: MakeJournal = in_memory,
+) -> ScheduleResult:
+    """Execute a scenario with the faults of a seed, or with exactly these."""
     scenario.reset()
     random = Random(f"schedule {seed}")  # noqa: S311  no secret
     machine = Machine()
     clock = MachineClock(machine)
     atomic = random.random() < 0.5
-    ground = make_ground(clock, atomic)
+    simulated = make_journal(clock, atomic)
     strength = random.choice([0.3, 1.0, 1.0, 1.0, 2.0])
-    chances = Chances(commit=0.10 * strength, read=0.02 * strength, most=int(4 + 14 * strength))
+    chances = FaultSettings(commit=0.10 * strength, read=0.02 * strength, most=int(4 + 14 * strength))
     plan = FaultPlan(Random(f"faults {seed}"), chances) if faults is None else FaultPlan.of(faults)  # noqa: S311
-    world = World(machine, clock, ground.journal, ground.census, plan, seed, jitter, ground.sides)
+    shared = SharedState(machine, clock, simulated.journal, simulated.runs, plan, seed, jitter, simulated.adapters)
     with in_charge(machine), virtual_time():
-        stage = Stage(world, scenario, random)
-        stage.cast()
-        machine.launch("weather", lambda: _calm(stage))
-        ground.begin(stage)
-        machine.launch("time", lambda: _skip_idle_times(stage))
-        _run(stage)
+        state = ScheduleState(shared, scenario, random)
+        state.launch_all_processes()
+        machine.launch("calm", lambda: _calm(state))
+        simulated.begin(state)
+        machine.launch("time", lambda: _skip_idle_times(state))
+        _run(state)
         seconds = machine.now
-        _stop(stage)
-        problems = [*problems_of(stage, expected.ends, expected.run_ids), *ground.problems()]
-    return Played(
-        seed, ground.journal.atomic_across_threads, tuple(plan.happened), tuple(problems), seconds, machine.switches
+        _stop(state)
+        problems = [*problems_of(state, expected.ends, expected.run_ids), *simulated.problems()]
+    return ScheduleResult(
+        seed, simulated.journal.atomic_across_threads, tuple(plan.happened), tuple(problems), seconds, machine.switches
     )
 
 
-def _run(stage: Stage) -> None:
-    """Run until all is done, or nothing has come to an end for too long."""
-    machine = stage.world.machine
+def _run(state: ScheduleState) -> None:
+    """Run until all runs have ended, or for `_LOOKS` periods."""
+    machine = state.shared.machine
     for _ in range(_LOOKS):
-        if _done(stage):
+        if _done(state):
             return
-        machine.run(machine.now + _LOOK, lambda: _done(stage))
+        machine.run(machine.now + _LOOK, lambda: _done(state))
 
 
-def _skip_idle_times(stage: Stage) -> None:
-    """Where nothing happens and nothing is held, go on to when something is due: a workflow may wait for days."""
-    machine, journal = stage.world.machine, stage.world.journal
-    seen = -1
+def _skip_idle_times(state: ScheduleState) -> None:
+    """Skip idle time: if no entry is written and no claim is held, move to the next due time."""
+    machine, journal = state.shared.machine, state.shared.journal
+    last_cut = -1
     while True:
-        stage.sleep(_LOOK)
-        seen, before = journal.cut(), seen
-        due = next_due(journal, stage.open_runs()) if seen == before else None
+        state.sleep(_LOOK)
+        last_cut, before = journal.cut(), last_cut
+        due = next_due(journal, state.open_runs()) if last_cut == before else None
         if due is not None and (idle := (due - journal.now()).total_seconds() - 1) > _LOOK:
             machine.skip(idle)
 
 
-def _calm(stage: Stage) -> None:
-    stage.sleep(_FAULTS_UNTIL)
-    stage.world.plan.calm = True
+def _calm(state: ScheduleState) -> None:
+    state.sleep(_FAULTS_UNTIL)
+    state.shared.plan.calm = True
 
 
-def _done(stage: Stage) -> bool:
-    return not stage.pending and not stage.open_runs()
+def _done(state: ScheduleState) -> bool:
+    return not state.pending and not state.open_runs()
 
 
-def _stop(stage: Stage) -> None:
-    """Stop all workers as a signal would; whatever a process that stood still has written late is then worked off."""
-    _stop_workers(stage)
-    if not _done(stage):
-        stage.world.plan.calm, stage.over = True, False
-        stage.cast_last()
-        _run(stage)
-        _stop_workers(stage)
-    stage.world.machine.close()
+def _stop(state: ScheduleState) -> None:
+    """Stop all workers as a signal would; then execute what a stalled process has written late."""
+    _stop_workers(state)
+    if not _done(state):
+        state.shared.plan.calm, state.over = True, False
+        state.launch_last_processes()
+        _run(state)
+        _stop_workers(state)
+    state.shared.machine.close()
 
 
-def _stop_workers(stage: Stage) -> None:
-    machine = stage.world.machine
-    stage.over = True
-    for worker in stage.workers.values():
+def _stop_workers(state: ScheduleState) -> None:
+    machine = state.shared.machine
+    state.over = True
+    for worker in state.workers.values():
         worker.stop()
     workers = [process for process in machine.processes if process.name.startswith("worker")]
 
@@ -147,4 +146,4 @@ def _stop_workers(stage: Stage) -> None:
     machine.run(machine.now + _STOP_WITHIN, stopped)
     for process in workers:
         if not process.threads[0].over:
-            stage.problems.append(f"{process.name} did not stop within {_STOP_WITHIN:.0f} s")
+            state.problems.append(f"{process.name} did not stop within {_STOP_WITHIN:.0f} s")

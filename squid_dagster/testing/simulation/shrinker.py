@@ -1,51 +1,51 @@
-"""Shrinking: from a schedule that fails to the fewest faults with which it still does."""
+"""Shrinking: a minimal set of faults with which a failing schedule still fails."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from squid_dagster.testing.simulation.faults import Fault
 from squid_dagster.testing.simulation.scenario import Scenario
-from squid_dagster.testing.simulation.schedule import Played, expectation, play
+from squid_dagster.testing.simulation.schedule import ScheduleResult, expectation, play
 
-_MOST = 150  # plays of one shrinking
+_MAX_PLAYS = 150  # plays of one shrinking
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A schedule that fails: its seed, the faults that it takes, by number of those that befell, and what is wrong."""
+    """A failing schedule: its seed, a minimal set of its faults with their numbers, and its problems."""
 
     seed: int
     atomic: bool
-    kept: tuple[int, ...]
+    fault_numbers: tuple[int, ...]
     faults: tuple[Fault, ...]
     problems: tuple[str, ...]
     starts: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Tell how to repeat it, what befell and what came of it."""
+        """Return how to repeat it, its faults and its problems."""
         commits = "commits span threads" if self.atomic else "commits do not span threads"
-        kept = ",".join(map(str, self.kept)) or "none"
-        lines = [f"seed {self.seed}, faults kept: {kept} ({commits}; runs: {', '.join(self.starts)})"]
-        lines += [f"  fault {number}: {fault}" for number, fault in zip(self.kept, self.faults, strict=True)]
+        numbers = ",".join(map(str, self.fault_numbers)) or "none"
+        lines = [f"seed {self.seed}, faults kept: {numbers} ({commits}; runs: {', '.join(self.starts)})"]
+        lines += [f"  fault {number}: {fault}" for number, fault in zip(self.fault_numbers, self.faults, strict=True)]
         lines += [f"  violation: {problem}" for problem in self.problems]
         return "\n".join(lines)
 
 
-def shrink(scenario: Scenario, played: Played) -> Failure:
-    """Return the failure with as few faults as still fail."""
+def shrink(scenario: Scenario, played: ScheduleResult) -> Failure:
+    """Return the failure with a minimal set of faults."""
     expected = expectation(scenario)
     plays = 0
 
     def fails(faults: Sequence[Fault]) -> bool:
         nonlocal plays
         plays += 1
-        return plays <= _MOST and bool(play(scenario, expected, played.seed, faults=faults).problems)
+        return plays <= _MAX_PLAYS and bool(play(scenario, expected, played.seed, faults=faults).problems)
 
-    kept, best = list(played.faults), played
-    if fails(kept):
-        kept = fewest(kept, fails)
-        best = play(scenario, expected, played.seed, faults=kept)
-    numbers = tuple(number for number, fault in enumerate(played.faults) if fault in kept)
+    minimal, best = list(played.faults), played
+    if fails(minimal):
+        minimal = fewest(minimal, fails)
+        best = play(scenario, expected, played.seed, faults=minimal)
+    numbers = tuple(number for number, fault in enumerate(played.faults) if fault in minimal)
     return Failure(
         played.seed,
         played.atomic,
@@ -57,7 +57,7 @@ def shrink(scenario: Scenario, played: Played) -> Failure:
 
 
 def fewest(faults: list[Fault], fails: Callable[[list[Fault]], bool]) -> list[Fault]:
-    """Return a part of these faults that still fails, and from which none can be left out."""
+    """Return a subset of these faults that still fails, and from which none can be removed."""
     size = len(faults)
     while size:
         place = 0

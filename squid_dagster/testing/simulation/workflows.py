@@ -1,7 +1,7 @@
-"""Random workflows whose runs end in one way only, whatever is delayed, repeated or done by another worker.
+"""Random workflows whose runs have exactly one end, whatever is delayed, repeated or done by another worker.
 
-What a step does follows from its name, its visit and its input, never from how often it was called; so a run that ends
-in another way than without faults shows a defect of the runtime.
+The result of a step depends on its name, visit and input, never on the number of its calls. So a run that ends in
+another way than without faults shows a defect of the runtime.
 """
 
 import zlib
@@ -30,8 +30,8 @@ class Flag(BaseModel):
 
 
 @dataclass(slots=True)
-class Behaviour:
-    """What a step does on every visit."""
+class StepProfile:
+    """The behaviour of a step, on every visit."""
 
     failures: int = 0  # so many attempts fail before one succeeds
     final: bool = False  # the first failure is for good
@@ -44,19 +44,19 @@ class Behaviour:
 
 @dataclass(slots=True)
 class Memory:
-    """What steps have done in the world outside, which no crash takes back."""
+    """The external effects of steps, which no crash undoes."""
 
     deferred: dict[str, int] = field(default_factory=dict)
     executed: dict[str, int] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Clear all records."""
         self.deferred.clear()
         self.executed.clear()
 
 
-def act(behaviour: Behaviour, memory: Memory, ctx: StepContext, given: dict[str, Any]) -> dict[str, Any]:
-    """Do what a step does: take time, defer, fail, start children, return what follows from its input alone."""
+def act(behaviour: StepProfile, memory: Memory, ctx: StepContext, given: dict[str, Any]) -> dict[str, Any]:
+    """Execute a step: wait, defer, fail or start children; return a value that depends only on its input."""
     key = ctx.idempotency_key
     memory.executed[key] = memory.executed.get(key, 0) + 1
     if behaviour.seconds:
@@ -70,7 +70,7 @@ def act(behaviour: Behaviour, memory: Memory, ctx: StepContext, given: dict[str,
         raise Fail("for good") if behaviour.final else RuntimeError("this time")
     if behaviour.reads_state:
         known = {name: value.get("said") for name, value in ctx.state.items() if isinstance(value, dict)}
-        given = {**given, "state": known}  # decisions of people hold times, and are left out
+        given = {**given, "state": known}  # decisions of people contain times, and are left out
     said = zlib.crc32(digest([ctx.step, _visit(ctx), given]).encode())
     return {"said": said, "pick": said % 3}
 
@@ -79,7 +79,7 @@ def _visit(ctx: StepContext) -> str:
     return ctx.idempotency_key.rpartition(":")[2]
 
 
-def _function(behaviour: Behaviour, memory: Memory, takes: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
+def _function(behaviour: StepProfile, memory: Memory, takes: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
     """Return a step's function that takes these outputs by name."""
 
     def do(ctx: StepContext, **given: Any) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _function(behaviour: Behaviour, memory: Memory, takes: tuple[str, ...]) -> C
 
 @dataclass(slots=True)
 class Generator:
-    """Draws workflows. All that it has drawn share one memory."""
+    """The generator of random workflows, which share one memory."""
 
     random: Random
     memory: Memory = field(default_factory=Memory)
@@ -109,32 +109,32 @@ class Generator:
         triggers = [Cron("* * * * *", catch_up="all", payload={"flag": 1})] if cron else []
         return draw(name, child, triggers)
 
-    def _behaviour(self, child: Workflow | None, retry: Retry | None) -> Behaviour:
+    def _behaviour(self, child: Workflow | None, retry: Retry | None) -> StepProfile:
         random = self.random
-        found = Behaviour()
+        behaviour = StepProfile()
         if random.random() < 0.15:
-            found.seconds = random.choice([0.05, 1.0, 5.0, 9.0])
+            behaviour.seconds = random.choice([0.05, 1.0, 5.0, 9.0])
         if random.random() < 0.08:
-            found.deferrals = random.randint(1, 2)
+            behaviour.deferrals = random.randint(1, 2)
         drawn = random.random()
         if drawn < 0.12:
-            found.failures = _FOR_EVER
-            found.final = random.random() < 0.5
+            behaviour.failures = _FOR_EVER
+            behaviour.final = random.random() < 0.5
         elif drawn < 0.35 and retry is not None and retry.max_attempts > 1:
-            found.failures = random.randint(1, retry.max_attempts - 1)
+            behaviour.failures = random.randint(1, retry.max_attempts - 1)
         if child is not None and random.random() < 0.3:
-            found.child, found.children = child, random.randint(1, 2)
-        return found
+            behaviour.child, behaviour.children = child, random.randint(1, 2)
+        return behaviour
 
-    def _step(self, wf: Workflow, name: str, child: Workflow | None, takes: tuple[str, ...] = (), **more: Any) -> None:
+    def _step(self, wf: Workflow, name: str, child: Workflow | None, takes: tuple[str, ...] = (), **extra: Any) -> None:
         random, memory = self.random, self.memory
         retry = (
             Retry(max_attempts=random.randint(1, 3), initial=timedelta(seconds=1)) if random.random() < 0.5 else None
         )
         behaviour = self._behaviour(child, retry)
-        # Which outputs are there already depends on siblings: only where there are none is it always the same.
-        behaviour.reads_state = "after" not in more and random.random() < 0.15
-        options: dict[str, Any] = {"retry": retry, **more}
+        # Which outputs exist depends on siblings: only without siblings is it always the same.
+        behaviour.reads_state = "after" not in extra and random.random() < 0.15
+        options: dict[str, Any] = {"retry": retry, **extra}
         if random.random() < 0.25:
             options["priority"] = random.randint(-5, 5)
         if self.undoes and int(name[1:]) >= 2:
@@ -142,7 +142,7 @@ class Generator:
         elif self.undoes:
             behaviour.failures = 0
         if random.random() < (0.8 if self.undoes else 0.3):
-            undoing = Behaviour(failures=_FOR_EVER if random.random() < 0.15 else 0)
+            undoing = StepProfile(failures=_FOR_EVER if random.random() < 0.15 else 0)
             options["compensate"] = _function(undoing, memory, (*takes, name))
         wf.step(name=name, **options)(_function(behaviour, memory, takes))
 
@@ -161,7 +161,7 @@ class Generator:
             elif drawn < 0.15:
                 wf.log(step, "here", after=after)
             else:
-                takes = tuple(each for each in after if each in steps)
+                takes = tuple(earlier for earlier in after if earlier in steps)
                 self._step(wf, step, child, takes, after=after, max_deliveries=random.choice([2, 3, 5, 1000]))
                 steps.append(step)
         return wf
@@ -190,7 +190,7 @@ class Generator:
                     if random.random() < 0.4:
                         self.rejected.add((name, step))
                 case _:
-                    # A dead letter takes the error route, where there is one: no run with faults may come to that.
+                    # A dead letter takes an error route: no run with faults may get there.
                     leaves = any(outcome == "error" for outcome, _, _ in routes[step])
                     deliveries = 1000 if leaves else random.choice([2, 3, 5, 1000])
                     self._step(wf, step, child, max_visits=visits, max_deliveries=deliveries)
@@ -206,17 +206,17 @@ class Generator:
         outcomes = ["ok"] if kind in ("pause", "wait", "log") else ["ok", "error"]
         if kind == "step" and random.random() < 0.5:
             outcomes.remove("error")
-        found: list[tuple[Any, str, Any]] = []
+        routes: list[tuple[Any, str, Any]] = []
         for outcome in outcomes:
             asked = [] if kind in ("pause", "approval") else random.sample(range(3), random.randint(0, 2))
             for value in asked:
                 picks = outcome == "ok" and kind == "step" and random.random() < 0.5
                 when = path(f"{step}.pick") == value if picks else path("flag") == value
-                found.append((outcome, random.choice(anywhere), when))
-            found.append((outcome, random.choice(forward if outcome == "ok" else anywhere), None))
-        return found
+                routes.append((outcome, random.choice(anywhere), when))
+            routes.append((outcome, random.choice(forward if outcome == "ok" else anywhere), None))
+        return routes
 
 
 def frozen(workflows: list[Workflow]) -> list[Definition]:
-    """Return the definitions."""
-    return [each.freeze() for each in workflows]
+    """Return the definitions of these workflows."""
+    return [workflow.freeze() for workflow in workflows]

@@ -1,7 +1,6 @@
 """The part of the storage contract about values: what is read is what was written, however strange or large."""
 
 from functools import partial
-from typing import cast
 
 from pydantic import JsonValue
 
@@ -38,7 +37,7 @@ class ValueContract:
             # then it is the same, to the last sign
             assert entry.fact == fact
             assert type(entry.fact) is type(fact)
-            assert to_json(cast("Fact", entry.fact)) == to_json(fact)
+            assert to_json(entry.fact) == to_json(fact)
         assert facts_of(all_entries(storage)) == facts
 
     def test_neither_writers_nor_readers_change_a_fact_by_changing_what_they_hold(self, storage: Storage) -> None:

@@ -1,4 +1,4 @@
-"""What a campaign leaves behind: the journal, what steps and actors did outside of it, rows, and the servers' logs."""
+"""What a campaign leaves behind: the journal, what steps and roles did outside of it, rows, and the servers' logs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.entries import Entry, StoredFact, by_run
 from squid_dagster.protocol.facts import RunStarted
-from squid_dagster.testing.journal_source import read_all
+from squid_dagster.testing.invariants import read_all
 from tests.chaos import effects
 from tests.chaos.workflows import TABLE
 

@@ -1,4 +1,4 @@
-"""The journal is append-only by force: the database itself refuses every other change, whoever asks."""
+"""The journal is append-only by force: the database itself refuses every other change, to every role."""
 
 from collections.abc import Iterator
 from typing import Any, LiteralString

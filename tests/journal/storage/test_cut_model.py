@@ -58,7 +58,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that is shared, and everybody."""
+    """The shared state, and that of each writer and of the reader."""
 
     last: int
     writers: tuple[Writer, ...]
@@ -81,7 +81,7 @@ def _position(rules: Rules, number: int, place: int) -> int:
 
 
 def _write(rules: Rules, state: State, i: int) -> Iterator[State]:
-    """Take a writer's next step, or give up instead, which is possible at every one until it is logged."""
+    """Yield the states after a writer's next step, or after it gives up, which is possible until it is logged."""
     writer = state.writers[i]
     step = rules.steps[writer.at]
     if step in ("look", "lock", "take") and writer.at > 0:
@@ -118,18 +118,18 @@ def _order(writer: Writer) -> tuple[int, int, int, tuple[int, ...]]:
 
 
 def _cut(rules: Rules, last: int, locks: frozenset[int], start: int) -> int:
-    """Work out a cut as cut.sql does, but for the look at the facts that are there."""
+    """Compute a cut as cut.sql does, without its check for existing facts."""
     size = rules.numbers_of_locks
     behind = [(last - number) % size for number in locks]
     if rules.window:
-        behind = [each for each in behind if each < size // 2]
+        behind = [distance for distance in behind if distance < size // 2]
     number = last - max(behind, default=0)
     _require(number >= start, "a cut lies before the journal's first commit")
     return _position(rules, number + 1, 0) - 1 if rules.one_number else number
 
 
 def _read(rules: Rules, state: State, start: int) -> State:
-    """Take the reader's next step: the two looks of a cut, then the facts up to it."""
+    """Return the state after the reader's next step: the two reads of a cut, then the facts up to it."""
     reader = state.reader
     order = ("last", "locks") if rules.sequence_first else ("locks", "last")
     locks = frozenset(

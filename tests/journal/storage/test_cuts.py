@@ -34,7 +34,7 @@ def test_an_open_transaction_that_has_taken_positions_holds_the_cut_back(postgre
         assert taken > first
         # when others go on
         postgres.append(OTHER_THREAD, [signal(OTHER)])
-        # then the cut stays below, and waits for nobody
+        # then the cut stays below, and waits for no writer
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(postgres.cut).result(10) == first
         assert len(postgres.read_between(first, EVERYTHING)) == 1
@@ -181,7 +181,7 @@ def test_a_writer_slow_to_announce_itself_makes_no_reader_read_twice(postgres: P
         writer.execute("SELECT pg_advisory_xact_lock_shared(%s, %s)", (namespace, early >> 20))
         # when it announces that position now, a cut is lower than the earlier one
         assert postgres.cut() == early
-        # then whoever reads on from the earlier one stays there
+        # then a reader that passes the earlier one stays there
         assert postgres.cut(after) == after
     assert postgres.cut(after) == after
 

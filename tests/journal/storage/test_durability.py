@@ -20,8 +20,8 @@ from tests.journal.access import (
     OTHER_THREAD,
     QUEUE_THREAD,
     THREAD,
+    LossyProxy,
     Opener,
-    Wire,
     all_entries,
     assert_views_agree_with_the_journal,
     at_once,
@@ -33,28 +33,28 @@ from tests.journal.access import (
 
 
 def test_a_commit_whose_answer_was_lost_is_found_again_and_not_written_twice(
-    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, postgres_virtual: PostgresStorage
 ) -> None:
     # given a connection that breaks after the database has committed, before it says so
-    behind_wire.append(THREAD, [signal()])
-    wire.lose_answer_to("COMMIT")
+    behind_lossy_proxy.append(THREAD, [signal()])
+    lossy_proxy.lose_answer_to("COMMIT")
     commit_id = uuid4()
     # when something is committed
-    receipt = behind_wire.commit([Append(THREAD, [started()], 1), Append(QUEUE_THREAD, [queued()])], commit_id)
+    receipt = behind_lossy_proxy.commit([Append(THREAD, [started()], 1), Append(QUEUE_THREAD, [queued()])], commit_id)
     # then the answer is the right one, and everything is there once
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert receipt == {THREAD: 2, QUEUE_THREAD: 1} == postgres_virtual.find_commit(commit_id)
     assert facts_of(all_entries(postgres_virtual)) == [signal(), started(), queued()]
     assert_views_agree_with_the_journal(postgres_virtual)
 
 
 def test_an_append_whose_answer_was_lost_is_not_written_twice_even_without_a_commit_id(
-    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, postgres_virtual: PostgresStorage
 ) -> None:
-    behind_wire.append(THREAD, [signal()])
-    wire.lose_answer_to("COMMIT")
-    assert behind_wire.append(THREAD, [started()]) == 2
-    assert wire.lost == 1
+    behind_lossy_proxy.append(THREAD, [signal()])
+    lossy_proxy.lose_answer_to("COMMIT")
+    assert behind_lossy_proxy.append(THREAD, [started()]) == 2
+    assert lossy_proxy.lost == 1
     assert facts_of(all_entries(postgres_virtual)) == [signal(), started()]
 
 
@@ -111,7 +111,7 @@ def test_an_append_that_is_interrupted_tells_so_writes_nothing_and_leaves_the_st
     def stop(*_: object) -> None:
         raise interrupt
 
-    told: set[str] = set()
+    raised: set[str] = set()
     usual = os_signal.signal(os_signal.SIGUSR1, stop)
     try:
         for _ in range(11):  # more often than the pool has connections
@@ -122,11 +122,11 @@ def test_an_append_that_is_interrupted_tells_so_writes_nothing_and_leaves_the_st
                 try:
                     postgres.append(THREAD, [started()])
                 except BaseException as error:  # noqa: BLE001  whatever it is, it is the finding
-                    told.add(type(error).__name__)
+                    raised.add(type(error).__name__)
     finally:
         os_signal.signal(os_signal.SIGUSR1, usual)
     # then that is what its caller hears, nothing was written, and the storage has all of its connections
-    assert told == {interrupt.__name__}
+    assert raised == {interrupt.__name__}
     assert facts_of(all_entries(postgres)) == [signal()]
     assert postgres.append(THREAD, [started()], expected_rev=1) == 2
 
@@ -178,7 +178,7 @@ def test_a_new_storage_on_the_same_schema_sees_everything(postgres: PostgresStor
     postgres.put_checkpoint(THREAD, 2, "[2]")
     before, cut = all_entries(postgres), postgres.cut()
     postgres.close()
-    # when somebody else opens it
+    # when another process opens it
     other = open_storage()
     # then all of it is there
     assert all_entries(other) == before

@@ -35,11 +35,11 @@ def test_every_type_of_fact_comes_back_as_it_was_written(
     for storage in (MemoryStorage(clock), MemoryStorage(clock, atomic_across_threads=False), postgres_shared):
         # when it is written and read again
         revision = append_one(storage, written)
-        (found,) = storage.read(written.thread, after=revision - 1)
+        (entry,) = storage.read(written.thread, after=revision - 1)
         # then it is the same, to the last sign
-        assert found.fact == written
-        assert as_json(found) == to_json(written)
-        assert type(found.fact) is type(written)
+        assert entry.fact == written
+        assert as_json(entry) == to_json(written)
+        assert type(entry.fact) is type(written)
 
 
 @given(payload=json_objects(), value=json_values(), strange=json_values())
@@ -57,8 +57,8 @@ def test_any_json_value_comes_back_as_it_was_written(
     for storage in (MemoryStorage(), postgres_shared):
         after = storage.cut()
         put(storage, *facts)
-        found = facts_of(storage.read_between(after, EVERYTHING))
-        assert sorted(map(to_json, found)) == sorted(map(to_json, facts))
+        read_facts = facts_of(storage.read_between(after, EVERYTHING))
+        assert sorted(map(to_json, read_facts)) == sorted(map(to_json, facts))
 
 
 _MISLEADING: tuple[dict[str, Any], ...] = (
@@ -91,9 +91,9 @@ def test_an_unknown_field_with_the_name_of_another_fact_s_field_is_kept_and_mean
                 wrong.append(f"{fact.type} in {type(storage).__name__}: {type(error).__name__}: {error}")
                 continue
             # then they come back whole
-            (found,) = storage.read(strange.thread, after=revision - 1)
-            if as_json(found) != to_json(strange):
-                wrong.append(f"{fact.type} in {type(storage).__name__}: came back as {found}")
+            (entry,) = storage.read(strange.thread, after=revision - 1)
+            if as_json(entry) != to_json(strange):
+                wrong.append(f"{fact.type} in {type(storage).__name__}: came back as {entry}")
     assert wrong == []
 
 
@@ -108,7 +108,7 @@ def test_any_history_is_kept_whole_and_in_order(postgres_shared: PostgresStorage
 
 
 def test_an_entry_that_was_changed_behind_our_back_is_surfaced_and_not_believed(postgres: PostgresStorage) -> None:
-    # given an entry that somebody with a superuser's means has altered
+    # given an entry that a superuser has altered
     postgres.append(THREAD, [signal(payload={"amount": 5}), started()])
     with raw(postgres) as connection:
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER ALL")

@@ -14,7 +14,7 @@ from tests.journal.access import THREAD
 
 
 def _visits(first: int, last: int) -> list[Fact]:
-    """Visits of one step, one after another."""
+    """Return facts of visits of one step, one after another."""
     recovery = {"compensated": False}
     return [
         fact

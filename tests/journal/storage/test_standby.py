@@ -16,17 +16,17 @@ class Follower:
     """Reads from cut to cut, and looks whether every commit is whole."""
 
     def __init__(self, storage: PostgresStorage) -> None:
-        """Begin before the first fact."""
+        """Start before the first fact."""
         self._storage, self._cut = storage, 0
         self.seen: list[Entry] = []
 
     def follow(self) -> None:
         """Read what is settled by now."""
         upto = self._storage.cut(self._cut)
-        found = self._storage.read_between(self._cut, upto)
-        numbers = [entry.position >> 20 for entry in found]
+        entries = self._storage.read_between(self._cut, upto)
+        numbers = [entry.position >> 20 for entry in entries]
         assert all(numbers.count(number) == 3 for number in numbers), "a commit was split"
-        self.seen += found
+        self.seen += entries
         self._cut = upto
 
 

@@ -34,7 +34,7 @@ from tests.plugin import drain_workflows
 from tests.plugin.location.test_definitions import schedules_of
 from tests.processes import REPOSITORY
 from tests.spark.journal_generator import Plan, generate
-from tests.spark.synthetic_runs import Mix
+from tests.spark.synthetic_runs import EventRates
 
 ASSETS = ("journal", "folded_runs", *TABLES)
 HISTORIES = ("run_history", "attempt_history")
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_before_spark_is_started(
 def test_one_run_brings_everything_up_to_date_and_the_next_one_changes_nothing(
     defs: dg.Definitions, instance: dg.DagsterInstance, postgres: PostgresStorage, tmp_path: Path
 ) -> None:
-    generate(postgres, Plan(600, mix=Mix(anomalies=0.2), every=timedelta(hours=2), runs_per_commit=36))
+    generate(postgres, Plan(600, mix=EventRates(anomalies=0.2), every=timedelta(hours=2), runs_per_commit=36))
     cut = postgres.cut()
 
     first = run_job(defs, instance)

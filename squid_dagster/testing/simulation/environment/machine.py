@@ -20,12 +20,12 @@ from squid_dagster.journal.contract.clock import VirtualClock
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Killed(BaseException):
+class ProcessCrash(BaseException):
     """The process of this thread has ended: nothing that it still does has any effect."""
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Return without effect: the default `on_exit`."""
 
 
 class Process:
@@ -41,7 +41,7 @@ class Process:
         self.on_exit: Callable[[], None] = _nothing
 
     def spawn(self, target: Callable[[], Any], name: str) -> "SimulatedThread":
-        """Begin a thread; it runs when the one that runs now waits."""
+        """Start a thread; it runs when the current one waits."""
         self.numbers[name] = number = self.numbers.get(name, 0) + 1
         thread = SimulatedThread(self, f"{self.name}/{name}" + (f"-{number}" if number > 1 else ""), target)
         self.threads.append(thread)
@@ -56,7 +56,7 @@ class Process:
                 self.machine.schedule(thread, self.machine.now)
 
     def suspend(self, seconds: float) -> None:
-        """Let no thread of the process run for that long, as SIGSTOP does."""
+        """Suspend all threads of the process for that long, as SIGSTOP does."""
         self.suspended_until = max(self.suspended_until, self.machine.now + seconds)
 
 
@@ -68,7 +68,7 @@ class SimulatedThread(greenlet):  # type: ignore[misc]  # it has no types
         super().__init__(parent=process.machine.home)
         self.process, self.name, self.target = process, name, target
         self.points = 0  # storage calls so far
-        self.ticket = 0  # of the latest wait: an older one does not count any more
+        self.ticket = 0  # of the latest wait: older ones are ignored
         self.over = False
         self.woken = False
         self.joiners: list[SimulatedThread] = []
@@ -78,7 +78,7 @@ class SimulatedThread(greenlet):  # type: ignore[misc]  # it has no types
         try:
             if self.process.alive:
                 self.target()
-        except Killed:
+        except ProcessCrash:
             pass
         except BaseException as error:  # noqa: BLE001  it ends this thread only, and the verdict tells
             self.process.machine.died.append((self.name, error))
@@ -92,19 +92,19 @@ class SimulatedThread(greenlet):  # type: ignore[misc]  # it has no types
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """The scheduler of all threads, and the time that they live in, in seconds since `BEGIN`."""
+    """The scheduler of all threads, and their virtual time in seconds since `BEGIN`."""
 
     now: float = 0.0
     home: greenlet = field(default_factory=getcurrent)
     died: list[tuple[str, BaseException]] = field(default_factory=list)  # threads that ended by an exception
     processes: list[Process] = field(default_factory=list)
     switches: int = 0
-    skipped: float = 0.0  # seconds in which nothing could happen, and that nobody lived through
+    skipped: float = 0.0  # seconds of idle time that no thread waited for
     _due: list[tuple[float, int, int, SimulatedThread]] = field(default_factory=list)
     _order: int = 0
 
     def launch(self, name: str, target: Callable[[], Any]) -> Process:
-        """Begin a process with one thread."""
+        """Launch a process with one thread."""
         process = Process(self, name)
         self.processes.append(process)
         process.spawn(target, "main")
@@ -134,7 +134,7 @@ class Machine:
             if process.alive or not thread:
                 thread.switch()
             else:
-                thread.throw(Killed)
+                thread.throw(ProcessCrash)
         if not over():
             self.now = max(self.now, until)
 
@@ -142,20 +142,20 @@ class Machine:
 
     def current(self) -> SimulatedThread | None:
         """Return the thread that runs now; None outside of all of them."""
-        found = getcurrent()
-        return found if isinstance(found, SimulatedThread) else None
+        thread = getcurrent()
+        return thread if isinstance(thread, SimulatedThread) else None
 
     def wait(self, seconds: float | None) -> bool:
-        """Let others run until this thread is woken, or for so many seconds; tell whether it was woken.
+        """Wait until this thread is woken, or for so many seconds; return whether it was woken.
 
         Raises:
-            Killed: the process has ended meanwhile, or before.
+            ProcessCrash: the process has ended meanwhile, or before.
         """
         thread = self.current()
         if thread is None:
             raise RuntimeError("only a simulated thread can wait for virtual time")
         if not thread.process.alive:
-            raise Killed
+            raise ProcessCrash
         thread.woken = False
         thread.ticket += 1
         if seconds is not None:
@@ -167,7 +167,7 @@ class Machine:
         finally:
             asyncio._set_running_loop(loop)
         if not thread.process.alive:
-            raise Killed
+            raise ProcessCrash
         return thread.woken
 
     def wake(self, thread: SimulatedThread) -> None:
@@ -177,7 +177,7 @@ class Machine:
             self.schedule(thread, self.now)
 
     def skip(self, seconds: float) -> None:
-        """Let time pass at once; what was due meanwhile is due now."""
+        """Advance the time at once; what was due meanwhile is due now."""
         self.now += seconds
         self.skipped += seconds
 
@@ -187,13 +187,13 @@ class Machine:
             process.alive = False
             for thread in process.threads:
                 if not thread.dead:
-                    thread.throw(Killed)
-        # The collector does not follow a tuple that it has seen with a live greenlet in it: such a cycle would stay.
+                    thread.throw(ProcessCrash)
+        # The garbage collector untracks such tuples while their greenlet lives: a cycle through them would stay.
         self._due.clear()
 
 
 class MachineClock(VirtualClock):
-    """The clock of a machine. Moves by itself only, but for what is added to it: clocks of databases jump, too."""
+    """The clock of a machine. `advance` adds a jump to the machine's time, as clocks of databases can jump."""
 
     def __init__(self, machine: Machine) -> None:
         """Follow a machine."""
@@ -206,44 +206,44 @@ class MachineClock(VirtualClock):
         return BEGIN + timedelta(seconds=round(self._machine.now, 6)) + self._jumped
 
     def advance(self, by: timedelta) -> datetime:
-        """Move against the machine's time."""
+        """Move relative to the machine's time."""
         self._jumped += by
         return self.now()
 
 
-# The machine whose primitives the runtime uses at this moment: see `virtual_threading`.
+# The machine that the replaced primitives of the runtime use: see `virtual_time`.
 _machine: Machine | None = None
 
 
 def machine() -> Machine:
-    """Return the machine that is in charge. Raises `RuntimeError` outside of a simulation."""
+    """Return the current machine. Raises `RuntimeError` outside of a simulation."""
     if _machine is None:
         raise RuntimeError("there is no simulation under way")
     return _machine
 
 
 @contextmanager
-def in_charge(found: Machine) -> Iterator[Machine]:
-    """Let a machine be in charge."""
+def in_charge(current: Machine) -> Iterator[Machine]:
+    """Set the current machine for the block."""
     global _machine
-    before, _machine = _machine, found
+    before, _machine = _machine, current
     try:
-        yield found
+        yield current
     finally:
         _machine = before
 
 
-class Waiters:
-    """Threads that wait for something, in the order in which they came."""
+class WaiterQueue:
+    """Waiting threads, in the order of their arrival."""
 
     __slots__ = ("_threads",)
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Initialize without waiting threads."""
         self._threads: deque[SimulatedThread] = deque()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait to be woken; tell whether that happened."""
+        """Wait to be woken; return whether that happened."""
         here = machine()
         thread = here.current()
         if thread is None:
@@ -256,7 +256,7 @@ class Waiters:
                 self._threads.remove(thread)
 
     def wake(self, count: int | None = None) -> None:
-        """Wake that many, or all."""
+        """Wake `count` threads, or all."""
         here = machine()
         for _ in range(len(self._threads) if count is None else min(count, len(self._threads))):
             here.wake(self._threads.popleft())

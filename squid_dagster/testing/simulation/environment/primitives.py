@@ -15,7 +15,13 @@ from selectors import SelectSelector
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from squid_dagster.testing.simulation.environment.machine import BEGIN, Killed, SimulatedThread, Waiters, machine
+from squid_dagster.testing.simulation.environment.machine import (
+    BEGIN,
+    ProcessCrash,
+    SimulatedThread,
+    WaiterQueue,
+    machine,
+)
 
 T = TypeVar("T")
 
@@ -26,13 +32,13 @@ class Lock:
     again = False
 
     def __init__(self) -> None:
-        """Begin free."""
+        """Initialize an unlocked lock."""
         self._holder: object | None = None
         self._times = 0
-        self._waiters = Waiters()
+        self._waiters = WaiterQueue()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock."""
+        """Acquire the lock."""
         mine = machine().current()
         if self.again and self._times and self._holder is mine:
             self._times += 1
@@ -46,26 +52,26 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Free the lock."""
+        """Release the lock."""
         self._times -= 1
         if not self._times:
             self._holder = None
             self._waiters.wake(1)
 
     def locked(self) -> bool:
-        """Tell whether it is taken."""
+        """Return whether it is held."""
         return self._times > 0
 
     def __enter__(self) -> bool:
-        """Take it."""
+        """Acquire the lock."""
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Free it."""
+        """Release the lock."""
         self.release()
 
 
-class RLock(Lock):
+class _RLock(Lock):
     """`threading.RLock`."""
 
     again = True
@@ -75,47 +81,47 @@ class Condition:
     """`threading.Condition`. No other thread runs between two waits, so that its lock need not be a real one."""
 
     def __init__(self, lock: Lock | None = None) -> None:
-        """Take a lock of its own unless one is given."""
-        self._lock = lock or RLock()
-        self._waiters = Waiters()
+        """Store the lock, or create one."""
+        self._lock = lock or _RLock()
+        self._waiters = WaiterQueue()
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> bool:
-        """Take the lock."""
+        """Acquire the lock."""
         return self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Free the lock."""
+        """Release the lock."""
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Free the lock, wait to be notified, take it again."""
+        """Release the lock, wait to be notified, acquire it again."""
         self._lock.release()
         try:
             return self._waiters.wait(timeout)
         finally:
             try:
                 self._lock.acquire()
-            except Killed:
-                self._lock._times += 1  # so that the block around it can be left
+            except ProcessCrash:
+                self._lock._times += 1  # so that the surrounding `with` can release it
                 raise
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until it is so."""
+        """Wait until the predicate is true."""
         until = None if timeout is None else machine().now + timeout
-        while not (found := predicate()):
+        while not (holds := predicate()):
             left = None if until is None else until - machine().now
             if left is not None and left <= 0:
                 break
             self.wait(left)
-        return found
+        return holds
 
     def notify(self, n: int = 1) -> None:
-        """Wake that many."""
+        """Wake `n` threads."""
         self._waiters.wake(n)
 
     def notify_all(self) -> None:
-        """Wake all."""
+        """Wake all threads."""
         self._waiters.wake()
 
 
@@ -123,21 +129,21 @@ class Event:
     """`threading.Event`."""
 
     def __init__(self) -> None:
-        """Begin unset."""
+        """Initialize an unset event."""
         self._set = False
-        self._waiters = Waiters()
+        self._waiters = WaiterQueue()
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Return whether it is set."""
         return self._set
 
     def set(self) -> None:
-        """Set it, and wake all."""
+        """Set the event, and wake all threads."""
         self._set = True
         self._waiters.wake()
 
     def clear(self) -> None:
-        """Take it back."""
+        """Clear the event."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -164,7 +170,7 @@ class Thread:
         *,
         daemon: bool | None = None,
     ) -> None:
-        """Prepare it."""
+        """Store target and arguments."""
         self.name, self.daemon = name or "thread", daemon
         self._target, self._args, self._kwargs = target, args, dict(kwargs or {})
         self._thread: SimulatedThread | None = None
@@ -175,14 +181,14 @@ class Thread:
             self._target(*self._args, **self._kwargs)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         starter = machine().current()
         if starter is None:
             raise RuntimeError("only a simulated thread can start another")
         self._thread = starter.process.spawn(self.run, self.name)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Wait for the thread's end."""
         here = machine()
         until = None if timeout is None else here.now + timeout
         while self.is_alive():
@@ -195,7 +201,7 @@ class Thread:
             here.wait(left)
 
     def is_alive(self) -> bool:
-        """Tell whether it has begun and not ended."""
+        """Return whether the thread was started and has not ended."""
         return self._thread is not None and not self._thread.over
 
     @property
@@ -208,17 +214,17 @@ class SimpleQueue(Generic[T]):
     """`queue.SimpleQueue` and `queue.Queue`, without a bound."""
 
     def __init__(self, maxsize: int = 0) -> None:
-        """Begin empty."""
+        """Initialize an empty queue."""
         self._items: deque[T] = deque()
-        self._waiters = Waiters()
+        self._waiters = WaiterQueue()
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Put one in."""
+        """Append an item."""
         self._items.append(item)
         self._waiters.wake(1)
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take one out; raises `queue.Empty` when there is none in time."""
+        """Return the first item; raise `queue.Empty` when there is none in time."""
         until = None if timeout is None else machine().now + timeout
         while not self._items:
             left = None if until is None else until - machine().now
@@ -230,15 +236,15 @@ class SimpleQueue(Generic[T]):
     put_nowait = put
 
     def get_nowait(self) -> T:
-        """Take one out at once."""
+        """Return the first item without waiting."""
         return self.get(block=False)
 
     def qsize(self) -> int:
-        """Count what is in it."""
+        """Return the number of items."""
         return len(self._items)
 
     def empty(self) -> bool:
-        """Tell whether nothing is in it."""
+        """Return whether the queue is empty."""
         return not self._items
 
 
@@ -271,11 +277,11 @@ class AsyncLoop:
             loop.close()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing: `run` closes its loop."""
 
 
 class _Module:
-    """A module in which some names have another meaning."""
+    """A module with some names replaced."""
 
     def __init__(self, real: Any, **replaced: Any) -> None:
         self._real = real
@@ -296,7 +302,7 @@ def _sleep(seconds: float) -> None:
 _THREADING = _Module(
     threading,
     Lock=Lock,
-    RLock=RLock,
+    RLock=_RLock,
     Condition=Condition,
     Event=Event,
     Thread=Thread,
@@ -312,11 +318,11 @@ _TIME = _Module(
     time_ns=lambda: int((BEGIN.timestamp() + machine().now) * 1_000_000_000),
     sleep=_sleep,
 )
-# What stands for what, wherever a module of the runtime holds it under any name.
+# The replacements, by the id of the original, whatever its name in a module of the runtime.
 _REPLACED: dict[int, object] = {
     id(threading): _THREADING,
     id(threading.Lock): Lock,
-    id(threading.RLock): RLock,
+    id(threading.RLock): _RLock,
     id(threading.Condition): Condition,
     id(threading.Event): Event,
     id(threading.Thread): Thread,
@@ -334,14 +340,14 @@ _PATCHED = (
 
 
 class VirtualTime:
-    """The block in which the runtime waits by the machine that is in charge. For one thread of a process at a time."""
+    """A context in which the runtime waits on the current machine. For one thread of a process at a time."""
 
     def __init__(self) -> None:
-        """Replace nothing yet."""
+        """Initialize; nothing is replaced yet."""
         self._before: list[tuple[Any, str, object]] = []
 
     def __enter__(self) -> Self:
-        """Replace."""
+        """Replace the primitives of the runtime."""
         from squid_dagster.runtime.worker.step_pool import AsyncLoop as RealLoop
 
         replaced = {**_REPLACED, id(RealLoop): AsyncLoop}
@@ -349,16 +355,16 @@ class VirtualTime:
             if not name.startswith(_PATCHED) or name == "squid_dagster.runtime.worker.garbage_collection":
                 continue
             for attribute, value in list(vars(module).items()):
-                found = replaced.get(id(value))
-                if found is not None:
+                replacement = replaced.get(id(value))
+                if replacement is not None:
                     self._before.append((module, attribute, value))
-                    setattr(module, attribute, found)
+                    setattr(module, attribute, replacement)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Put everything back."""
+        """Restore the primitives."""
         for module, attribute, value in self._before:
             setattr(module, attribute, value)
         self._before.clear()
@@ -366,6 +372,6 @@ class VirtualTime:
 
 @contextmanager
 def virtual_time() -> Iterator[None]:
-    """Let the runtime wait by the machine that is in charge."""
+    """Run the block with the runtime on virtual time."""
     with VirtualTime():
         yield

@@ -1,10 +1,10 @@
-"""The storage of a simulation: one journal for all processes, and for each process a view of it in which calls fail."""
+"""The storage of a simulation: one journal for all processes, and a storage for each process whose calls can fail."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID, uuid5
 
 from squid_dagster.journal.contract.storage import Append, Checkpoint, Storage
@@ -12,17 +12,20 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
-from squid_dagster.testing.simulation.environment.machine import Killed, Machine, MachineClock, Process
+from squid_dagster.testing.simulation.environment.machine import Machine, MachineClock, Process, ProcessCrash
 from squid_dagster.testing.simulation.faults import ERRORS, Fault, FaultPlan, Kind, Place
+
+if TYPE_CHECKING:
+    from squid_dagster.testing.simulation.roles import ScheduleState
 
 T = TypeVar("T")
 
 
 class SharedJournal(MemoryStorage):
-    """A journal in memory that decodes every entry once: facts are values that no reader may change."""
+    """A journal in memory that decodes every entry once, since no reader may change a fact."""
 
     def __init__(self, clock: MachineClock, *, atomic_across_threads: bool) -> None:
-        """Begin empty."""
+        """Initialize an empty journal."""
         super().__init__(clock, atomic_across_threads=atomic_across_threads)
         self.clock = clock
         self.open_runs: set[str] = set()
@@ -32,7 +35,7 @@ class SharedJournal(MemoryStorage):
         self._decoded: dict[int, Entry] = {}
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
-        """Write facts, and note which runs are open."""
+        """Write facts, and record which runs are open."""
         receipt = super().commit(appends, commit_id)
         for one in appends:
             for fact in one.facts:
@@ -51,7 +54,7 @@ class SharedJournal(MemoryStorage):
             self.cancelled_with_all.add(fact.run_id)
 
     def unrepaired(self) -> set[tuple[str, str]]:
-        """Return the runs that a recovery has to put right, each with what is missing: its start, or its cancel."""
+        """Return the runs that a recovery has to repair, each with what is missing: its start, or its cancel."""
         missing = {(child, "start") for child, parent in self.parents.items() if self._is_missing(child, parent)}
         return missing | {(run_id, "cancel") for run_id in self.open_runs if self._is_orphan(run_id)}
 
@@ -67,13 +70,13 @@ class SharedJournal(MemoryStorage):
         return False
 
     def _entries(self, rows: Sequence[Any]) -> list[Entry]:
-        decoded, found = self._decoded, []
+        decoded, entries = self._decoded, []
         for row in rows:
             entry = decoded.get(row.position)
             if entry is None:
                 entry = decoded[row.position] = row.entry()
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def read(self, thread: str, after: int = 0, limit: int | None = None) -> list[Entry]:
         """Return a thread's entries after a revision."""
@@ -97,8 +100,8 @@ class SharedJournal(MemoryStorage):
                 yield entry
 
 
-class Census(Protocol):
-    """Which runs a journal holds."""
+class RunRegistry(Protocol):
+    """The runs of a journal."""
 
     @property
     def started(self) -> Mapping[str, str]:
@@ -110,25 +113,25 @@ class Census(Protocol):
 
 
 @dataclass(slots=True)
-class World:
-    """What all processes of one schedule share: time, journal, faults, and the latency of calls.
+class SharedState:
+    """The state that all processes of one schedule share: time, journal, faults, and the latency of calls.
 
-    `sides` gives the parts of a runtime that go with the journal, for the storage of one process; none: those by fold.
+    `adapters` returns the parts of a runtime for the storage of one process; by default those that fold.
     """
 
     machine: Machine
     clock: MachineClock
     journal: Storage
-    census: Census
+    runs: RunRegistry
     plan: FaultPlan
     seed: int
     jitter: bool = True
-    sides: Callable[["ProcessStorage"], dict[str, Any]] = field(default=lambda _: {})
+    adapters: Callable[["ProcessStorage"], dict[str, Any]] = field(default=lambda _: {})
     writes: int = 0  # calls that may have written
     _latencies: dict[str, Random] = field(default_factory=dict)
 
     def latency(self, thread: str) -> float:
-        """Return how long the next call of a thread takes, in seconds: mostly a moment, at times long."""
+        """Return the latency of a thread's next call, in seconds: mostly short, sometimes long."""
         if not self.jitter:
             return 0.001
         random = self._latencies.get(thread)
@@ -141,57 +144,57 @@ class World:
 
 
 class ProcessStorage:
-    """The storage as one process sees it: before and after every call others run, and faults befall."""
+    """The storage of one process: other threads run, and faults happen, before and after every call."""
 
-    def __init__(self, world: World, process: Process | None = None) -> None:
-        """Show the world's journal to a process."""
-        self._world, self.process = world, process
-        self.inner = world.journal
-        self.clock = world.clock
-        self.atomic_across_threads = world.journal.atomic_across_threads
-        self.max_fact_bytes = world.journal.max_fact_bytes
+    def __init__(self, shared: SharedState, process: Process | None = None) -> None:
+        """Connect a process to the shared journal."""
+        self._shared, self.process = shared, process
+        self.inner = shared.journal
+        self.clock = shared.clock
+        self.atomic_across_threads = shared.journal.atomic_across_threads
+        self.max_fact_bytes = shared.journal.max_fact_bytes
 
     def now(self) -> datetime:
         """Return the storage's time."""
         return self.inner.now()
 
     def call(self, about: str, work: Callable[[], T], *, writes: bool = False, expects: bool = False) -> T:
-        """Do a call of the storage, with what goes wrong at it.
+        """Run a call of the storage, with its faults.
 
         Raises:
-            StorageUnavailable: the answer was lost, or the call was not done.
-            Killed: the process has crashed.
+            StorageUnavailable: the answer was lost, or the call was not made.
+            ProcessCrash: the process has crashed.
         """
-        world, machine = self._world, self._world.machine
+        shared, machine = self._shared, self._shared.machine
         thread = machine.current()
-        if thread is None:  # outside of all processes: whoever looks at the end
+        if thread is None:  # outside of all processes: a check at the end
             return work()
         thread.points += 1
-        world.writes += writes
+        shared.writes += writes
         place = Place(thread.name, thread.points)
-        machine.wait(world.latency(thread.name))
-        fault = world.plan.at_call(place, about, writes=writes, expects=expects)
+        machine.wait(shared.latency(thread.name))
+        fault = shared.plan.at_call(place, about, writes=writes, expects=expects)
         if fault is None:
             return work()
         process = thread.process
         self._before(fault, process)
-        found = work()
+        answer = work()
         match fault.kind:
             case Kind.CRASH_AFTER:
                 process.kill()
-                raise Killed
+                raise ProcessCrash
             case Kind.LOST_ANSWER:
                 raise StorageUnavailable("the answer was lost: a simulated fault")
             case Kind.STALL_AFTER:
                 machine.wait(fault.seconds)
-        return found
+        return answer
 
     def _before(self, fault: Fault, process: Process) -> None:
-        machine = self._world.machine
+        machine = self._shared.machine
         match fault.kind:
             case Kind.CRASH_BEFORE:
                 process.kill()
-                raise Killed
+                raise ProcessCrash
             case Kind.ERROR:
                 raise ERRORS[fault.detail]()
             case Kind.CONFLICT:
@@ -202,12 +205,12 @@ class ProcessStorage:
                 process.suspend(fault.seconds)
                 machine.wait(0)
             case Kind.CLOCK_BACK:
-                self._world.clock.advance(-timedelta(seconds=fault.seconds))
+                self._shared.clock.advance(-timedelta(seconds=fault.seconds))
 
     # --- the contract -----------------------------------------------------------------------------------------------
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
-        """Write facts; where a commit cannot span threads, others run between two appends."""
+        """Write facts; if commits do not span threads, other threads run between two appends."""
         if self.atomic_across_threads or len(appends) == 1:
             return self._commit(appends, commit_id)
         groups: list[list[Append]] = [[]]
@@ -244,7 +247,7 @@ class ProcessStorage:
         return self.call("revision", lambda: self.inner.revision(thread))
 
     def cut(self, after: int = 0) -> int:
-        """Return a position under which nothing can appear any more."""
+        """Return a position at or under which no commit can appear any more."""
         return self.call("cut", lambda: self.inner.cut(after))
 
     def read_between(self, after: int, upto: int, limit: int | None = None) -> list[Entry]:
@@ -256,17 +259,38 @@ class ProcessStorage:
         return self.call("read_run", lambda: self.inner.read_run(run_id, before))
 
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
-        """Keep a projection."""
+        """Store a checkpoint."""
         return self.call("put_checkpoint", lambda: self.inner.put_checkpoint(thread, revision, data), writes=True)
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
-        """Return a projection."""
+        """Return a checkpoint."""
         return self.call("get_checkpoint", lambda: self.inner.get_checkpoint(thread))
 
     def delete_checkpoint(self, thread: str) -> None:
-        """Forget a projection."""
+        """Delete a checkpoint."""
         self.call("delete_checkpoint", lambda: self.inner.delete_checkpoint(thread), writes=True)
 
     def delete_thread(self, thread: str) -> None:
-        """Remove a thread."""
+        """Delete a thread."""
         self.call("delete_thread", lambda: self.inner.delete_thread(thread), writes=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJournal:
+    """An empty journal for one schedule. `begin` may launch more processes; `problems` returns further problems."""
+
+    journal: Storage
+    runs: RunRegistry
+    adapters: Callable[[ProcessStorage], dict[str, Any]] = field(default=lambda _: {})
+    begin: Callable[["ScheduleState"], None] = field(default=lambda _: None)
+    problems: Callable[[], Iterable[str]] = field(default=lambda: ())
+
+
+# Makes the journal of one schedule, by its clock; the other value is whether commits should span threads.
+MakeJournal = Callable[[MachineClock, bool], SimulatedJournal]
+
+
+def in_memory(clock: MachineClock, atomic: bool) -> SimulatedJournal:
+    """Return an empty journal in memory."""
+    journal = SharedJournal(clock, atomic_across_threads=atomic)
+    return SimulatedJournal(journal, journal)

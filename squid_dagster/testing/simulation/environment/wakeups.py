@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from squid_dagster.journal.contract.notifier import check_queues, known_queues
-from squid_dagster.testing.simulation.environment.machine import Waiters
-from squid_dagster.testing.simulation.environment.storage import World
+from squid_dagster.testing.simulation.environment.machine import WaiterQueue
+from squid_dagster.testing.simulation.environment.storage import SharedState
 from squid_dagster.testing.simulation.faults import Kind, Place
 
 _LATER = 0.05  # seconds after which a doubled wakeup comes again
@@ -19,17 +19,17 @@ class SimulatedListener:
     queues: frozenset[str]
     _rung: bool = False
     _closed: bool = False
-    _waiters: Waiters = field(default_factory=Waiters)
+    _waiters: WaiterQueue = field(default_factory=WaiterQueue)
 
     def wait(self, timeout: float) -> bool:
-        """Wait for news."""
+        """Wait for a wakeup; return whether there was one."""
         if not self._rung and not self._closed:
             self._waiters.wait(max(0.0, timeout))
         rung, self._rung = self._rung and not self._closed, False
         return rung
 
     def wake(self) -> None:
-        """Wake whoever waits here."""
+        """Wake the waiting threads."""
         self._rung = True
         self._waiters.wake()
 
@@ -44,24 +44,24 @@ class SimulatedListener:
 class Wakeups:
     """A `Notifier` that all processes share."""
 
-    world: World
+    shared: SharedState
     listeners: dict[int, SimulatedListener] = field(default_factory=dict)
 
     def notify(self, queues: Collection[str]) -> None:
         """Wake the listeners of these queues, unless the wakeup is lost."""
-        thread = self.world.machine.current()
-        found = known_queues(queues)
+        thread = self.shared.machine.current()
+        known = known_queues(queues)
         if thread is not None:
             thread.points += 1
-            fault = self.world.plan.at_wakeup(Place(thread.name, thread.points))
+            fault = self.shared.plan.at_wakeup(Place(thread.name, thread.points))
             if fault is not None and fault.kind is Kind.WAKEUP_LOST:
                 return
             if fault is not None and fault.kind is Kind.WAKEUP_DOUBLED:
-                thread.process.spawn(lambda: self._again(found), "wakeup")
-        self._wake(found)
+                thread.process.spawn(lambda: self._again(known), "wakeup")
+        self._wake(known)
 
     def _again(self, queues: frozenset[str]) -> None:
-        self.world.machine.wait(_LATER)
+        self.shared.machine.wait(_LATER)
         self._wake(queues)
 
     def _wake(self, queues: frozenset[str]) -> None:
@@ -70,10 +70,10 @@ class Wakeups:
                 listener.wake()
 
     def listen(self, queues: Collection[str]) -> SimulatedListener:
-        """Begin to listen."""
+        """Return a new listener for these queues."""
         listener = SimulatedListener(self, check_queues(queues))
         self.listeners[id(listener)] = listener
         return listener
 
     def close(self) -> None:
-        """Nothing is left to be sent."""
+        """Close nothing: wakeups are sent at once."""

@@ -1,4 +1,4 @@
-"""Rules about queues, deliveries and schedules that a simulation can hold every journal to, read from facts alone."""
+"""Rules about queues, deliveries and crons that hold for every simulated journal, checked from facts."""
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ from squid_dagster.protocol.entries import Entry
 
 
 def rule_breaks(entries: Sequence[Entry], every_minute: Collection[str] = ()) -> Iterator[str]:
-    """Yield what is wrong with a whole journal, given by position.
+    """Yield the problems of a whole journal, by position.
 
     `every_minute` names workflows with a cron for every minute that catches up on all windows.
     """
@@ -19,7 +19,7 @@ def rule_breaks(entries: Sequence[Entry], every_minute: Collection[str] = ()) ->
 
 
 def _paused_queues(entries: Sequence[Entry]) -> Iterator[str]:
-    """A paused queue gives no claims."""
+    """Check that a paused queue gives no claims."""
     paused: set[str] = set()
     for entry in entries:
         fact: Any = entry.fact
@@ -33,7 +33,7 @@ def _paused_queues(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _deliveries(entries: Sequence[Entry]) -> Iterator[str]:
-    """An attempt is claimed as often as it may be, and is a dead letter only then."""
+    """Check that an attempt is claimed at most `max_deliveries` times, and is a dead letter only after that."""
     most: dict[str, int] = {}
     counts: dict[str, int] = {}
     for entry in entries:
@@ -52,7 +52,7 @@ def _deliveries(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _windows(entries: Sequence[Entry], every_minute: Collection[str]) -> Iterator[str]:
-    """A cron that catches up on all of its windows leaves out none, and starts each once."""
+    """Check that a cron that catches up on all windows starts each window once."""
     starts: dict[str, list[datetime]] = {}
     for entry in entries:
         fact: Any = entry.fact
@@ -60,8 +60,8 @@ def _windows(entries: Sequence[Entry], every_minute: Collection[str]) -> Iterato
         window = schedule.get("intended_window") if isinstance(schedule, dict) else None
         if isinstance(window, dict) and fact.workflow in every_minute:
             starts.setdefault(fact.workflow, []).append(datetime.fromisoformat(window["start_at"]))
-    for workflow, found in starts.items():
-        windows = sorted(found)
+    for workflow, times in starts.items():
+        windows = sorted(times)
         for earlier, later in pairwise(windows):
             if later - earlier != timedelta(minutes=1):
                 yield f"cron of {workflow!r} was started for {earlier.isoformat()} and then for {later.isoformat()}"

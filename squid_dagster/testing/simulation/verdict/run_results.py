@@ -1,4 +1,4 @@
-"""How runs end: read from a journal, worked out without faults, and compared."""
+"""The ends of runs: read from a journal, computed without faults, and compared."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -17,8 +17,8 @@ from squid_dagster.testing.simulation.scenario import Scenario
 from squid_dagster.workflow.definition import Definition, Mode
 
 
-class End(NamedTuple):
-    """How a run has ended. `path` is what its steps came to; empty where it depends on which sibling was faster."""
+class RunResult(NamedTuple):
+    """The end of a run. `path` has the outcomes of its steps; empty if it depends on which sibling was faster."""
 
     workflow: str
     status: str
@@ -27,44 +27,44 @@ class End(NamedTuple):
     loose: bool = False
 
     def __str__(self) -> str:
-        """Describe it in one line."""
+        """Describe the end in one line."""
         steps = ", ".join(f"{step} {outcome}" for step, outcome, _ in self.path)
         return f"{self.status} [{steps}]"
 
 
-def end_of(run: RunProjection, definitions: Mapping[str, Definition]) -> End:
+def end_of(run: RunProjection, definitions: Mapping[str, Definition]) -> RunResult:
     """Return how a run has ended, or where it stands."""
     start = run.start
     workflow = (start.workflow if start else None) or ""
     definition = definitions.get(workflow)
     parent = parent_of(start.context) if start else None
     routed = definition is not None and definition.mode is Mode.ROUTES
-    # Which steps of a failing workflow were under way when the first one failed is a matter of time.
+    # Which steps of a failing workflow were running when the first one failed depends on timing.
     loose = not routed and run.status != "completed"
     path = []
     for visit in visits(run):
         name = visit.runnable.idempotency_key.partition(":")[2]
         path.append((name, "ok" if visit.succeeded else "error", digest(visit.fact.result)))
-    path += [(each.step, each.action, "") for each in run.resolutions]
+    path += [(resolution.step, resolution.action, "") for resolution in run.resolutions]
     if not routed:
         path.sort()
-    return End(workflow, run.status, () if loose else tuple(path), parent, loose)
+    return RunResult(workflow, run.status, () if loose else tuple(path), parent, loose)
 
 
-def ends_of(storage: Storage, run_ids: Iterable[str], definitions: Iterable[Definition]) -> dict[str, End]:
+def ends_of(storage: Storage, run_ids: Iterable[str], definitions: Iterable[Definition]) -> dict[str, RunResult]:
     """Return how these runs have ended."""
-    by_name = {each.name: each for each in definitions}
+    by_name = {definition.name: definition for definition in definitions}
     return {run_id: end_of(RunUnit.fold(storage.read_run(run_id)).run, by_name) for run_id in run_ids}
 
 
 def open_family(storage: Storage, run_id: str) -> set[str]:
-    """Return the open runs below a run that their parents know of."""
-    found = [run_id]
-    units = {}
-    for each in found:
-        units[each] = RunUnit.fold(storage.read_run(each))
-        found += [child for child in units[each].run.children if child not in found]
-    return {each for each in found[1:] if units[each].run.start is not None and not units[each].run.terminal}
+    """Return the open runs below a run that are linked by their parents."""
+    family = [run_id]
+    runs = {}
+    for member in family:
+        runs[member] = RunUnit.fold(storage.read_run(member)).run
+        family += [child for child in runs[member].children if child not in family]
+    return {child for child in family[1:] if runs[child].start is not None and not runs[child].terminal}
 
 
 def next_due(storage: Storage, run_ids: Iterable[str]) -> datetime | None:
@@ -76,7 +76,7 @@ def next_due(storage: Storage, run_ids: Iterable[str]) -> datetime | None:
 
 
 def play_without_faults(squid: Squid, scenario: Scenario) -> dict[str, str]:
-    """Play a scenario one attempt at a time; return the run ids of its starts, by key. For one simulated thread."""
+    """Execute a scenario one attempt at a time, in one simulated thread; return the run ids of its starts, by key."""
     run_ids = {}
     for start in scenario.starts:
         identity = {"idempotency_key": start.key} if start.by_key else {"run_id": start.key}
@@ -94,11 +94,11 @@ def play_without_faults(squid: Squid, scenario: Scenario) -> dict[str, str]:
 
 
 def _finish(squid: Squid, scenario: Scenario) -> None:
-    seen: set[str] = set()
-    while left := [row for row in squid.runtime.queries.runs_to_list(1000) if row.run_id not in seen]:
+    finished: set[str] = set()
+    while left := [row for row in squid.runtime.queries.runs_to_list(1000) if row.run_id not in finished]:
         for row in left:
             _finish_run(squid, scenario, row.run_id)
-            seen.add(row.run_id)
+            finished.add(row.run_id)
 
 
 def _finish_run(squid: Squid, scenario: Scenario, run_id: str) -> None:
@@ -116,10 +116,10 @@ def _finish_run(squid: Squid, scenario: Scenario, run_id: str) -> None:
 
 
 def undoing_problems(entries: Iterable[Entry], definition: Definition) -> Iterator[str]:
-    """Yield what is wrong with how a failed run was undone: each step that succeeded, once, always the newest first.
+    """Yield problems of the compensations of a failed run: each step that succeeded once, the newest first.
 
-    Where steps can be undone, it does not end while one is under way, which might succeed yet. Takes the facts of the
-    run by position.
+    If steps can be compensated, the run must not end while one is running, which may still succeed. `entries` are the
+    facts of the run by position.
     """
     compensates = any(step.compensation is not None for step in definition.steps.values())
     under_way: dict[str, str] = {}  # visits by runnable key
@@ -137,7 +137,7 @@ def undoing_problems(entries: Iterable[Entry], definition: Definition) -> Iterat
                     undone.add(visit)
                     if not left or COMPENSATE + left[-1] != visit:
                         yield f"{visit} was undone when {left[-1] if left else 'nothing'} was next"
-                    left = [each for each in left if COMPENSATE + each != visit]
+                    left = [remaining for remaining in left if COMPENSATE + remaining != visit]
         elif fact.type == "run_terminal" and compensates:
             yield from (f"{visit} was still under way" for visit in sorted(set(under_way.values())))
             break

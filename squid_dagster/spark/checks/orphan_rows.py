@@ -1,4 +1,4 @@
-"""Rows of the live views that belong to no run of the journal, and those that belong to no run at all."""
+"""Rows of the live views whose run has no facts, and rows without a run id."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from squid_dagster.journal.postgres.views.comparison import differences, instant
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.threads import dispatch_thread
-from squid_dagster.spark.checks.run_comparison import RUNS_AT_ONCE, Judge, anomaly_key, is_unreadable
+from squid_dagster.spark.checks.run_comparison import RUNS_AT_ONCE, RunComparison, anomaly_key, is_unreadable
 from squid_dagster.spark.checks.tallies import OUTCOMES, Kind, Tally
 from squid_dagster.spark.fold.worker_journal import journal_of
 
-# The view's primary key or anomalies_run, journal_entries_run: a look for each run. Each run is found once.
-_STRAY_RUNS: tuple[LiteralString, ...] = (
+# The view's primary key or anomalies_run, journal_entries_run: one index lookup per run. Each run is found once.
+_ORPHAN_RUNS: tuple[LiteralString, ...] = (
     """SELECT v.run_id FROM {schema}.runs v WHERE v.run_id > %s
         AND (SELECT e.position FROM {schema}.journal_entries e WHERE e.run_id = v.run_id LIMIT 1) IS NULL
         ORDER BY v.run_id LIMIT %s""",
@@ -37,51 +37,53 @@ _STRAY_RUNS: tuple[LiteralString, ...] = (
         AND (SELECT e.position FROM {schema}.journal_entries e WHERE e.run_id = v.run_id LIMIT 1) IS NULL
         ORDER BY v.run_id LIMIT %s""",
 )
-STRAYS = len(_STRAY_RUNS) + 1
-"""One for each view with rows of runs, and one for what belongs to no run."""
+ORPHAN_TASKS = len(_ORPHAN_RUNS) + 1
+"""The number of tasks: one for each view with rows of runs, and one for rows without a run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Strays:
-    """Looks for rows that runs do not explain; each task is told a number below `STRAYS`."""
+class OrphanRowCheck:
+    """The check for rows without facts; each task gets a number below `ORPHAN_TASKS`."""
 
-    judge: Judge
+    comparison: RunComparison
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do a task's part. Raises as `PostgresStorage.connection`."""
+        """Check the share of one task. Raises as `PostgresStorage.connection`."""
         tally, anomalies = Tally(), list[Row]()
-        with journal_of(self.judge.location, self.judge.schema) as storage:
+        with journal_of(self.comparison.location, self.comparison.schema) as storage:
             for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-                if number == len(_STRAY_RUNS):
+                if number == len(_ORPHAN_RUNS):
                     anomalies += self._loose(storage, tally)
-                elif self.judge.compared:
-                    self._strays(storage, _STRAY_RUNS[number], tally)
+                elif self.comparison.compared:
+                    self._strays(storage, _ORPHAN_RUNS[number], tally)
         yield pa.RecordBatch.from_pylist([*anomalies, *tally.rows()], schema=to_arrow_schema(OUTCOMES))
 
     def _strays(self, storage: PostgresStorage, text: LiteralString, tally: Tally) -> None:
         last = ""
         while page := [row[0] for row in storage.rows(text, last, RUNS_AT_ONCE)]:
             last = page[-1]
-            found = self.judge.compare(storage, ViewRows(), page)
-            threads = {run_id: found.threads(run_id) for run_id in page}
-            hurt = self.judge.hurt(storage, [each.own for each in threads.values()])
-            for run_id, each in threads.items():
-                if run_id in found.differences:  # else it has facts by now
-                    unreadable = run_id in found.unreadable
-                    self.judge.tell_differences(run_id, found.differences[run_id], each, hurt, unreadable, tally)
+            compared = self.comparison.compare(storage, ViewRows(), page)
+            threads = {run_id: compared.threads(run_id) for run_id in page}
+            damaged = self.comparison.damaged_of(storage, [of_run.own for of_run in threads.values()])
+            for run_id, of_run in threads.items():
+                if run_id in compared.differences:  # else it has facts by now
+                    unreadable = run_id in compared.unreadable
+                    differences_of_run = compared.differences[run_id]
+                    self.comparison.report_differences(run_id, differences_of_run, of_run, damaged, unreadable, tally)
 
     def _loose(self, storage: PostgresStorage, tally: Tally) -> list[Row]:
-        schema, damaged, alone = self.judge.schema, self.judge.damaged, not self.judge.compared
-        with storage.connection() as connection, instant(connection, schema, facts_only=alone) as look:
-            told = look.expected_loose()
-            kept = told if alone else look.actual_loose()
-        unreadable = {row["thread"] for row in told.anomalies if is_unreadable(row)}
-        for one in differences(told, kept):
-            thread = dispatch_thread(one.key[0]) if one.table == "queues" else one.key[0]
+        schema, damaged, alone = self.comparison.schema, self.comparison.damaged, not self.comparison.compared
+        with storage.connection() as connection, instant(connection, schema, facts_only=alone) as snapshot:
+            expected = snapshot.expected_loose()
+            actual = expected if alone else snapshot.actual_loose()
+        unreadable = {row["thread"] for row in expected.anomalies if is_unreadable(row)}
+        for difference in differences(expected, actual):
+            key = difference.key[0]
+            thread = dispatch_thread(key) if difference.table == "queues" else key
             kind = Kind.HURT if thread in damaged else Kind.DIFFERS
-            tally.add(kind, None, one.detail, excused=kind is Kind.HURT or thread in unreadable, thread=thread)
-        live = set() if alone else {anomaly_key(row) for row in kept.anomalies}
+            tally.add(kind, None, difference.detail, excused=kind is Kind.HURT or thread in unreadable, thread=thread)
+        live = set() if alone else {anomaly_key(row) for row in actual.anomalies}
         return [
             tally.anomaly(row, excused=row["thread"] in damaged and anomaly_key(row) not in live)
-            for row in told.anomalies
+            for row in expected.anomalies
         ]
