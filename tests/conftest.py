@@ -17,6 +17,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
+from tests.scratch import SCRATCH
 
 pytest.register_assert_rewrite(
     "tests.journal.access",
@@ -30,6 +31,9 @@ SERVER_VARIABLE = "SQUID_TEST_DATABASE_URL"  # a server to use instead of one of
 
 # Spark's machines live for seconds here: the compiler that makes the fastest code would take longer than it saves.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Files of tests, and of the programs that they start, are where those of the server are.
+os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 
 # xdist tells its workers how wide the terminal of the one who started them is; what is printed here is for pipes.
 os.environ.pop("COLUMNS", None)
@@ -77,7 +81,7 @@ def postgres_url() -> Iterator[str]:
     if SERVER_VARIABLE in os.environ:
         yield os.environ[SERVER_VARIABLE]
         return
-    with tempfile.TemporaryDirectory(prefix="squid-tests-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-tests-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         try:
@@ -85,7 +89,7 @@ def postgres_url() -> Iterator[str]:
 
             url = server.ensure_running()
             with psycopg.connect(plain_url(url), autocommit=True) as connection:
-                for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '4GB'", "jit = off"):
+                for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '1GB'", "jit = off"):
                     connection.execute(f"ALTER SYSTEM SET {setting}")
                 connection.execute("SELECT pg_reload_conf()")
             yield url

@@ -26,6 +26,7 @@ from tests.docs.inline_commands import inline_commands, read_command
 from tests.docs.reader import Counted, Reader, reader
 from tests.docs.states import CHANGED_SHOP, SHOP, bring_about
 from tests.journal.access import plain_url
+from tests.scratch import SCRATCH
 
 RUNBOOK = "docs/runbook/"
 PAGES = [name for name in documents() if name.startswith(RUNBOOK) and not name.endswith("README.md")]
@@ -38,7 +39,7 @@ _total = Counted()
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
     """An embedded server for all documents, as without any configuration."""
-    with tempfile.TemporaryDirectory(prefix="squid-docs-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-docs-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         made = EmbeddedPostgres(Path(directory) / "postgres")
         with psycopg.connect(plain_url(made.ensure_running()), autocommit=True) as connection:

@@ -21,6 +21,7 @@ from examples.ui import VIEWPORT, Ui
 from squid_dagster import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.runtime.adapters import definitions
+from tests.scratch import SCRATCH
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _PATIENCE_MS = 60_000
@@ -58,7 +59,7 @@ def squid(browser: Browser, postgres_url: str, schema: str) -> Iterator[Squid]:
 @pytest.fixture(scope="package")
 def stack(squid: Squid, postgres_url: str, schema: str) -> Iterator[Stack]:
     """Dagster with this repository's code location: code server, daemon and webserver."""
-    with tempfile.TemporaryDirectory(prefix="squid-browser-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="squid-browser-", dir=SCRATCH) as folder:
         environment = {
             "SQUID_DATABASE_URL": postgres_url,
             "SQUID_SCHEMA": schema,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.campaign import Campaign, Plan, faults_of
 from tests.chaos.servers.faults import WEIGHTS
+from tests.scratch import SCRATCH
 
 SEED = int(os.environ.get("SQUID_CHAOS_SEED", "7"))
 
@@ -27,7 +28,7 @@ def test_no_run_is_lost_doubled_or_stuck_and_no_worker_ends_under_every_fault() 
         each_once=True,
     )
     said: list[str] = []
-    with TemporaryDirectory(prefix="squid-chaos-", dir="/tmp") as folder:
+    with TemporaryDirectory(prefix="squid-chaos-", dir=SCRATCH) as folder:
         Path(folder).chmod(0o755)
         outcome = Campaign(plan, Path(folder), said.append).run()
         story = "\n".join([*said, *outcome.verdict, *outcome.died, *_logs(Path(folder))])

@@ -26,6 +26,7 @@ from tests.facts import planned, queued, started
 from tests.journal.access import put, raw
 from tests.plugin.processes import gated_location
 from tests.plugin.processes.daemon import wait_for
+from tests.scratch import SCRATCH
 
 
 def announce(storage: PostgresStorage, *queues: str, definitions: tuple[str, ...] | None = None) -> None:
@@ -208,7 +209,7 @@ def served(postgres_url: str, schema_names: Iterator[str]) -> Iterator[tuple[Com
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
     alive(storage)
-    with tempfile.TemporaryDirectory(prefix="squid-doctor-", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="squid-doctor-", dir=SCRATCH) as made:
         folder = Path(made)
         environment = {
             "SQUID_DATABASE_URL": postgres_url,

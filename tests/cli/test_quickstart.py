@@ -19,6 +19,7 @@ import pytest
 from squid_dagster.cli.quickstart.files import FLOW, SLOW_STEP, WORKFLOW
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from tests.journal.access import plain_url
+from tests.scratch import SCRATCH
 
 MAIN = "from squid_dagster.cli import main; main(prog_name='squid')"
 PATIENCE = 120
@@ -28,7 +29,7 @@ MARK = "SQUID_QUICKSTART_TEST"
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """A folder that the embedded server's user can traverse, with an XDG home of its own."""
-    with tempfile.TemporaryDirectory(prefix="squid-quickstart-", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="squid-quickstart-", dir=SCRATCH) as name:
         Path(name).chmod(0o755)
         yield Path(name)
         EmbeddedPostgres(Path(name) / "squid_dagster").stop()

@@ -16,6 +16,7 @@ import pytest
 import squid_dagster
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from squid_dagster.journal.embedded.account import UNPRIVILEGED_ID
+from tests.scratch import SCRATCH
 
 OrdinaryPython = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -36,7 +37,7 @@ NEEDED = (
 @contextmanager
 def open_directory() -> Iterator[Path]:
     """Yield an empty directory that every user may traverse; then stop its servers, whatever the test did to them."""
-    path = Path(tempfile.mkdtemp(prefix="squid-test-", dir="/tmp"))  # pytest's own is closed to other users
+    path = Path(tempfile.mkdtemp(prefix="squid-test-", dir=SCRATCH))  # pytest's own is closed to other users
     path.chmod(0o711)
     yield path
     for lock in path.rglob("server.lock"):

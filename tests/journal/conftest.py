@@ -18,8 +18,9 @@ from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispa
 from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import T0
-from tests.journal.access import Opener, Wire
-from tests.journal.dispatch_fixture import Desk
+from tests.journal.access import LossyProxy, Opener
+from tests.journal.dispatch_fixture import DispatchFixture
+from tests.scratch import SCRATCH
 
 _shared = count(1)
 
@@ -42,17 +43,17 @@ def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
 
 
 @pytest.fixture(params=["fold on memory", "fold on memory, thread by thread", "fold on postgres", "postgres"])
-def desk(request: pytest.FixtureRequest, clock: VirtualClock) -> Desk:
+def dispatch(request: pytest.FixtureRequest, clock: VirtualClock) -> DispatchFixture:
     """An empty journal with a dispatch store, in every combination."""
     storage = _storage(request.param.removeprefix("fold on "), clock, request)
     set_based = request.param == "postgres"
-    return Desk(storage, dispatch_store(storage) if set_based else FoldDispatchStore(storage), clock)
+    return DispatchFixture(storage, dispatch_store(storage) if set_based else FoldDispatchStore(storage), clock)
 
 
 @pytest.fixture
-def postgres_desk(postgres_virtual: PostgresStorage, clock: VirtualClock) -> Desk:
+def postgres_dispatch(postgres_virtual: PostgresStorage, clock: VirtualClock) -> DispatchFixture:
     """An empty journal with the set-based dispatch store."""
-    return Desk(postgres_virtual, PostgresDispatchStore(postgres_virtual), clock)
+    return DispatchFixture(postgres_virtual, PostgresDispatchStore(postgres_virtual), clock)
 
 
 def dispatch_store(storage: Storage) -> DispatchStore:
@@ -79,17 +80,17 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def wire(postgres_url: str) -> Iterator[Wire]:
-    """A wire to the server that can lose an answer."""
-    made = Wire(postgres_url)
+def lossy_proxy(postgres_url: str) -> Iterator[LossyProxy]:
+    """A proxy to the server that can lose an answer."""
+    made = LossyProxy(postgres_url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def behind_wire(wire: Wire, postgres_virtual: PostgresStorage) -> Iterator[PostgresStorage]:
-    """The same journal as `postgres_virtual`, reached over the wire."""
-    storage = PostgresStorage(wire.url, postgres_virtual.schema, clock=postgres_virtual.clock)
+def behind_lossy_proxy(lossy_proxy: LossyProxy, postgres_virtual: PostgresStorage) -> Iterator[PostgresStorage]:
+    """The same journal as `postgres_virtual`, reached through the proxy."""
+    storage = PostgresStorage(lossy_proxy.url, postgres_virtual.schema, clock=postgres_virtual.clock)
     yield storage
     storage.close()
 
@@ -97,7 +98,7 @@ def behind_wire(wire: Wire, postgres_virtual: PostgresStorage) -> Iterator[Postg
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that a module may stop, start and configure as it likes."""
-    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         server.ensure_running()

@@ -19,6 +19,7 @@ from squid_dagster.journal.embedded.account import account_for
 from squid_dagster.journal.embedded.deadline import Deadline
 from squid_dagster.journal.embedded.layout import PORT, Layout, make_private
 from squid_dagster.journal.embedded.locks import try_lock
+from tests.scratch import SCRATCH
 
 _MINUTE = timedelta(seconds=60)
 
@@ -26,7 +27,7 @@ _MINUTE = timedelta(seconds=60)
 @contextmanager
 def primary_and_standby(prefix: str = "squid-pair-") -> Iterator[tuple[EmbeddedPostgres, EmbeddedPostgres]]:
     """Start a server and a standby of it in a directory of their own; both are stopped and gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         primary = EmbeddedPostgres(Path(directory) / "primary")
         primary.ensure_running()

@@ -10,12 +10,13 @@ import pytest
 
 from tests.chaos.servers.cluster import Cluster
 from tests.journal.access import plain_url
+from tests.scratch import SCRATCH
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A primary behind its proxy."""
-    with TemporaryDirectory(prefix="squid-chaos-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="squid-chaos-", dir=SCRATCH, ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         with closing(Cluster(Path(folder))) as made:
             yield made

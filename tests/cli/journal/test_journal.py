@@ -16,6 +16,7 @@ from tests.cli.command_line import Answer, CommandLine
 from tests.cli.workflows import hello, orders
 from tests.facts import claimed, planned, queue_paused, scheduled, signal, started
 from tests.journal.access import put, raw, terminate_backends
+from tests.scratch import SCRATCH
 
 KEYS = ["position", "thread", "seq", "type", "run_id", "occurred_at", "unreadable", "data"]
 
@@ -137,7 +138,7 @@ def test_who_follows_sees_every_fact_once(six_facts: CommandLine) -> None:
 
 
 def test_who_follows_goes_on_after_a_restart_of_the_database_and_says_so_once() -> None:
-    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         storage = PostgresStorage(server.ensure_running(), "followed")

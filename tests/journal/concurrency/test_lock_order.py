@@ -25,6 +25,7 @@ from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.journal.access import eventually, plain_url, raw
 from tests.journal.schema.version5 import KEY, Worker, claim_one, end_arguments, start_arguments
+from tests.scratch import SCRATCH
 
 # --- what is written ------------------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ _EXISTING = {2: "SELECT run_id FROM runs", 3: "SELECT run_id FROM attempts", 4: 
 Write = Callable[[psycopg.Connection[Any]], object]
 
 
-class Room:
+class LockFixture:
     """A journal with two claimed runs on two queues, and two more that can be claimed."""
 
     def __init__(self, storage: PostgresStorage) -> None:
@@ -190,11 +191,11 @@ class Room:
 
 
 @pytest.fixture(scope="module")
-def room(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) -> Iterator[Room]:
+def fixture(postgres_url: str, words_url: str | None, schema_names: Iterator[str]) -> Iterator[LockFixture]:
     """One journal for all writers, in a database that orders by words if there is one: none of them commits."""
     storage = PostgresStorage(words_url or postgres_url, next(schema_names))
     storage.upgrade()
-    yield Room(storage)
+    yield LockFixture(storage)
     storage.close()
 
 
@@ -247,11 +248,11 @@ def _claim(connection: psycopg.Connection[Any]) -> None:
     claim_one(connection, _QUEUES[0], uuid4().hex)
 
 
-def _end(room: Room) -> Write:
+def _end(fixture: LockFixture) -> Write:
     """End runs as code of version 6 and before: two runs of two queues at once."""
 
     def write(connection: psycopg.Connection[Any]) -> None:
-        row = connection.execute(*end_arguments(room.claims)).fetchone()
+        row = connection.execute(*end_arguments(fixture.claims)).fetchone()
         assert row is not None
         assert row[0]["ended"] == [1, 2]
 
@@ -262,11 +263,11 @@ _SETTLE = """SELECT settle_runs(%s, clock_timestamp(), true, %s::text[], %s::tex
     %s::json, %s::json, %s::json, NULL)"""
 
 
-def _settle(room: Room) -> Write:
+def _settle(fixture: LockFixture) -> Write:
     """Settle in the fast way: two runs of two queues at once."""
 
     def write(connection: psycopg.Connection[Any]) -> None:
-        runs, ids, queues = zip(*room.claims, strict=True)
+        runs, ids, queues = zip(*fixture.claims, strict=True)
         claims = [{"m": m, "key": KEY, "claim_id": id_, "token_hash": id_} for m, id_ in enumerate(ids, 1)]
         facts: list[dict[str, Any]] = [{"m": m, "type": "attempt_completed", "data": {}} for m in (1, 2)]
         facts += [{"m": m, "k": 1, "type": "run_terminal", "data": {}} for m in (1, 2)]
@@ -283,11 +284,17 @@ def _settle(room: Room) -> Write:
 @pytest.mark.parametrize(
     "name", ["append", "append to all", "append new", "start", "start one", "claim", "end", "settle"]
 )
-def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, name: str) -> None:
+def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(fixture: LockFixture, name: str) -> None:
     writers: dict[str, Write] = {"append": _append, "append to all": _append_to_all, "append new": _append_new}
-    writers |= {"start": _start, "start one": _start_one, "claim": _claim, "end": _end(room), "settle": _settle(room)}
+    writers |= {
+        "start": _start,
+        "start one": _start_one,
+        "claim": _claim,
+        "end": _end(fixture),
+        "settle": _settle(fixture),
+    }
     write = writers[name]
-    gate, buckets = {Lock.gate()}, {Lock.bucket(number) for number in room.buckets}
+    gate, buckets = {Lock.gate()}, {Lock.bucket(number) for number in fixture.buckets}
     runs, attempts = set(map(Lock.run, _RUNS)), set(map(Lock.attempt, _RUNS))
     queues, threads = set(map(Lock.thread, _THREADS[:2])), set(map(Lock.thread, _THREADS))
     new = [Lock.new_thread(f"squid:run:{run}") for run in _NEW]
@@ -296,7 +303,7 @@ def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, n
         "append to all": gate | buckets | runs | attempts | threads | set(new),
         "append new": gate | buckets | {min(queues)} | set(new),
         "start": gate | buckets | {min(queues)} | set(new),
-        "start one": gate | {Lock.bucket(room.buckets[0])} | {min(queues), new[0]},
+        "start one": gate | {Lock.bucket(fixture.buckets[0])} | {min(queues), new[0]},
         "claim": gate | {min(queues)},  # it waits for no attempt
         "end": gate | runs | attempts | threads,
         "settle": gate | runs | attempts | threads,
@@ -304,8 +311,8 @@ def test_whatever_a_writer_waits_for_comes_after_all_that_it_holds(room: Room, n
     # when each lock is held by another session in turn
     waited = {}
     others = [] if name == "claim" else [Lock.attempt(f"due-{queue}") for queue in _QUEUES]  # claims pass those by
-    for lock in room.candidates() + others:
-        held = room.held_before(write, lock)
+    for lock in fixture.candidates() + others:
+        held = fixture.held_before(write, lock)
         if held is not None:
             waited[lock] = held
     # then the writer waits for those that it needs, and holds only what comes before
@@ -339,7 +346,7 @@ def words_url() -> Iterator[str | None]:
         yield None
         return
     with (
-        tempfile.TemporaryDirectory(prefix="squid-words-", dir="/tmp") as directory,
+        tempfile.TemporaryDirectory(prefix="squid-words-", dir=SCRATCH) as directory,
         pytest.MonkeyPatch.context() as patch,
     ):
         Path(directory).chmod(0o755)

@@ -32,6 +32,7 @@ from squid_dagster.protocol.errors import SchemaOutdated
 from tests.facts import applied, fenced, planned, queue_paused, queued, scheduled, signal, started, terminal
 from tests.journal.access import THREAD, Opener, all_entries, assert_views_agree_with_the_journal, plain_url, put, raw
 from tests.journal.schema.released_schemas import EARLIER_VERSIONS, make_released, written_by_this_code
+from tests.scratch import SCRATCH
 
 # Ten processes, forked once everything is imported: they race for the schema and not for the interpreter.
 _UPGRADE = """
@@ -201,7 +202,7 @@ def older(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
     shipped = wheel.installed()
     if request.param not in shipped:
         pytest.skip(f"the wheel brings Postgres {', '.join(map(str, sorted(shipped)))}, not {request.param}")
-    with tempfile.TemporaryDirectory(prefix="squid-older-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-older-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         layout = Layout(Path(directory) / "postgres")
         account = account_for(layout.pgdata)

@@ -17,6 +17,7 @@ from examples.stack import StackError
 from squid_dagster.journal.embedded import EmbeddedPostgres
 from tests.plugin.drain_workflows import wait_until
 from tests.processes import REPOSITORY, Child, children
+from tests.scratch import SCRATCH
 
 LOADED = """{workspaceOrError {... on Workspace {locationEntries {name locationOrLoadError {
   __typename ... on RepositoryLocation {repositories {sensors {name sensorState {status}} jobs {name}}}}}}}}"""
@@ -25,7 +26,7 @@ LOADED = """{workspaceOrError {... on Workspace {locationEntries {name locationO
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder that the embedded server's user can reach, and that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="squid-dev-", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="squid-dev-", dir=SCRATCH) as made:
         Path(made).chmod(0o755)
         yield Path(made)
 

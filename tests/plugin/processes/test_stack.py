@@ -12,12 +12,13 @@ import pytest
 from examples.stack import Stack, StackError
 from tests.plugin.processes.daemon import is_running, wait_for
 from tests.processes import Child, children
+from tests.scratch import SCRATCH
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a short name: the path of a Unix socket has little room."""
-    with tempfile.TemporaryDirectory(prefix="squid-stack-", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="squid-stack-", dir=SCRATCH) as made:
         yield Path(made)
 
 

@@ -15,6 +15,7 @@ from squid_dagster.journal.contract.queries import QueueRow
 from tests.plugin.processes import gated_location
 from tests.plugin.processes.daemon import Deployment, is_running, wait_for
 from tests.runtime.runs import facts
+from tests.scratch import SCRATCH
 
 RUNS = {"tide": 130, "rock": 70}
 ENOUGH = 50
@@ -23,7 +24,7 @@ ENOUGH = 50
 @pytest.fixture
 def deployment(postgres_url: str, schema: str) -> Iterator[Deployment]:
     """An empty journal, and Dagster's processes, not started yet."""
-    with tempfile.TemporaryDirectory(prefix="squid-shore-", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="squid-shore-", dir=SCRATCH) as folder:
         made = Deployment(Path(folder), postgres_url, schema)
         try:
             yield made

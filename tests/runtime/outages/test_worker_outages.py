@@ -22,6 +22,7 @@ from squid_dagster.runtime.worker.committer import COMMITTERS, committer_of
 from squid_dagster.workflow import StepContext, Workflow
 from tests.journal.access import raw, terminate_backends, wait_for_a_lock
 from tests.runtime.workers import NEVER, PATIENCE, all_done, facts_of, queue_facts, running_worker, until
+from tests.scratch import SCRATCH
 
 
 class Item(BaseModel):
@@ -33,7 +34,7 @@ class Item(BaseModel):
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
     """A server that these tests stop and start as they like."""
-    with tempfile.TemporaryDirectory(prefix="squid-own-", dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix="squid-own-", dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
         server.ensure_running()
