@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,27 +15,48 @@ from tests.facts import scheduled
 from tests.journal.writers import start
 from tests.processes import REPOSITORY
 
-pytestmark = pytest.mark.parametrize("hours", [-3, 3])
+Worker = Callable[..., Any]
 
 
-def _worker(storage: PostgresStorage, url: str, hours: int, *command: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.journal.claims.wrong_clock_process", url, storage.schema, str(hours), *command],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module", params=[-3, 3])
+def hours(request: pytest.FixtureRequest) -> int:
+    """By how much the worker's clock is wrong."""
+    return int(request.param)
 
 
-def test_the_worker_really_has_a_wrong_clock(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
-    worker_time = datetime.fromisoformat(_worker(postgres, postgres_url, hours, "clock"))
+@pytest.fixture(scope="module")
+def process(postgres_url: str, hours: int) -> Iterator[subprocess.Popen[str]]:
+    """A process whose clock is wrong, for all tests."""
+    command = [sys.executable, "-m", "tests.journal.claims.wrong_clock_process", postgres_url, str(hours)]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        yield started
+        started.communicate()
+
+
+@pytest.fixture
+def worker(process: subprocess.Popen[str], postgres: PostgresStorage) -> Worker:
+    """A function that executes a command in that process, on the journal under test."""
+
+    def execute(*command: str) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        print(json.dumps([postgres.schema, *command]), file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+        assert answer, process.stderr.read()
+        return json.loads(answer)
+
+    return execute
+
+
+def test_the_worker_really_has_a_wrong_clock(worker: Worker, hours: int) -> None:
+    worker_time = datetime.fromisoformat(worker("clock"))
     assert abs(worker_time - datetime.now(UTC) - timedelta(hours=hours)) < timedelta(minutes=5)
 
 
-def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
+def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, worker: Worker) -> None:
     start(postgres, ["due", "held"])
     (held,) = [
         claim
@@ -45,7 +67,7 @@ def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgr
     postgres.append("squid:dispatch:default", [scheduled("later", visible_at=later, occurred_at=postgres.now())])
 
     before = postgres.now()
-    claimed = _worker(postgres, postgres_url, hours, "claim")
+    claimed = worker("claim")
 
     # The other worker's lease has not run out, and what is visible in an hour is not visible now.
     assert [run_id for run_id, *_ in claimed] == ["due"]
@@ -54,14 +76,14 @@ def test_it_takes_what_is_due_and_nothing_else(postgres: PostgresStorage, postgr
     assert PostgresDispatchStore(postgres).heartbeat([held.ref])[0].error is None
 
 
-def test_its_outcome_counts_while_its_lease_lasts(postgres: PostgresStorage, postgres_url: str, hours: int) -> None:
+def test_its_outcome_counts_while_its_lease_lasts(postgres: PostgresStorage, worker: Worker) -> None:
     start(postgres, ["run-1", "run-2"])
-    first, second = _worker(postgres, postgres_url, hours, "claim")
+    first, second = worker("claim")
 
-    assert _worker(postgres, postgres_url, hours, "heartbeat", *first[:4]) == ["ok"]
-    assert _worker(postgres, postgres_url, hours, "complete", *first[:4]) == ["ok"]
+    assert worker("heartbeat", *first[:4]) == ["ok"]
+    assert worker("complete", *first[:4]) == ["ok"]
     before = postgres.now()
-    assert _worker(postgres, postgres_url, hours, "fail", *second[:4], f"{second[0]}:step:1:2") == ["ok"]
+    assert worker("fail", *second[:4], f"{second[0]}:step:1:2") == ["ok"]
 
     failure = postgres.read("squid:dispatch:default")[-1].fact
     assert isinstance(failure, AttemptFailed)
@@ -69,9 +91,7 @@ def test_its_outcome_counts_while_its_lease_lasts(postgres: PostgresStorage, pos
     assert failure.retry_visible_at == failure.occurred_at + timedelta(seconds=30)
 
 
-def test_its_outcome_is_refused_once_its_lease_has_run_out(
-    postgres: PostgresStorage, postgres_url: str, hours: int
-) -> None:
+def test_its_outcome_is_refused_once_its_lease_has_run_out(postgres: PostgresStorage, worker: Worker) -> None:
     start(postgres, ["run-1"])
     store = PostgresDispatchStore(postgres)
     (claim,) = store.claim("default", "slow", lease=timedelta(milliseconds=1))
@@ -79,5 +99,5 @@ def test_its_outcome_is_refused_once_its_lease_has_run_out(
         pass  # the database's clock gets there
     reference = (claim.ref.run_id, claim.ref.runnable_key, claim.ref.claim_id, claim.ref.token)
 
-    assert _worker(postgres, postgres_url, hours, "heartbeat", *reference) == ["ExpiredClaim"]
-    assert _worker(postgres, postgres_url, hours, "complete", *reference) == ["ExpiredClaim"]
+    assert worker("heartbeat", *reference) == ["ExpiredClaim"]
+    assert worker("complete", *reference) == ["ExpiredClaim"]

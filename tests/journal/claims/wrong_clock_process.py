@@ -1,6 +1,7 @@
 """A worker in a process whose clock is wrong.
 
-Usage: `python -m tests.journal.claims.wrong_clock_process <url> <schema> <hours> <command>`.
+Usage: `python -m tests.journal.claims.wrong_clock_process <url> <hours>`. Each line of the input is a JSON list: a schema
+and a command with its arguments; the answer is a line of JSON.
 
 Every way in which Python code reads the time is shifted before anything of ours is imported.
 """
@@ -10,9 +11,10 @@ import sys
 
 from tests.shifted_clock import shift
 
-shift(float(sys.argv[3]))
+shift(float(sys.argv[2]))
 
 import json  # noqa: E402
+from contextlib import closing  # noqa: E402
 from datetime import timedelta  # noqa: E402
 
 from squid_dagster.journal import (  # noqa: E402
@@ -26,9 +28,8 @@ from squid_dagster.journal import (  # noqa: E402
 )
 
 
-def main(url: str, schema: str, command: str, *arguments: str) -> object:
+def execute(store: PostgresDispatchStore, command: str, *arguments: str) -> object:
     """Execute one command as a worker does, and return its result."""
-    store = PostgresDispatchStore(PostgresStorage(url, schema))
     match command:
         case "clock":
             return clock.datetime.now(clock.UTC).isoformat()
@@ -49,4 +50,7 @@ def main(url: str, schema: str, command: str, *arguments: str) -> object:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2], *sys.argv[4:])) + "\n")
+    for line in sys.stdin:
+        schema, *command = json.loads(line)
+        with closing(PostgresStorage(sys.argv[1], schema)) as storage:
+            print(json.dumps(execute(PostgresDispatchStore(storage), *command)), flush=True)
