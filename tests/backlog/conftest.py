@@ -1,4 +1,4 @@
-"""A board on every storage that the contract names."""
+"""A backlog on every storage that the contract names."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,16 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from tests.backlog.contract import Board
+from tests.backlog.contract import BacklogFixture
 
 
 @pytest.fixture(params=["memory", "postgres"])
-def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[Board]:
+def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[BacklogFixture]:
     """An empty backlog, in every storage; whatever a test has done to it, cards and facts agree in the end."""
     storage: Storage = MemoryStorage(clock)
     if request.param == "postgres":
         storage = request.getfixturevalue("shared_postgres")
-    made = Board(storage, clock)
+    made = BacklogFixture(storage, clock)
     yield made
     made.check()
 
@@ -40,6 +40,6 @@ def shared_postgres(module_postgres: PostgresStorage, clock: VirtualClock) -> Po
 
 
 @pytest.fixture
-def postgres_board(shared_postgres: PostgresStorage, clock: VirtualClock) -> Board:
+def postgres_fixture(shared_postgres: PostgresStorage, clock: VirtualClock) -> BacklogFixture:
     """An empty backlog on Postgres."""
-    return Board(shared_postgres, clock)
+    return BacklogFixture(shared_postgres, clock)

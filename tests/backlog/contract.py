@@ -1,4 +1,4 @@
-"""What the suite of the backlog shares: a board with a clock, on every storage, and ways to look at its facts."""
+"""What the suite of the backlog shares: a backlog with a clock, on every storage, and ways to look at its facts."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +13,7 @@ MINUTE = timedelta(minutes=1)
 
 
 @dataclass
-class Board:
+class BacklogFixture:
     """A backlog, its storage, and the only clock that there is."""
 
     storage: Storage
@@ -70,13 +70,13 @@ class Board:
         assert self.backlog.differences() == []
 
 
-def write_history(board: Board) -> None:
+def write_history(fixture: BacklogFixture) -> None:
     """Write cards in every state."""
-    board.cards("A", "B", idempotency_key=None)
-    board.cards("C", depends_on=["A", "B"], acceptance={"n": 1e300}, body="ü 🦑")
-    board.backlog.complete("A", token=board.claim(ttl=MINUTE).claim_token)
-    board.backlog.fail("B", token=board.claim().claim_token, retry_after=MINUTE, error="no")
-    board.backlog.create("D", "d", max_attempts=1)
-    board.claim(ttl=timedelta(seconds=5))
-    board.later(seconds=5)
-    board.backlog.reclaim()
+    fixture.cards("A", "B", idempotency_key=None)
+    fixture.cards("C", depends_on=["A", "B"], acceptance={"n": 1e300}, body="ü 🦑")
+    fixture.backlog.complete("A", token=fixture.claim(ttl=MINUTE).claim_token)
+    fixture.backlog.fail("B", token=fixture.claim().claim_token, retry_after=MINUTE, error="no")
+    fixture.backlog.create("D", "d", max_attempts=1)
+    fixture.claim(ttl=timedelta(seconds=5))
+    fixture.later(seconds=5)
+    fixture.backlog.reclaim()

@@ -15,7 +15,7 @@ from squid_dagster.backlog import Backlog
 from squid_dagster.cli import main
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD
-from tests.backlog.contract import Board
+from tests.backlog.contract import BacklogFixture
 
 COLUMNS = [
     *("id", "title", "body", "phase", "priority", "status", "depends_on", "claim_owner", "claim_ttl_seconds"),
@@ -249,19 +249,19 @@ def test_the_session_of_the_seed_runs_as_written(shell: dict[str, str]) -> None:
 
 
 def test_a_pipe_that_is_closed_early_leaves_no_traceback(shell: dict[str, str], at_command: PostgresStorage) -> None:
-    board = Backlog(at_command)
+    fixture = Backlog(at_command)
     for number in range(30):
-        board.create(f"c{number}", "x" * 900, body="y" * 9000)
+        fixture.create(f"c{number}", "x" * 900, body="y" * 9000)
     command = "set -o pipefail; squid backlog list --json | head -c 10"
     done = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode != 0, done.stdout) == (True, '[{"id": "c')
     assert done.stderr.count("\n") <= 1
 
 
-def test_the_facade_and_the_board_share_their_cards(board: Board) -> None:
+def test_the_facade_and_the_board_share_their_cards(fixture: BacklogFixture) -> None:
     from squid_dagster import Squid
 
-    squid = Squid(board.storage)
+    squid = Squid(fixture.storage)
     squid.backlog.create("A", "a")
-    assert board.claim().id == "A"
+    assert fixture.claim().id == "A"
     squid.close()

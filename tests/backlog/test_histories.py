@@ -82,7 +82,7 @@ def histories(draw: st.DrawFn) -> list[Operation]:
     return [*first, *draw(st.lists(operations, min_size=15, max_size=40))]
 
 
-class Player:
+class BacklogCaller:
     """A caller of one backlog, which remembers the tokens that it was given."""
 
     def __init__(self, storage: Storage) -> None:
@@ -90,7 +90,7 @@ class Player:
         self.backlog = Backlog(storage)
         self.tokens: dict[str, list[str]] = {}
 
-    def play(self, name: str, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Execute it; return its answer, or the error's type and text. Tokens differ and are left out."""
         given = dict(arguments)
         if "token" in given:
@@ -123,21 +123,21 @@ def test_both_storages_answer_alike_and_cards_are_what_the_facts_tell(
     module_postgres.clock = clock
     module_postgres.delete_thread(BACKLOG_THREAD)
     memory = MemoryStorage(clock)
-    players = (Player(memory), Player(module_postgres))
+    callers = (BacklogCaller(memory), BacklogCaller(module_postgres))
     # when the same is done to both, then both say the same
     for name, arguments in history:
         if name == "advance":
             clock.advance(timedelta(seconds=arguments["seconds"]))
             continue
-        ours, theirs = (player.play(name, arguments) for player in players)
+        ours, theirs = (caller.call(name, arguments) for caller in callers)
         assert ours == theirs, name
     # and have the same facts, no rule was broken, and each card is what they tell
     projections = [BacklogProjection.fold(storage.read(BACKLOG_THREAD)) for storage in (memory, module_postgres)]
     assert [projection.anomalies for projection in projections] == [[], []]
     assert list(map(_shown, projections[0].cards.values())) == list(map(_shown, projections[1].cards.values()))
-    assert players[1].backlog.differences() == players[0].backlog.differences() == []
-    assert {card.id: card for card in players[1].backlog.list()} == projections[1].cards
-    assert players[0].backlog.stats() == players[1].backlog.stats()
+    assert callers[1].backlog.differences() == callers[0].backlog.differences() == []
+    assert {card.id: card for card in callers[1].backlog.list()} == projections[1].cards
+    assert callers[0].backlog.stats() == callers[1].backlog.stats()
 
 
 @given(

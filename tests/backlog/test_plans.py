@@ -47,7 +47,7 @@ def crowded(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Postgres
     storage.close()
 
 
-class Called(NamedTuple):
+class MeasuredCall(NamedTuple):
     """What a function gave, and what it read of the cards for it."""
 
     answer: Any
@@ -55,7 +55,7 @@ class Called(NamedTuple):
     rows: int
 
 
-def _call(connection: psycopg.Connection[Any], statement: bytes, values: tuple[object, ...]) -> Called:
+def _call(connection: psycopg.Connection[Any], statement: bytes, values: tuple[object, ...]) -> MeasuredCall:
     """Call a function in a transaction of its own, and ask the session's own counters."""
     counters = """SELECT seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
                     FROM pg_stat_xact_user_tables WHERE relid = 'backlog'::regclass"""
@@ -66,10 +66,10 @@ def _call(connection: psycopg.Connection[Any], statement: bytes, values: tuple[o
     assert before is not None
     assert answer is not None
     assert after is not None
-    return Called(answer[0], after[0] - before[0], after[1] - before[1])
+    return MeasuredCall(answer[0], after[0] - before[0], after[1] - before[1])
 
 
-def _claim(connection: psycopg.Connection[Any], storage: PostgresStorage, phase: str | None) -> Called:
+def _claim(connection: psycopg.Connection[Any], storage: PostgresStorage, phase: str | None) -> MeasuredCall:
     values = (uuid4(), "w", 900, token_hash("x"), None, phase, t(60))
     return _call(connection, storage.sql(store_module._CLAIM), values)
 

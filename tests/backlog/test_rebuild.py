@@ -12,15 +12,15 @@ from squid_dagster.journal import MemoryStorage, PostgresStorage, verify
 from squid_dagster.journal.postgres.schema.names import lock_number
 from squid_dagster.protocol import BACKLOG_THREAD, BacklogProjection, CardClaimed, CardCompleted, CardCreated
 from squid_dagster.protocol.errors import InvalidArgument, StaleClaim, StorageUnavailable, ViewsMissing
-from tests.backlog.contract import MINUTE, Board, write_history
+from tests.backlog.contract import MINUTE, BacklogFixture, write_history
 from tests.facts import T0, token_hash
 from tests.journal.access import at_once, plant, raw
 
 
-def test_the_table_is_rebuilt_equal_to_the_live_one(postgres_board: Board) -> None:
-    write_history(postgres_board)
-    before = postgres_board.backlog.list()
-    storage = postgres_board.storage
+def test_the_table_is_rebuilt_equal_to_the_live_one(postgres_fixture: BacklogFixture) -> None:
+    write_history(postgres_fixture)
+    before = postgres_fixture.backlog.list()
+    storage = postgres_fixture.storage
     assert isinstance(storage, PostgresStorage)
     with raw(storage) as connection:
         indexes = (
@@ -31,51 +31,51 @@ def test_the_table_is_rebuilt_equal_to_the_live_one(postgres_board: Board) -> No
         connection.execute("UPDATE backlog SET priority = 7, open_dependencies = 0 WHERE id = 'C'")
         connection.execute("DELETE FROM backlog WHERE id = 'A'")
         connection.execute("UPDATE backlog SET id = 'X' WHERE id = 'B'")
-    assert [difference.split(": ") for difference in postgres_board.backlog.differences()] == [
+    assert [difference.split(": ") for difference in postgres_fixture.backlog.differences()] == [
         ["card A", "a row is missing"],
         ["card B", "a row is missing"],
         ["card C", "other values in open_dependencies, priority"],
         ["card X", "a row that no fact explains"],
     ]
     # when the table is made anew, then all is well, indexes included
-    rebuilt = postgres_board.backlog.rebuild()
-    assert (rebuilt.cards, rebuilt.facts, rebuilt.anomalies) == (4, postgres_board.revision(), 0)
-    assert postgres_board.backlog.list() == before
+    rebuilt = postgres_fixture.backlog.rebuild()
+    assert (rebuilt.cards, rebuilt.facts, rebuilt.anomalies) == (4, postgres_fixture.revision(), 0)
+    assert postgres_fixture.backlog.list() == before
     with raw(storage) as connection:
         assert connection.execute(indexes, (storage.schema,)).fetchall() == made
-    postgres_board.check()
+    postgres_fixture.check()
     assert verify(storage) == []
 
 
-def test_a_table_that_is_gone_stops_everything_until_it_is_rebuilt(postgres_board: Board) -> None:
-    write_history(postgres_board)
-    before, revision = postgres_board.backlog.list(), postgres_board.revision()
-    storage = postgres_board.storage
+def test_a_table_that_is_gone_stops_everything_until_it_is_rebuilt(postgres_fixture: BacklogFixture) -> None:
+    write_history(postgres_fixture)
+    before, revision = postgres_fixture.backlog.list(), postgres_fixture.revision()
+    storage = postgres_fixture.storage
     assert isinstance(storage, PostgresStorage)
     with raw(storage) as connection:
         connection.execute("DROP TABLE backlog")
     commands: list[Callable[[], Any]] = [
-        lambda: postgres_board.backlog.claim("w"),
-        lambda: postgres_board.backlog.create("E", "e"),
-        lambda: postgres_board.backlog.complete("C"),
-        postgres_board.backlog.list,
-        postgres_board.backlog.stats,
-        postgres_board.backlog.differences,
-        postgres_board.backlog.reclaim,
+        lambda: postgres_fixture.backlog.claim("w"),
+        lambda: postgres_fixture.backlog.create("E", "e"),
+        lambda: postgres_fixture.backlog.complete("C"),
+        postgres_fixture.backlog.list,
+        postgres_fixture.backlog.stats,
+        postgres_fixture.backlog.differences,
+        postgres_fixture.backlog.reclaim,
     ]
     for command in commands:
         with pytest.raises(ViewsMissing, match="squid backlog rebuild"):
             command()
-    assert postgres_board.revision() == revision
-    postgres_board.backlog.rebuild()
-    assert postgres_board.backlog.list() == before
+    assert postgres_fixture.revision() == revision
+    postgres_fixture.backlog.rebuild()
+    assert postgres_fixture.backlog.list() == before
 
 
-def test_rebuilding_while_others_work_loses_nothing(postgres_board: Board) -> None:
-    postgres_board.cards(*(f"c{number}" for number in range(40)))
+def test_rebuilding_while_others_work_loses_nothing(postgres_fixture: BacklogFixture) -> None:
+    postgres_fixture.cards(*(f"c{number}" for number in range(40)))
 
     def work() -> int:
-        backlog, done = Backlog(postgres_board.storage), 0
+        backlog, done = Backlog(postgres_fixture.storage), 0
         while (card := backlog.claim("w")) is not None:
             backlog.complete(card.id, token=card.claim_token)
             done += 1
@@ -83,23 +83,23 @@ def test_rebuilding_while_others_work_loses_nothing(postgres_board: Board) -> No
 
     def rebuild() -> int:
         for _ in range(3):
-            Backlog(postgres_board.storage).rebuild()
+            Backlog(postgres_fixture.storage).rebuild()
         return 0
 
     assert sum(at_once([work, work, rebuild])) == 40
-    assert postgres_board.backlog.stats().counts["done"] == 40
-    postgres_board.check()
+    assert postgres_fixture.backlog.stats().counts["done"] == 40
+    postgres_fixture.check()
 
 
-def test_only_one_rebuild_is_under_way_at_a_time(postgres_board: Board) -> None:
-    storage = postgres_board.storage
+def test_only_one_rebuild_is_under_way_at_a_time(postgres_fixture: BacklogFixture) -> None:
+    storage = postgres_fixture.storage
     assert isinstance(storage, PostgresStorage)
     from squid_dagster.journal.postgres.schema.names import lock_number
 
     with raw(storage) as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", (lock_number(storage.schema, "rebuild cards"),))
         with pytest.raises(StorageUnavailable, match="under way"):
-            postgres_board.backlog.rebuild()
+            postgres_fixture.backlog.rebuild()
 
 
 def _wait_for_a_closed_gate(storage: PostgresStorage) -> None:
@@ -115,8 +115,10 @@ def _wait_for_a_closed_gate(storage: PostgresStorage) -> None:
             assert time.monotonic() < deadline, "no rebuild closes the gate"
 
 
-def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhile(postgres_board: Board) -> None:
-    storage, backlog = postgres_board.storage, postgres_board.backlog
+def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhile(
+    postgres_fixture: BacklogFixture,
+) -> None:
+    storage, backlog = postgres_fixture.storage, postgres_fixture.backlog
     assert isinstance(storage, PostgresStorage)
     backlog.create("A", "a")
     with ThreadPoolExecutor(1) as pool, raw(storage, autocommit=False) as reader:
@@ -132,30 +134,30 @@ def test_a_rebuild_that_has_to_wait_for_a_reader_loses_nothing_that_came_meanwhi
         # then the new table has them all
         assert rebuilt.result(60).cards == 3
     assert {card.id for card in backlog.list()} == {"A", "B", "C"}
-    postgres_board.check()
+    postgres_fixture.check()
 
 
-def test_facts_that_somebody_appends_past_the_backlog_are_refused(postgres_board: Board) -> None:
+def test_facts_that_somebody_appends_past_the_backlog_are_refused(postgres_fixture: BacklogFixture) -> None:
     with pytest.raises(InvalidArgument, match="by a Backlog"):
-        postgres_board.storage.append(BACKLOG_THREAD, [CardCreated(card_id="A", title="a", occurred_at=T0)])
-    assert postgres_board.revision() == 0
+        postgres_fixture.storage.append(BACKLOG_THREAD, [CardCreated(card_id="A", title="a", occurred_at=T0)])
+    assert postgres_fixture.revision() == 0
 
 
-def test_facts_that_got_in_past_the_backlog_are_taken_in_by_a_rebuild(postgres_board: Board) -> None:
-    assert isinstance(postgres_board.storage, PostgresStorage)
-    plant(postgres_board.storage, [CardCreated(card_id="A", title="a", occurred_at=T0)])
-    assert postgres_board.backlog.differences() == ["card A: a row is missing"]
-    postgres_board.backlog.rebuild()
-    assert postgres_board.claim().id == "A"
+def test_facts_that_got_in_past_the_backlog_are_taken_in_by_a_rebuild(postgres_fixture: BacklogFixture) -> None:
+    assert isinstance(postgres_fixture.storage, PostgresStorage)
+    plant(postgres_fixture.storage, [CardCreated(card_id="A", title="a", occurred_at=T0)])
+    assert postgres_fixture.backlog.differences() == ["card A: a row is missing"]
+    postgres_fixture.backlog.rebuild()
+    assert postgres_fixture.claim().id == "A"
 
 
-def test_facts_that_break_a_rule_are_noted_and_not_followed(board: Board) -> None:
-    board.cards("A", "B")
-    board.backlog.link("B", "A")
+def test_facts_that_break_a_rule_are_noted_and_not_followed(fixture: BacklogFixture) -> None:
+    fixture.cards("A", "B")
+    fixture.backlog.link("B", "A")
     claim: dict[str, Any] = {"claim_owner": "x", "claim_ttl_seconds": 9, "claim_token_hash": token_hash("x")}
-    now = board.clock.now()
-    storage = MemoryStorage(board.clock)
-    storage.append(BACKLOG_THREAD, [entry.fact for entry in board.storage.read(BACKLOG_THREAD)])  # type: ignore[misc]
+    now = fixture.clock.now()
+    storage = MemoryStorage(fixture.clock)
+    storage.append(BACKLOG_THREAD, [entry.fact for entry in fixture.storage.read(BACKLOG_THREAD)])  # type: ignore[misc]
     storage.append(
         BACKLOG_THREAD,
         [
@@ -169,12 +171,12 @@ def test_facts_that_break_a_rule_are_noted_and_not_followed(board: Board) -> Non
     projection = BacklogProjection.fold(storage.read(BACKLOG_THREAD))
     reasons = [anomaly.reason.value for anomaly in projection.anomalies]
     assert reasons == ["open_dependency", "wrong_attempt", "stale_claim", "unknown_card", "out_of_order"]
-    assert projection.cards == {card.id: card for card in board.backlog.list()}
+    assert projection.cards == {card.id: card for card in fixture.backlog.list()}
 
 
-def test_an_entry_that_was_changed_is_surfaced(postgres_board: Board) -> None:
-    postgres_board.cards("A", "B")
-    storage = postgres_board.storage
+def test_an_entry_that_was_changed_is_surfaced(postgres_fixture: BacklogFixture) -> None:
+    postgres_fixture.cards("A", "B")
+    storage = postgres_fixture.storage
     assert isinstance(storage, PostgresStorage)
     with raw(storage) as connection:
         connection.execute("ALTER TABLE journal_entries DISABLE TRIGGER journal_entries_append_only")
@@ -183,21 +185,21 @@ def test_an_entry_that_was_changed_is_surfaced(postgres_board: Board) -> None:
             (BACKLOG_THREAD,),
         )
         connection.execute("ALTER TABLE journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only")
-    assert postgres_board.backlog.differences() == ["card B: a row that no fact explains"]
+    assert postgres_fixture.backlog.differences() == ["card B: a row that no fact explains"]
     assert [finding.kind.value for finding in verify(storage)] == ["corrupt_entry"]
 
 
-def test_removing_the_thread_removes_the_cards(postgres_board: Board) -> None:
-    postgres_board.cards("A")
-    postgres_board.storage.delete_thread(BACKLOG_THREAD)
-    assert postgres_board.backlog.list() == []
-    assert postgres_board.backlog.create("A", "another").title == "another"
+def test_removing_the_thread_removes_the_cards(postgres_fixture: BacklogFixture) -> None:
+    postgres_fixture.cards("A")
+    postgres_fixture.storage.delete_thread(BACKLOG_THREAD)
+    assert postgres_fixture.backlog.list() == []
+    assert postgres_fixture.backlog.create("A", "another").title == "another"
 
 
-def test_a_token_outlives_a_rebuild(board: Board) -> None:
-    board.cards("A")
-    held = board.claim(ttl=MINUTE)
-    board.backlog.rebuild()
+def test_a_token_outlives_a_rebuild(fixture: BacklogFixture) -> None:
+    fixture.cards("A")
+    held = fixture.claim(ttl=MINUTE)
+    fixture.backlog.rebuild()
     with pytest.raises(StaleClaim):
-        board.backlog.complete("A", token="another")
-    assert board.backlog.complete("A", token=held.claim_token).status == "done"
+        fixture.backlog.complete("A", token="another")
+    assert fixture.backlog.complete("A", token=held.claim_token).status == "done"

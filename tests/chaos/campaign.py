@@ -21,12 +21,12 @@ from examples.stack import Stack, StackError
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.facts import AttemptClaimed
 from tests.chaos import effects
-from tests.chaos.actors import LEASE, plan
 from tests.chaos.checker.checker import Verdict, judge, judge_storage
 from tests.chaos.checker.drains import failed_drains
 from tests.chaos.checker.evidence import gather
-from tests.chaos.crew import Crew
 from tests.chaos.earlier_release import check_out
+from tests.chaos.processes import RoleProcesses
+from tests.chaos.roles import LEASE, plan
 from tests.chaos.servers.cluster import Cluster
 from tests.chaos.servers.faults import WEIGHTS, Fault
 from tests.chaos.workflows import TABLE
@@ -123,21 +123,21 @@ class Campaign:
             with cluster.primary.connect() as connection:
                 connection.execute(f"CREATE TABLE {TABLE} (key text, run_id text, n integer)")
             asked = self._plan
-            crew = Crew(
+            processes = RoleProcesses(
                 self._home, cluster.url, self._effects, workers=asked.workers, runs=asked.runs, drained=asked.dagster
             )
             try:
                 if older is not None:
-                    self._upgrade_under(cluster, crew, older)
+                    self._upgrade_under(cluster, processes, older)
                 elif self._plan.older:
                     self._tell("without older code: git does not have it here")
-                self._work(cluster, crew)
+                self._work(cluster, processes)
                 verdict = self._check(cluster)
             finally:
-                crew.abandon()
+                processes.abandon()
         drains = [f"drain run {run_id} failed: {error}" for run_id, error in self._drains.items()]
-        kills = sum(crew.kills.values())
-        return Outcome(verdict, kills, self.db_faults, [*crew.died, *self._failed, *drains])
+        kills = sum(processes.kills.values())
+        return Outcome(verdict, kills, self.db_faults, [*processes.died, *self._failed, *drains])
 
     def _check(self, cluster: Cluster) -> Verdict:
         """Read everything that is left, past the proxy, and judge it; keep the journal if something is wrong."""
@@ -157,38 +157,38 @@ class Campaign:
         self._tell("everything is checked")
         return verdict
 
-    def _upgrade_under(self, cluster: Cluster, crew: Crew, older: Path) -> None:
+    def _upgrade_under(self, cluster: Cluster, processes: RoleProcesses, older: Path) -> None:
         """Upgrade the schema while workers of the earlier release run, then replace them, one process after another."""
         draws = chances("older", self._plan.seed)
-        crew.use(older)
-        crew.start()
-        for phase in range(len(crew.members) + 2):
+        processes.use(older)
+        processes.start()
+        for phase in range(len(processes.members) + 2):
             for chance in islice(draws, 3):
                 time.sleep(chance.uniform(0.5, 1.0))
-                crew.look()
-                self._tell(f"{crew.kill(chance)} (older and newer code)")
+                processes.look()
+                self._tell(f"{processes.kill(chance)} (older and newer code)")
             if phase == 0:
                 _upgrade(cluster, REPOSITORY)
                 self._tell("the schema is upgraded under workers of older code")
-            elif phase <= len(crew.members):
-                crew.use(REPOSITORY, crew.members[phase - 1].role)
-        crew.look()
+            elif phase <= len(processes.members):
+                processes.use(REPOSITORY, processes.members[phase - 1].role)
+        processes.look()
 
-    def _work(self, cluster: Cluster, crew: Crew) -> None:
-        crew.start()
+    def _work(self, cluster: Cluster, processes: RoleProcesses) -> None:
+        processes.start()
         environment = {"SQUID_DATABASE_URL": cluster.url, "SQUID_SCHEMA": "", effects.VARIABLE: str(self._effects)}
         stack = Stack(self._home / "dagster", "tests.chaos.location", environment) if self._plan.dagster else None
         sources = [
-            threading.Thread(target=self._guarded, args=(self._hit_processes, crew)),
+            threading.Thread(target=self._guarded, args=(self._hit_processes, processes)),
             threading.Thread(target=self._guarded, args=(self._hit_database, cluster)),
         ]
         if stack is not None:
             stack.start("code", "daemon")
-            sources.append(threading.Thread(target=self._guarded, args=(self._hit_dagster, stack, crew)))
+            sources.append(threading.Thread(target=self._guarded, args=(self._hit_dagster, stack, processes)))
         try:
             for source in sources:
                 source.start()
-            self._watch(cluster, crew, stack)
+            self._watch(cluster, processes, stack)
         finally:
             self._over.set()
             for source in sources:
@@ -196,7 +196,7 @@ class Campaign:
             if stack is not None:
                 self._note_dagster(stack)
                 stack.close()
-        crew.close()
+        processes.close()
 
     def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         try:
@@ -225,27 +225,27 @@ class Campaign:
                 self._tell(done)
         self._over.set()
 
-    def _hit_processes(self, crew: Crew) -> None:
+    def _hit_processes(self, processes: RoleProcesses) -> None:
         for chance in chances("processes", self._plan.seed):
             if not self._rest(chance):
                 break
-            crew.look()
+            processes.look()
             if chance.random() < 0.7:
-                self._tell(crew.kill(chance))
+                self._tell(processes.kill(chance))
             else:
-                self._tell(crew.suspend(chance, chance.uniform(0.5, 2.5) * LEASE.total_seconds()))
+                self._tell(processes.suspend(chance, chance.uniform(0.5, 2.5) * LEASE.total_seconds()))
 
-    def _hit_dagster(self, stack: Stack, crew: Crew) -> None:
+    def _hit_dagster(self, stack: Stack, processes: RoleProcesses) -> None:
         for chance in chances("dagster", self._plan.seed):
             if self._over.wait(chance.uniform(20, 60)):
                 break
             self._note_dagster(stack)
             if chance.random() < 0.3:
-                self._suspend_dagster(stack, crew, chance)
+                self._suspend_dagster(stack, processes, chance)
                 continue
             parts = chance.choice([("daemon",), ("code",), ("code", "daemon")])
             stack.kill(*parts)
-            crew.kills["Dagster"] += 1
+            processes.kills["Dagster"] += 1
             event = f"SIGKILL Dagster's {' and '.join(parts)}"
             if len(parts) == 2 and chance.random() < 0.5:
                 with suppress(FileNotFoundError):
@@ -271,12 +271,12 @@ class Campaign:
         for run_id, error in failed_drains(stack.home).items():
             self._drains.setdefault(run_id, error)
 
-    def _suspend_dagster(self, stack: Stack, crew: Crew, chance: random.Random) -> None:
+    def _suspend_dagster(self, stack: Stack, processes: RoleProcesses, chance: random.Random) -> None:
         """Suspend a part of Dagster, the code server with its run workers, for longer than a lease."""
         part = chance.choice(("daemon", "code"))
         group, seconds = stack.pid(part), chance.uniform(1.0, 2.5) * LEASE.total_seconds()
         os.killpg(group, signal.SIGSTOP)
-        crew.kills["SIGSTOP of Dagster"] += 1
+        processes.kills["SIGSTOP of Dagster"] += 1
         self._tell(f"SIGSTOP Dagster's {part} for {seconds:.1f} s")
         self._over.wait(seconds)
         os.killpg(group, signal.SIGCONT)
@@ -286,13 +286,13 @@ class Campaign:
 
     # --- watching ---------------------------------------------------------------------------------------------------
 
-    def _watch(self, cluster: Cluster, crew: Crew, stack: Stack | None) -> None:
+    def _watch(self, cluster: Cluster, processes: RoleProcesses, stack: Stack | None) -> None:
         """Wait until all runs have ended; faults are over when they have, or when it takes too long."""
         faults_end = self._began + self._plan.longest.total_seconds()
         ends: float | None = None
         shown = 0.0
         while True:
-            crew.look()
+            processes.look()
             if ends is None and (self._over.is_set() or time.monotonic() > faults_end):
                 self._over.set()
                 ends = time.monotonic() + _SETTLE_SECONDS
@@ -300,7 +300,7 @@ class Campaign:
             counts = self._counts(cluster)
             if counts is not None:
                 started, left = counts
-                done = "starter" in crew.ended and started >= self._plan.runs and left == 0
+                done = "starter" in processes.ended and started >= self._plan.runs and left == 0
                 if done and (ends is not None or not self._plan.each_once):
                     self._tell(f"all {started} runs have ended")
                     return
@@ -311,7 +311,7 @@ class Campaign:
                 self._tell("not all runs have ended")
                 return
             if ends is not None:
-                crew.resume_all()
+                processes.resume_all()
             time.sleep(_PAUSE_SECONDS)
 
     @staticmethod

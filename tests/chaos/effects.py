@@ -1,4 +1,4 @@
-"""What steps and actors do outside of the journal: lines in one file, appended whole, that no fault takes back."""
+"""What steps and roles do outside of the journal: lines in one file, appended whole, that no fault takes back."""
 
 import fcntl
 import json

@@ -4,7 +4,7 @@ import dagster as dg
 
 from squid_dagster.plugin import DrainConfig, SquidResource
 from squid_dagster.plugin.definitions import squid_definitions
-from tests.chaos.actors import DRAINED_QUEUE, LEASE, QUEUES
+from tests.chaos.roles import DRAINED_QUEUE, LEASE, QUEUES
 from tests.chaos.workflows import WORKFLOWS
 
 defs = squid_definitions(

@@ -123,13 +123,13 @@ def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Seque
     for run_id in wanted:
         entries = storage.read_run(run_id)
         unit = RunUnit.fold(entries)
-        assert [rows.normalise_run(row) for row in known if row["run_id"] == run_id] == [
+        assert [rows.normalized("runs", row) for row in known if row["run_id"] == run_id] == [
             rows.run_row(run_id, unit, entries[0].position)
         ]
         keys = set() if unit.run.terminal else {*unit.dispatch.attempts, *unit.run.planned}
-        assert {row["runnable_key"]: rows.normalise_attempt(row) for row in attempts if row["run_id"] == run_id} == {
-            key: rows.attempt_row(run_id, key, unit) for key in keys
-        }
+        assert {
+            row["runnable_key"]: rows.normalized("attempts", row) for row in attempts if row["run_id"] == run_id
+        } == {key: rows.attempt_row(run_id, key, unit) for key in keys}
         assert {row["child_run_id"]: row["digest"] for row in children if row["run_id"] == run_id} == {
             child: link.digest for child, link in unit.run.children.items()
         }
@@ -149,8 +149,8 @@ def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Seque
 _READY = b"Z\x00\x00\x00\x05"  # the server's ReadyForQuery; what follows tells whether in a transaction
 
 
-class Wire:
-    """A wire to the server that can be told to break once: after the server did what was asked, before it says so."""
+class LossyProxy:
+    """A proxy to the server that can drop its connection once: after the server has executed, before it answers."""
 
     def __init__(self, url: str) -> None:
         """Listen on a port of the loopback; nothing breaks before `lose_answer_to`."""
@@ -167,7 +167,7 @@ class Wire:
         self._threads[0].start()
 
     def lose_answer_to(self, marker: str, *, in_transaction: bool = False) -> None:
-        """Break the wire once the server has answered the next request that holds this text.
+        """Drop the connection once the server has answered the next request that holds this text.
 
         That is when its transaction has ended, unless the request is to leave it open.
         """

@@ -28,7 +28,7 @@ from tests.journal.access import all_entries, assert_views_agree_with_the_journa
 
 
 @dataclass
-class Desk:
+class DispatchFixture:
     """A dispatch store, the storage under it and the clock of both."""
 
     storage: Storage
@@ -71,14 +71,14 @@ def other_claim(ref: ClaimRef) -> ClaimRef:
 MINUTE = seconds(60)
 
 
-def claim(desk: Desk, limit: int = 1, lease: timedelta = MINUTE, **options: Any) -> list[Claim]:
+def claim(dispatch: DispatchFixture, limit: int = 1, lease: timedelta = MINUTE, **options: Any) -> list[Claim]:
     """Claim from the queue as any worker would."""
-    return desk.store.claim(QUEUE, "worker-1", limit=limit, lease=lease, **options)
+    return dispatch.store.claim(QUEUE, "worker-1", limit=limit, lease=lease, **options)
 
 
-def one(desk: Desk, lease: timedelta = MINUTE) -> Claim:
+def one(dispatch: DispatchFixture, lease: timedelta = MINUTE) -> Claim:
     """Claim the one attempt that is due."""
-    (claimed,) = claim(desk, lease=lease)
+    (claimed,) = claim(dispatch, lease=lease)
     return claimed
 
 
@@ -104,20 +104,20 @@ def refused(answer: Answer, kind: type[SquidError]) -> None:
         answer.unwrap()
 
 
-def refused_everything(desk: Desk, c: Claim, kind: type[SquidError]) -> None:
+def refused_everything(dispatch: DispatchFixture, c: Claim, kind: type[SquidError]) -> None:
     """Assert that this claim can neither be settled, extended nor released, for this reason."""
-    refused(desk.store.settle([done(c)])[0], kind)
-    refused(desk.store.settle([broke(c)])[0], kind)
-    refused(desk.store.heartbeat([c.ref])[0], kind)
-    refused(desk.store.release([c.ref])[0], kind)
+    refused(dispatch.store.settle([done(c)])[0], kind)
+    refused(dispatch.store.settle([broke(c)])[0], kind)
+    refused(dispatch.store.heartbeat([c.ref])[0], kind)
+    refused(dispatch.store.release([c.ref])[0], kind)
 
 
-def statuses(desk: Desk, run: str = RUN) -> dict[str, str]:
+def statuses(dispatch: DispatchFixture, run: str = RUN) -> dict[str, str]:
     """Return the status of each attempt of a run; assert that there is no anomaly, and that the views agree."""
-    unit = RunUnit.fold(desk.storage.read_run(run))
+    unit = RunUnit.fold(dispatch.storage.read_run(run))
     assert unit.anomalies == []
-    if isinstance(desk.storage, PostgresStorage):
-        assert_views_agree_with_the_journal(desk.storage, [run])
+    if isinstance(dispatch.storage, PostgresStorage):
+        assert_views_agree_with_the_journal(dispatch.storage, [run])
     return {k: attempt.status.value for k, attempt in unit.dispatch.attempts.items()}
 
 
@@ -149,7 +149,7 @@ class Planner:
         return facts
 
 
-def start(desk: Desk, *runs: str) -> None:
+def start(dispatch: DispatchFixture, *runs: str) -> None:
     """Start runs with their first attempt planned and scheduled."""
     for run in runs:
-        desk.put(started(run), queued(run), planned(run=run), scheduled(run))
+        dispatch.put(started(run), queued(run), planned(run=run), scheduled(run))

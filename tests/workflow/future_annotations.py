@@ -10,12 +10,12 @@ from tests.workflow.drafts import Order
 later = Workflow("later", payload=Order)
 
 
-class Slack:
+class SlackClient:
     """What is not data."""
 
 
 @later.step
-def tell(ctx: StepContext, order_id: str, slack: Annotated[Slack, Resource("slack")]) -> list[str]:
+def tell(ctx: StepContext, order_id: str, slack: Annotated[SlackClient, Resource("slack")]) -> list[str]:
     """Send an order's id."""
     return [ctx.run_id, order_id]
 

@@ -22,7 +22,6 @@ from squid_dagster.protocol.facts import (
 )
 from squid_dagster.testing import execute_until_blocked, make_squid
 from tests.chaos import effects
-from tests.chaos.actors import operate_once
 from tests.chaos.campaign import Outcome
 from tests.chaos.checker.checker import Verdict, judge, judge_storage
 from tests.chaos.checker.drains import failed_drains
@@ -67,7 +66,8 @@ from tests.chaos.checker.wrong_histories import (
     start_a_run_twice,
     write_a_row_of_nothing,
 )
-from tests.chaos.crew import Crew, Member
+from tests.chaos.processes import RoleProcess, RoleProcesses
+from tests.chaos.roles import operate_once
 from tests.chaos.workflows import TABLE, WORKFLOWS
 from tests.facts import T0
 
@@ -204,42 +204,42 @@ def test_entries_that_one_way_of_reading_misses_are_found(honest: HonestHistory)
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Crew]:
-    """A crew whose only worker ends with the code that its environment names."""
-    made = Crew(tmp_path, "postgresql://nowhere", tmp_path / "effects", workers=1, runs=1)
+def processes(tmp_path: Path) -> Iterator[RoleProcesses]:
+    """A processes whose only worker ends with the code that its environment names."""
+    made = RoleProcesses(tmp_path, "postgresql://nowhere", tmp_path / "effects", workers=1, runs=1)
     code = "import os, sys; sys.exit(int(os.environ['CODE']))"
-    made.members = [Member("worker-0", [sys.executable, "-c", code], {"CODE": "3"})]
+    made.members = [RoleProcess("worker-0", [sys.executable, "-c", code], {"CODE": "3"})]
     yield made
     made.abandon()
 
 
-def test_a_worker_that_ends_by_itself_is_found(crew: Crew) -> None:
-    crew.start()
-    process = crew.members[0].process
+def test_a_worker_that_ends_by_itself_is_found(processes: RoleProcesses) -> None:
+    processes.start()
+    process = processes.members[0].process
     assert process is not None
     process.wait()
-    crew.look()
-    assert crew.died == ["worker-0 ended by itself with exit code 3"]
+    processes.look()
+    assert processes.died == ["worker-0 ended by itself with exit code 3"]
 
 
-def test_a_worker_that_ends_by_itself_without_an_error_is_found_too(crew: Crew) -> None:
-    crew.members[0].environment["CODE"] = "0"
-    crew.start()
-    process = crew.members[0].process
+def test_a_worker_that_ends_by_itself_without_an_error_is_found_too(processes: RoleProcesses) -> None:
+    processes.members[0].environment["CODE"] = "0"
+    processes.start()
+    process = processes.members[0].process
     assert process is not None
     process.wait()
-    crew.look()
-    assert crew.died == ["worker-0 ended by itself with exit code 0"]
+    processes.look()
+    assert processes.died == ["worker-0 ended by itself with exit code 0"]
 
 
-def test_a_worker_whose_step_ended_it_did_not_end_by_itself(crew: Crew, tmp_path: Path) -> None:
-    crew.start()
-    process = crew.members[0].process
+def test_a_worker_whose_step_ended_it_did_not_end_by_itself(processes: RoleProcesses, tmp_path: Path) -> None:
+    processes.start()
+    process = processes.members[0].process
     assert isinstance(process, subprocess.Popen)
     (tmp_path / "effects").write_text(json.dumps({"kind": "crash", "pid": process.pid}) + "\n")
     process.wait()
-    crew.look()
-    assert crew.died == []
+    processes.look()
+    assert processes.died == []
 
 
 @pytest.mark.parametrize("fails", [True, False])

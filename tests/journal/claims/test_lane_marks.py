@@ -15,7 +15,7 @@ from squid_dagster.journal.postgres.schema.names import fill_in
 from squid_dagster.protocol.folds.attempt import Attempt, claim_order, definition_key
 from tests.facts import QUEUE
 from tests.journal.access import assert_views_agree_with_the_journal, at_once, raw
-from tests.journal.dispatch_fixture import Desk, claim, keys, work
+from tests.journal.dispatch_fixture import DispatchFixture, claim, keys, work
 
 MANY = 700
 TOLERATED = "v_tolerated CONSTANT integer := 1000;"
@@ -30,76 +30,76 @@ def old_snapshot(storage: PostgresStorage) -> Iterator[None]:
         yield
 
 
-class Patience:
+class MarkClock:
     """The time by which marks are valid; it stands still unless moved."""
 
     now = 0.0
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
+def mark_clock(monkeypatch: pytest.MonkeyPatch) -> MarkClock:
     """Marks that stay valid as long as they may, and by a time that is moved by hand."""
-    patience = Patience()
+    mark_clock = MarkClock()
     monkeypatch.setattr(lane_marks, "SHARE", 1e9)
-    monkeypatch.setattr(lane_marks, "monotonic", lambda: patience.now)
-    return patience
+    monkeypatch.setattr(lane_marks, "monotonic", lambda: mark_clock.now)
+    return mark_clock
 
 
 @pytest.fixture
-def marking(postgres_desk: Desk, patience: Patience) -> Desk:
+def marking(postgres_dispatch: DispatchFixture, mark_clock: MarkClock) -> DispatchFixture:
     """A journal in which every claim makes marks, however few dead entries it has read."""
-    storage = postgres_desk.storage
+    storage = postgres_dispatch.storage
     assert isinstance(storage, PostgresStorage)
     source = sources()["claim_attempts"]
     assert TOLERATED in source
     with raw(storage) as connection:
         connection.execute(fill_in(source.replace(TOLERATED, TOLERATED.replace("1000", "-1")), storage.schema))
-    return postgres_desk
+    return postgres_dispatch
 
 
 Marks = dict[tuple[str, int], tuple[datetime, int]]
 
 
-def marks_of(desk: Desk) -> Marks:
+def marks_of(dispatch: DispatchFixture) -> Marks:
     """Return the marks of the lanes for the next claim; none if it will scan everything."""
-    assert isinstance(desk.store, PostgresDispatchStore)
-    lanes = desk.store._marks.of(QUEUE, None)
+    assert isinstance(dispatch.store, PostgresDispatchStore)
+    lanes = dispatch.store._marks.of(QUEUE, None)
     if lanes.text() is None:
         return {}
     return {lane: (datetime.fromisoformat(mark["due_at"]), mark["position"]) for lane, mark in lanes._lanes.items()}
 
 
-def finish(desk: Desk, name: str, count: int) -> None:
+def finish(dispatch: DispatchFixture, name: str, count: int) -> None:
     """Complete so many attempts."""
-    desk.put(*(work(f"{name}-{n}", visible_at=desk.clock.now()) for n in range(count)))
-    claims = claim(desk, count)
+    dispatch.put(*(work(f"{name}-{n}", visible_at=dispatch.clock.now()) for n in range(count)))
+    claims = claim(dispatch, count)
     assert len(claims) == count
-    desk.store.settle([Settlement(one.ref, Completed(None)) for one in claims])
+    dispatch.store.settle([Settlement(one.ref, Completed(None)) for one in claims])
 
 
-def test_without_dead_entries_there_are_no_marks(postgres_desk: Desk) -> None:
-    finish(postgres_desk, "done", 20)
-    postgres_desk.put(work("a"))
-    assert keys(claim(postgres_desk)) == ["a"]
-    assert marks_of(postgres_desk) == {}
+def test_without_dead_entries_there_are_no_marks(postgres_dispatch: DispatchFixture) -> None:
+    finish(postgres_dispatch, "done", 20)
+    postgres_dispatch.put(work("a"))
+    assert keys(claim(postgres_dispatch)) == ["a"]
+    assert marks_of(postgres_dispatch) == {}
 
 
-@pytest.mark.usefixtures("patience")
-def test_behind_many_dead_entries_claims_begin_where_the_lanes_do(postgres_desk: Desk) -> None:
-    desk = postgres_desk
-    assert isinstance(desk.storage, PostgresStorage)
-    with old_snapshot(desk.storage):
-        finish(desk, "a", MANY)
-        finish(desk, "b", MANY)
-        desk.wait(10)
-        desk.put(*(work(f"run-{n}", visible_at=desk.clock.now()) for n in range(20)))
-        assert len(claim(desk)) == 1
-        assert len(marks_of(desk)) == 1
-        dead = _dead_read(desk.storage, desk, 10)
+@pytest.mark.usefixtures("mark_clock")
+def test_behind_many_dead_entries_claims_begin_where_the_lanes_do(postgres_dispatch: DispatchFixture) -> None:
+    dispatch = postgres_dispatch
+    assert isinstance(dispatch.storage, PostgresStorage)
+    with old_snapshot(dispatch.storage):
+        finish(dispatch, "a", MANY)
+        finish(dispatch, "b", MANY)
+        dispatch.wait(10)
+        dispatch.put(*(work(f"run-{n}", visible_at=dispatch.clock.now()) for n in range(20)))
+        assert len(claim(dispatch)) == 1
+        assert len(marks_of(dispatch)) == 1
+        dead = _dead_read(dispatch.storage, dispatch, 10)
     assert dead < 200, "of ten times 1,400"
 
 
-def _dead_read(storage: PostgresStorage, desk: Desk, claims: int) -> int:
+def _dead_read(storage: PostgresStorage, dispatch: DispatchFixture, claims: int) -> int:
     """Claim so often; return how many index entries without a row were read for it, by all sessions."""
     query = """SELECT pg_stat_force_next_flush(), idx_tup_read - idx_tup_fetch FROM pg_stat_user_indexes
         WHERE indexrelname = 'attempts_due' AND schemaname = %s"""
@@ -110,11 +110,13 @@ def _dead_read(storage: PostgresStorage, desk: Desk, claims: int) -> int:
 
     before = read()
     for _ in range(claims):
-        assert len(claim(desk)) == 1
+        assert len(claim(dispatch)) == 1
     return read() - before
 
 
-def test_what_becomes_due_behind_a_mark_waits_for_a_bounded_time(marking: Desk, patience: Patience) -> None:
+def test_what_becomes_due_behind_a_mark_waits_for_a_bounded_time(
+    marking: DispatchFixture, mark_clock: MarkClock
+) -> None:
     # given marks that have moved on
     marking.wait(100)
     marking.put(*(work(f"run-{n}", visible_at=marking.clock.now()) for n in range(3)))
@@ -125,24 +127,24 @@ def test_what_becomes_due_behind_a_mark_waits_for_a_bounded_time(marking: Desk, 
     # then they wait for a claim that looks at everything
     assert keys(claim(marking, 5)) == ["run-1", "run-2"]
     assert claim(marking, 5) == []
-    patience.now += lane_marks.MOST_SECONDS
+    mark_clock.now += lane_marks.MOST_SECONDS
     assert keys(claim(marking, 5)) == ["urgent", "late"]
     assert claim(marking) == []
 
 
 def test_what_became_due_behind_a_mark_is_claimed_in_its_order_once_the_time_is_up(
-    marking: Desk, patience: Patience
+    marking: DispatchFixture, mark_clock: MarkClock
 ) -> None:
     marking.wait(100)
     marking.put(*(work(f"run-{n}", visible_at=marking.clock.now()) for n in range(3)))
     marking.wait(10)
     assert keys(claim(marking)) == ["run-0"]
     marking.put(work("late"), work("urgent", priority=9))
-    patience.now += lane_marks.MOST_SECONDS
+    mark_clock.now += lane_marks.MOST_SECONDS
     assert keys(claim(marking, 3)) == ["urgent", "late", "run-1"]
 
 
-def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_empty(marking: Desk) -> None:
+def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_empty(marking: DispatchFixture) -> None:
     marking.wait(100)
     both: dict[str, Any] = {"definitions": [definition_key("a", None), definition_key("b", None)]}
     marking.put(work("run-1", workflow="a", priority=5))
@@ -153,7 +155,7 @@ def test_a_lane_of_a_definition_that_is_asked_for_is_looked_at_although_it_was_e
         assert keys(claim(marking, **both)) == [f"more-{number}"]
 
 
-def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: Desk) -> None:
+def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: DispatchFixture) -> None:
     marking.wait(100)
     marking.put(work("first", visible_at=marking.clock.now() - timedelta(milliseconds=100)))
     assert keys(claim(marking)) == ["first"]
@@ -163,7 +165,7 @@ def test_a_commit_that_comes_a_moment_late_is_not_behind_a_mark(marking: Desk) -
     assert keys(claim(marking, 2)) == ["late", "later"]
 
 
-def test_an_attempt_that_another_claim_holds_locked_moves_no_mark(marking: Desk) -> None:
+def test_an_attempt_that_another_claim_holds_locked_moves_no_mark(marking: DispatchFixture) -> None:
     assert isinstance(marking.storage, PostgresStorage)
     marking.put(*(work(f"run-{n}") for n in range(4)))
     marking.wait(10)  # or marks stay behind all of them, for commits under way
@@ -175,7 +177,7 @@ def test_an_attempt_that_another_claim_holds_locked_moves_no_mark(marking: Desk)
     assert keys(claim(marking, 2)) == ["run-1", "run-3"]
 
 
-def test_marks_count_for_one_queue_and_one_set_of_definitions(marking: Desk) -> None:
+def test_marks_count_for_one_queue_and_one_set_of_definitions(marking: DispatchFixture) -> None:
     first = work("a-1", workflow="a")
     marking.put(first, work("a-2", workflow="a"), work("b", workflow="b"), work("other", workflow="c", queue="other"))
     # given marks of both lanes of a queue
@@ -187,7 +189,7 @@ def test_marks_count_for_one_queue_and_one_set_of_definitions(marking: Desk) -> 
     assert keys(marking.store.claim("other", "worker", limit=5)) == ["other"]
 
 
-def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: Desk) -> None:
+def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: DispatchFixture) -> None:
     storage = marking.storage
     assert isinstance(storage, PostgresStorage)
     marking.put(*(work(f"run-{n:03}", priority=n % 3) for n in range(120)))
@@ -203,7 +205,7 @@ def test_many_claimers_with_marks_of_their_own_take_everything_once(marking: Des
 
 @pytest.mark.parametrize("seed", range(12))
 def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_lies_behind(
-    marking: Desk, patience: Patience, seed: int
+    marking: DispatchFixture, mark_clock: MarkClock, seed: int
 ) -> None:
     chance = random.Random(seed)
     store, storage = marking.store, marking.storage
@@ -212,7 +214,7 @@ def test_claims_by_marks_agree_with_claims_that_look_at_everything_but_for_what_
     held, number, marked = [], 0, 0
     for _ in range(60):
         marking.wait(chance.choice([0, 0.1, 5, 40]))
-        patience.now += chance.choice([0, 0, 0, 0, 1, lane_marks.MOST_SECONDS])
+        mark_clock.now += chance.choice([0, 0, 0, 0, 1, lane_marks.MOST_SECONDS])
         match chance.choice(["start", "start", "claim", "claim", "claim", "release", "complete"]):
             case "start":
                 for _ in range(chance.randrange(1, 6)):

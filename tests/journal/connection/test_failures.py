@@ -29,7 +29,7 @@ REPEATED = [code for code in CODES if sqlstate_rule(code).action is ErrorAction.
 NOT_REPEATED = [code for code in CODES if sqlstate_rule(code).action is not ErrorAction.REPEAT]
 
 
-class Scene(NamedTuple):
+class FaultyJournal(NamedTuple):
     """A journal in which every write can be made to fail."""
 
     storage: PostgresStorage
@@ -53,13 +53,15 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture
-def scene(postgres: PostgresStorage) -> Iterator[Scene]:
+def journal(postgres: PostgresStorage) -> Iterator[FaultyJournal]:
     """A journal with a workflow of two steps."""
     workflow = Workflow("chain")
     workflow.step(name="a")(lambda: None)
     workflow.step(name="b", after=["a"])(lambda: None)
     faults = Faults(postgres)
-    yield Scene(postgres, Squid(postgres, [workflow]), PostgresDispatchStore(postgres), Backlog(postgres), faults)
+    yield FaultyJournal(
+        postgres, Squid(postgres, [workflow]), PostgresDispatchStore(postgres), Backlog(postgres), faults
+    )
     faults.close()
 
 
@@ -67,38 +69,38 @@ Prepared = Callable[[], object]
 _numbers = count()
 
 
-def _held(scene: Scene, then: Callable[[ClaimRef], object]) -> Prepared:
-    ref = scene.claim().ref
+def _held(journal: FaultyJournal, then: Callable[[ClaimRef], object]) -> Prepared:
+    ref = journal.claim().ref
     return lambda: then(ref)
 
 
-def _started(scene: Scene, then: Callable[[str], object]) -> Prepared:
-    run_id = scene.run_id()
+def _started(journal: FaultyJournal, then: Callable[[str], object]) -> Prepared:
+    run_id = journal.run_id()
     return lambda: then(run_id)
 
 
-def _settling(scene: Scene, step: str, outcome: Completed | Failed) -> Prepared:
-    claim = scene.claim(step)
-    return lambda: settle(scene.squid.runtime, [Settlement(claim.ref, outcome)]).answers[0].unwrap()
+def _settling(journal: FaultyJournal, step: str, outcome: Completed | Failed) -> Prepared:
+    claim = journal.claim(step)
+    return lambda: settle(journal.squid.runtime, [Settlement(claim.ref, outcome)]).answers[0].unwrap()
 
 
-def _claiming(scene: Scene) -> Prepared:
-    scene.run_id()
-    return lambda: scene.store.claim("default", "worker", definitions=scene.squid.runtime.registry.keys)
+def _claiming(journal: FaultyJournal) -> Prepared:
+    journal.run_id()
+    return lambda: journal.store.claim("default", "worker", definitions=journal.squid.runtime.registry.keys)
 
 
-def _with_card(scene: Scene, then: Callable[[Backlog, str], object]) -> Prepared:
-    card_id = _card(scene).id
-    return lambda: then(scene.backlog, card_id)
+def _with_card(journal: FaultyJournal, then: Callable[[Backlog, str], object]) -> Prepared:
+    card_id = _card(journal).id
+    return lambda: then(journal.backlog, card_id)
 
 
-def _claimed_card(scene: Scene, then: Callable[[Backlog, str], object]) -> Prepared:
-    card = _card(scene)
-    scene.backlog.claim("worker", card_id=card.id)
-    return lambda: then(scene.backlog, card.id)
+def _claimed_card(journal: FaultyJournal, then: Callable[[Backlog, str], object]) -> Prepared:
+    card = _card(journal)
+    journal.backlog.claim("worker", card_id=card.id)
+    return lambda: then(journal.backlog, card.id)
 
 
-OPERATIONS: dict[str, tuple[Callable[[Scene], Prepared], int]] = {
+OPERATIONS: dict[str, tuple[Callable[[FaultyJournal], Prepared], int]] = {
     "start": (lambda s: lambda: s.squid.start("chain"), 5),
     "start_many": (lambda s: lambda: s.squid.start_many("chain", [None] * 3), 15),
     "start with a key": (lambda s: lambda: s.squid.start("chain", idempotency_key=f"key {next(_numbers)}"), 5),
@@ -121,12 +123,12 @@ OPERATIONS: dict[str, tuple[Callable[[Scene], Prepared], int]] = {
 """How each call is prepared, and how many facts it writes."""
 
 
-def _card(scene: Scene) -> Card:
-    return scene.backlog.create(f"card-{next(_numbers)}", "a card")
+def _card(journal: FaultyJournal) -> Card:
+    return journal.backlog.create(f"card-{next(_numbers)}", "a card")
 
 
-def _commit(scene: Scene, run_id: str) -> object:
-    return scene.storage.commit([Append(run_thread(run_id), [signal(run_id=run_id)])])
+def _commit(journal: FaultyJournal, run_id: str) -> object:
+    return journal.storage.commit([Append(run_thread(run_id), [signal(run_id=run_id)])])
 
 
 def _worker() -> WorkerRow:
@@ -134,30 +136,32 @@ def _worker() -> WorkerRow:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_was_rolled_back_by_chance_is_repeated_and_done_once(scene: Scene, operation: str) -> None:
+def test_what_was_rolled_back_by_chance_is_repeated_and_done_once(journal: FaultyJournal, operation: str) -> None:
     prepare, facts = OPERATIONS[operation]
     wrong: dict[str, object] = {}
     for code in REPEATED:
-        call = prepare(scene)
-        before = len(all_entries(scene.storage))
-        with scene.faults.raising(code, times=2):
+        call = prepare(journal)
+        before = len(all_entries(journal.storage))
+        with journal.faults.raising(code, times=2):
             call()
-        written = len(all_entries(scene.storage)) - before
+        written = len(all_entries(journal.storage)) - before
         if written != facts:
             wrong[code] = written
     assert wrong == {}
-    assert verify(scene.storage) == []
+    assert verify(journal.storage) == []
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing(scene: Scene, operation: str) -> None:
+def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing(
+    journal: FaultyJournal, operation: str
+) -> None:
     prepare, facts = OPERATIONS[operation]
-    call = prepare(scene)
-    before = len(all_entries(scene.storage))
+    call = prepare(journal)
+    before = len(all_entries(journal.storage))
     wrong: dict[str, object] = {}
     for code in NOT_REPEATED:
         expected = StorageUnavailable if sqlstate_rule(code).action is ErrorAction.WAIT else StorageRefused
-        with scene.faults.raising(code):
+        with journal.faults.raising(code):
             try:
                 wrong[code] = call()
             except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
@@ -165,34 +169,38 @@ def test_what_cannot_be_repeated_is_told_by_an_error_of_ours_and_changes_nothing
                 if type(error) is not expected or any(word not in str(error) for word in words):
                     wrong[code] = repr(error)
     assert wrong == {}
-    assert len(all_entries(scene.storage)) == before
+    assert len(all_entries(journal.storage)) == before
     # and the same call does all of it as soon as the database lets it
     call()
-    assert len(all_entries(scene.storage)) - before == facts
-    assert verify(scene.storage) == []
+    assert len(all_entries(journal.storage)) - before == facts
+    assert verify(journal.storage) == []
 
 
-def test_a_transaction_that_is_rolled_back_for_ever_is_given_up_in_time(scene: Scene) -> None:
-    with scene.faults.raising("40001"), pytest.raises(StorageUnavailable, match="40001") as given_up:
-        scene.squid.start("chain")
+def test_a_transaction_that_is_rolled_back_for_ever_is_given_up_in_time(journal: FaultyJournal) -> None:
+    with journal.faults.raising("40001"), pytest.raises(StorageUnavailable, match="40001") as given_up:
+        journal.squid.start("chain")
     assert given_up.value.sqlstate == "40001"
-    assert len(all_entries(scene.storage)) == 0
+    assert len(all_entries(journal.storage)) == 0
 
 
-def test_a_deadlock_is_news_and_a_cancelled_statement_is_not(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadlock_is_news_and_a_cancelled_statement_is_not(
+    journal: FaultyJournal, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        with scene.faults.raising("57014", times=2):
-            scene.squid.start("chain")
+        with journal.faults.raising("57014", times=2):
+            journal.squid.start("chain")
         assert caplog.records == []
-        with scene.faults.raising("40P01", times=2):
-            scene.squid.start("chain")
+        with journal.faults.raising("40P01", times=2):
+            journal.squid.start("chain")
     assert len(caplog.records) == 2
 
 
-def test_after_a_read_only_answer_another_server_may_be_reached(scene: Scene, postgres: PostgresStorage) -> None:
+def test_after_a_read_only_answer_another_server_may_be_reached(
+    journal: FaultyJournal, postgres: PostgresStorage
+) -> None:
     before = {connection_id(postgres) for _ in range(3)}
-    with scene.faults.raising("25006"), pytest.raises(StorageUnavailable, match="read-only"):
-        scene.squid.start("chain")
+    with journal.faults.raising("25006"), pytest.raises(StorageUnavailable, match="read-only"):
+        journal.squid.start("chain")
     assert connection_id(postgres) not in before
 
 

@@ -24,7 +24,7 @@ class GaveUpError(Exception):
     """The fold has given up."""
 
 
-class Pooled:
+class PooledConnection:
     """A client's connection: what comes outside of a transaction goes to whichever server connection is next."""
 
     def __init__(self, idle: deque[psycopg.Connection[Any]]) -> None:
@@ -78,8 +78,8 @@ def server(postgres: PostgresStorage, postgres_url: str, monkeypatch: pytest.Mon
     idle = deque(psycopg.connect(plain_url(postgres_url), autocommit=True) for _ in range(4))
 
     @contextmanager
-    def lend() -> Iterator[Pooled]:
-        yield Pooled(idle)
+    def lend() -> Iterator[PooledConnection]:
+        yield PooledConnection(idle)
 
     made = list(idle)
     monkeypatch.setattr(postgres, "connection", lend)

@@ -27,7 +27,7 @@ MINUTE = timedelta(minutes=1)
 WORKER = WorkerRow(worker_id="w", kind="worker", queues=("default",), definitions=None, host="h", pid=1, capacity=1)
 
 
-class Desk(NamedTuple):
+class FaultyReader(NamedTuple):
     """A journal with a run that is open, a card and a worker, read by a role whose reads can be made to fail."""
 
     owner: PostgresStorage
@@ -43,7 +43,7 @@ class Desk(NamedTuple):
 
 
 @pytest.fixture
-def desk(postgres: PostgresStorage) -> Iterator[Desk]:
+def reader(postgres: PostgresStorage) -> Iterator[FaultyReader]:
     """A journal with something of everything in it."""
     workflow = Workflow("one")
     workflow.step(name="step")(lambda: None)
@@ -55,7 +55,7 @@ def desk(postgres: PostgresStorage) -> Iterator[Desk]:
     owner.runtime.liveness.report(WORKER)
     faults = Faults(postgres)
     storage = faults.reader(postgres)
-    yield Desk(postgres, Squid(storage, workflow), run_id, faults)
+    yield FaultyReader(postgres, Squid(storage, workflow), run_id, faults)
     storage.close()
     faults.close()
     with raw(postgres) as connection:
@@ -63,15 +63,15 @@ def desk(postgres: PostgresStorage) -> Iterator[Desk]:
         connection.execute(f"DROP ROLE reads_{postgres.schema}")
 
 
-def _status(desk: Desk) -> object:
+def _status(reader: FaultyReader) -> object:
     """Read what `squid status` shows."""
-    runtime, storage = desk.squid.runtime, desk.storage
+    runtime, storage = reader.squid.runtime, reader.storage
     queues, workers = runtime.queries.queues(), runtime.liveness.workers(MINUTE)
     needed = attention(storage, runtime.queries, queues, workers, storage.now())
     return queues, needed, count_runs(storage, 10)
 
 
-READS: dict[str, Callable[[Desk], object]] = {
+READS: dict[str, Callable[[FaultyReader], object]] = {
     "inspect_run": lambda d: d.squid.inspect_run(d.run_id),
     "explain_run": lambda d: d.squid.explain_run(d.run_id),
     "inspect_run_graph": lambda d: d.squid.inspect_run_graph(d.run_id),
@@ -101,7 +101,7 @@ READS: dict[str, Callable[[Desk], object]] = {
     "history of a card": lambda d: d.squid.backlog.history("card"),
     "stats of cards": lambda d: d.squid.backlog.stats().counts,
 }
-WALKS: dict[str, Callable[[Desk], object]] = {
+WALKS: dict[str, Callable[[FaultyReader], object]] = {
     "differences of cards": lambda d: d.squid.backlog.differences(),
     "verify": lambda d: verify(d.storage),
     "export": lambda d: export_journal(d.storage, lambda _: None),
@@ -111,41 +111,41 @@ _GIVEN_UP = {("57014", name) for name in ("inspect_run", "status", *WALKS)}
 """What is repeated for a while, tried to its end for some reads alone."""
 
 
-def test_a_read_that_was_rolled_back_by_chance_is_repeated(desk: Desk) -> None:
+def test_a_read_that_was_rolled_back_by_chance_is_repeated(reader: FaultyReader) -> None:
     wrong: dict[str, object] = {}
     for name, read in READS.items():
         for code in REPEATED:
-            with desk.faults.raising(code, times=2):
+            with reader.faults.raising(code, times=2):
                 try:
-                    read(desk)
+                    read(reader)
                 except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
                     wrong[f"{name}: {code}"] = repr(error)
-                if desk.faults.raised() < 2:
-                    wrong[f"{name}: {code}"] = f"only {desk.faults.raised()} of the reads were seen"
+                if reader.faults.raised() < 2:
+                    wrong[f"{name}: {code}"] = f"only {reader.faults.raised()} of the reads were seen"
     assert wrong == {}
 
 
-def test_a_read_that_fails_for_good_is_told_by_an_error_of_ours(desk: Desk) -> None:
+def test_a_read_that_fails_for_good_is_told_by_an_error_of_ours(reader: FaultyReader) -> None:
     wrong: dict[str, object] = {}
     for name, read in {**READS, **WALKS}.items():
         for code in CODES:
             if code in REPEATED and (code, name) not in _GIVEN_UP:
                 continue
-            with desk.faults.raising(code):
-                if (complaint := _complaint(desk, read, code)) is not None:
+            with reader.faults.raising(code):
+                if (complaint := _complaint(reader, read, code)) is not None:
                     wrong[f"{name}: {code}"] = complaint
         # and the same call reads as soon as the database lets it
-        read(desk)
+        read(reader)
     assert wrong == {}
 
 
-def _complaint(desk: Desk, read: Callable[[Desk], object], code: str) -> str | None:
+def _complaint(reader: FaultyReader, read: Callable[[FaultyReader], object], code: str) -> str | None:
     """Return what is wrong with the error that a read raises, or with its answer."""
     known = sqlstate_rule(code)
     expected = StorageRefused if known.action is ErrorAction.REFUSE else StorageUnavailable
     words = ("grant",) if code == "42501" else (code, known.words, known.remedy)
     try:
-        return f"answered: {read(desk)!r}"
+        return f"answered: {read(reader)!r}"
     except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
         fits = isinstance(error, expected) and all(word in str(error) for word in words)
         return None if fits else repr(error)
@@ -168,17 +168,17 @@ _HARM = {
 
 @pytest.mark.parametrize("harm", _HARM)
 def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer_right_or_with_an_error_of_ours(
-    desk: Desk, harm: str
+    reader: FaultyReader, harm: str
 ) -> None:
     # given what each read answers
-    expected = {name: repr(READS[name](desk)) for name in _STEADY}
+    expected = {name: repr(READS[name](reader)) for name in _STEADY}
     complaints: list[str] = []
 
     def read() -> None:
         while harmed < 50:
             for name in _STEADY:
                 try:
-                    actual = repr(READS[name](desk))
+                    actual = repr(READS[name](reader))
                 except StorageUnavailable:
                     continue
                 except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
@@ -188,9 +188,9 @@ def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer
                     complaints.append(f"{name}: {actual}")
 
     # when its statements are harmed again and again
-    harmed, role = 0, f"reads_{desk.storage.schema}"
+    harmed, role = 0, f"reads_{reader.storage.schema}"
     reading = threading.Thread(target=read)
-    with raw(desk.owner) as connection:
+    with raw(reader.owner) as connection:
         reading.start()
         while harmed < 50 and reading.is_alive():
             row = connection.execute(_HARM[harm], (role,)).fetchone()
@@ -198,4 +198,4 @@ def test_reads_whose_statements_are_cancelled_or_whose_sessions_are_ended_answer
         reading.join()
     assert complaints == []
     # then all is read as before once that is over
-    assert {name: repr(READS[name](desk)) for name in _STEADY} == expected
+    assert {name: repr(READS[name](reader)) for name in _STEADY} == expected

@@ -6,12 +6,12 @@ from datetime import datetime
 from squid_dagster.journal.contract.command_target import CommandedRun, CommandTarget
 from squid_dagster.protocol import Fact
 from squid_dagster.protocol.facts.base import MAX_TEXT
-from tests.journal.dispatch_fixture import Desk
+from tests.journal.dispatch_fixture import DispatchFixture
 
 LONG = "ü" * (MAX_TEXT - 1)
 
 
-def seen_by(desk: Desk, target: CommandTarget, *facts: Fact) -> CommandedRun:
+def seen_by(dispatch: DispatchFixture, target: CommandTarget, *facts: Fact) -> CommandedRun:
     """Return the run as a command sees it that writes these facts."""
     seen: list[CommandedRun] = []
 
@@ -19,5 +19,5 @@ def seen_by(desk: Desk, target: CommandTarget, *facts: Fact) -> CommandedRun:
         seen.append(runs[target.run_id])
         return facts
 
-    assert desk.store.command([target], decision) == list(facts)
+    assert dispatch.store.command([target], decision) == list(facts)
     return seen[-1]

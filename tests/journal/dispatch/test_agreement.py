@@ -35,7 +35,7 @@ from tests.facts import (
     terminal,
 )
 from tests.journal.access import WITHOUT_SHRINKING, assert_views_agree_with_the_journal, at_once, facts_of, put
-from tests.journal.dispatch_fixture import Desk, broke, done, seconds
+from tests.journal.dispatch_fixture import DispatchFixture, broke, done, seconds
 
 _numbers = count(1)
 
@@ -66,11 +66,11 @@ _moves = st.lists(
 )
 
 
-class World:
+class StoreDriver:
     """One dispatch store, driven by moves that mean the same to every other one."""
 
     def __init__(self, storage: Storage, store: DispatchStore, clock: VirtualClock, name: str) -> None:
-        self.desk, self.clock, self.name = Desk(storage, store, clock), clock, name
+        self.dispatch, self.clock, self.name = DispatchFixture(storage, store, clock), clock, name
         self.claims: list[Claim] = []
         self.runs = [f"{name}-{n}" for n in range(3)]
         self.visits = dict.fromkeys(self.runs, 0)
@@ -93,14 +93,14 @@ class World:
                 self.clock.advance(seconds((0, 1, 10, 30, 31, 30, -5, -20)[a % 8]))
             case "pause" | "resume":
                 pause = queue_paused if kind == "pause" else queue_resumed
-                self.desk.put(pause(self.name, at=self.at))
+                self.dispatch.put(pause(self.name, at=self.at))
             case "end" | "fence" | "quarantine" if b % 3 == 0 and run not in self.ended and self.visits[run]:
                 self._stop(kind, run)
             case "dead letter":
-                return self.desk.store.dead_letter_expired(self.name)
+                return self.dispatch.store.dead_letter_expired(self.name)
             case "look":
                 known = [None, [definition_key("billing", "f1")]][b % 2]
-                looks = (self.desk.store.visible, self.desk.store.expired)
+                looks = (self.dispatch.store.visible, self.dispatch.store.expired)
                 return [[x.runnable_key for x in look(self.name, 1 + a, definitions=known)] for look in looks]
             case _ if held is not None:
                 return self._act(kind, held, a, b)
@@ -116,7 +116,7 @@ class World:
             "queue": self.name,
         }
         work_fact = scheduled(run, at=self.at, definition_fingerprint=("f1", "f2")[b % 2], **options)
-        self.desk.put(planned(runnable(run, **options), run=run, at=self.at), work_fact)
+        self.dispatch.put(planned(runnable(run, **options), run=run, at=self.at), work_fact)
 
     def _stop(self, kind: str, run: str) -> None:
         facts: dict[str, list[Fact]] = {
@@ -124,14 +124,14 @@ class World:
             "fence": [fenced(run, at=self.at, queue=self.name)],
             "quarantine": [quarantined(run, at=self.at)],
         }
-        self.desk.put(*facts[kind])
+        self.dispatch.put(*facts[kind])
         if kind != "quarantine":
             self.ended.add(run)
 
     def _claim(self, a: int, b: int) -> Any:
         known = [None, None, [definition_key("billing", "f1")], []][b % 4]
         suspects = [None, *(Suspects(worst, alone=b % 2 == 0) for worst in Suspicion)][b % 5 % 4]
-        claims = self.desk.store.claim(
+        claims = self.dispatch.store.claim(
             self.name, "w", limit=1 + a % 3, lease=seconds((10, 30)[b % 2]), definitions=known, suspects=suspects
         )
         self.claims += claims
@@ -142,7 +142,7 @@ class World:
         return shown, suspects
 
     def _act(self, kind: str, held: Claim, a: int, b: int) -> Any:
-        store = self.desk.store
+        store = self.dispatch.store
         group = list({c.ref.runnable_key: c for c in [held, *self.claims[-1 - b % 3 :]]}.values())
         match kind:
             case "complete":
@@ -150,7 +150,7 @@ class World:
             case "complete and plan":
                 # In a group, what takes the fast way is written first, and so what follows from it comes first. A store
                 # that has not claimed takes the general one.
-                settles = store if len(group) == 1 else type(store)(self.desk.storage)  # type: ignore[call-arg]
+                settles = store if len(group) == 1 else type(store)(self.dispatch.storage)  # type: ignore[call-arg]
                 answers = settles.settle([done(c) for c in group], self._plan)
                 self._look_at({c.ref.run_id for c in group})
             case "fail":
@@ -179,7 +179,7 @@ class World:
     def _look_at(self, runs: Collection[str]) -> None:
         """Collect what was planned and is written; a planner may be asked for other plans, too."""
         for run in runs:
-            state = RunProjection.fold(self.desk.storage.read(run_thread(run)))
+            state = RunProjection.fold(self.dispatch.storage.read(run_thread(run)))
             self.visits[run] = max(self.visits[run], PlanState.of(state).visits("charge"))
             self.ended |= {run} if state.terminal else set()
 
@@ -213,13 +213,13 @@ def test_statement_and_fold_agree_on_any_sequence_of_operations(
     clocks = VirtualClock(T0), VirtualClock(T0)
     postgres_shared.clock = clocks[0]
     memory = MemoryStorage(clocks[1])
-    statement = World(postgres_shared, PostgresDispatchStore(postgres_shared), clocks[0], name)
-    fold = World(memory, FoldDispatchStore(memory), clocks[1], name)
+    statement = StoreDriver(postgres_shared, PostgresDispatchStore(postgres_shared), clocks[0], name)
+    fold = StoreDriver(memory, FoldDispatchStore(memory), clocks[1], name)
     for number, move in enumerate(moves):
         # when both make each move, then the same comes of it
         assert statement.move(*move) == fold.move(*move), f"move {number}, {move}, of {moves}"
     for run in statement.runs:
-        mine, theirs = (world.desk.storage.read_run(run) for world in (statement, fold))
+        mine, theirs = (driver.dispatch.storage.read_run(run) for driver in (statement, fold))
         # and both wrote the same facts, but for ids and hashes, without an anomaly
         assert [_comparable(f) for f in facts_of(mine)] == [_comparable(f) for f in facts_of(theirs)]
         assert RunUnit.fold(mine).anomalies == []

@@ -9,7 +9,7 @@ import pytest
 from squid_dagster.journal.contract.dispatch_store import ClaimRef
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import QUEUE, scheduled
-from tests.journal.dispatch_fixture import Desk, one, seconds, work
+from tests.journal.dispatch_fixture import DispatchFixture, one, seconds, work
 
 _OUT_OF_RANGE: dict[str, Callable[[Any, ClaimRef], object]] = {
     "limit 0": lambda store, _: store.claim(QUEUE, "w", limit=0),
@@ -36,34 +36,34 @@ _OUT_OF_RANGE: dict[str, Callable[[Any, ClaimRef], object]] = {
 }
 
 
-def test_an_argument_out_of_range_is_refused_and_nothing_is_written(desk: Desk) -> None:
-    desk.put(scheduled(), work("run-2", definition_fingerprint="f1"))
-    held = one(desk)
+def test_an_argument_out_of_range_is_refused_and_nothing_is_written(dispatch: DispatchFixture) -> None:
+    dispatch.put(scheduled(), work("run-2", definition_fingerprint="f1"))
+    held = one(dispatch)
     wrong: dict[str, str] = {}
     for name, call in _OUT_OF_RANGE.items():
-        before = desk.entries()
+        before = dispatch.entries()
         try:
-            answer = call(desk.store, held.ref)
+            answer = call(dispatch.store, held.ref)
         except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
             if not isinstance(error, InvalidArgument):
                 wrong[name] = f"{type(error).__name__}: {error}"
         else:
             wrong[name] = f"answered {answer}"
-        assert desk.entries() == before, name
+        assert dispatch.entries() == before, name
     assert wrong == {}
 
 
-def test_an_odd_queue_is_refused(desk: Desk) -> None:
+def test_an_odd_queue_is_refused(dispatch: DispatchFixture) -> None:
     odd: list[Any] = ["", "a b", "a:b", "queue\n", "-x", "x" * 201, None]
     for queue in odd:
         with pytest.raises(InvalidThread):
-            desk.store.claim(queue, "w")
-        for look in (desk.store.visible, desk.store.expired, desk.store.dead_letter_expired):
+            dispatch.store.claim(queue, "w")
+        for look in (dispatch.store.visible, dispatch.store.expired, dispatch.store.dead_letter_expired):
             with pytest.raises(InvalidThread):
                 look(queue)
-    assert desk.entries() == 0
+    assert dispatch.entries() == 0
 
 
-def test_an_empty_group_is_no_error(desk: Desk) -> None:
-    assert desk.store.settle([]) == desk.store.heartbeat([]) == desk.store.release([]) == []
-    assert desk.entries() == 0
+def test_an_empty_group_is_no_error(dispatch: DispatchFixture) -> None:
+    assert dispatch.store.settle([]) == dispatch.store.heartbeat([]) == dispatch.store.release([]) == []
+    assert dispatch.entries() == 0

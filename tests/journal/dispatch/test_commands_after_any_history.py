@@ -121,7 +121,7 @@ def _assert_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id:
                 assert {attempt.runnable_key for attempt in run.dead_letters} == expected
 
 
-class _Given(MemoryStorage):
+class _ReadOnlyStorage(MemoryStorage):
     """A storage that gives these entries, unreadable ones among them."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def _commanded_journals(draw: st.DrawFn) -> list[Entry]:
 def test_after_any_history_a_command_on_any_storage_sees_what_the_whole_run_says(
     journal: list[Entry], size: int
 ) -> None:
-    storage = _Given()
+    storage = _ReadOnlyStorage()
     warm = FoldDispatchStore(storage)
     for end in range(size, len(journal) + size, size):
         storage.entries = journal[:end]
@@ -181,7 +181,7 @@ def test_after_any_history_a_command_on_any_storage_sees_what_the_whole_run_says
         _assert_seen_by_key(FoldDispatchStore(storage), storage, run_id)
 
 
-def _assert_seen_by_key(store: DispatchStore, storage: _Given, run_id: str) -> None:
+def _assert_seen_by_key(store: DispatchStore, storage: _ReadOnlyStorage, run_id: str) -> None:
     unit = RunUnit.fold(storage.read_run(run_id))
     plain = PlanState.fold(storage.read(run_thread(run_id))).plain
     # No writer of ours puts a run on two queues: then it is that of the start.

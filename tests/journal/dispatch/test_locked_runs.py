@@ -9,7 +9,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import scheduled
 from tests.journal.access import raw
-from tests.journal.dispatch_fixture import Desk, start
+from tests.journal.dispatch_fixture import DispatchFixture, start
 
 RUNS = ["run-1", "run-2", "run-3"]
 HELD = {
@@ -22,10 +22,10 @@ HELD = {
 
 
 @pytest.mark.parametrize("held", HELD)
-def test_a_run_is_locked_by_any_row_of_its_own(postgres_desk: Desk, held: str) -> None:
-    storage = postgres_desk.storage
+def test_a_run_is_locked_by_any_row_of_its_own(postgres_dispatch: DispatchFixture, held: str) -> None:
+    storage = postgres_dispatch.storage
     assert isinstance(storage, PostgresStorage)
-    start(postgres_desk, *RUNS)
+    start(postgres_dispatch, *RUNS)
     locked = LockedRuns(storage)
     assert locked.find(RUNS) == set()
     locked.check(RUNS)
@@ -41,20 +41,22 @@ def test_a_run_is_locked_by_any_row_of_its_own(postgres_desk: Desk, held: str) -
     locked.check(RUNS)
 
 
-def test_what_is_shared_with_other_runs_or_not_there_locks_none(postgres_desk: Desk) -> None:
-    storage = postgres_desk.storage
+def test_what_is_shared_with_other_runs_or_not_there_locks_none(postgres_dispatch: DispatchFixture) -> None:
+    storage = postgres_dispatch.storage
     assert isinstance(storage, PostgresStorage)
-    start(postgres_desk, "run-1")
-    postgres_desk.put(scheduled("run-2"))  # it has no thread of its own
+    start(postgres_dispatch, "run-1")
+    postgres_dispatch.put(scheduled("run-2"))  # it has no thread of its own
     with raw(storage, autocommit=False) as connection:
         connection.execute("SELECT FROM journal_threads WHERE id LIKE 'squid:dispatch:%' FOR UPDATE")
         assert LockedRuns(storage).find(["run-1", "run-2", "nowhere"]) == set()
 
 
-def test_a_table_that_is_locked_locks_none_of_its_runs_and_is_not_waited_for(postgres_desk: Desk) -> None:
-    storage = postgres_desk.storage
+def test_a_table_that_is_locked_locks_none_of_its_runs_and_is_not_waited_for(
+    postgres_dispatch: DispatchFixture,
+) -> None:
+    storage = postgres_dispatch.storage
     assert isinstance(storage, PostgresStorage)
-    start(postgres_desk, "run-1")
+    start(postgres_dispatch, "run-1")
     with raw(storage, autocommit=False) as connection:
         connection.execute("LOCK TABLE attempts")
         began = time.monotonic()

@@ -9,25 +9,26 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresDispatchStore, PostgresStorage, verify
+from squid_dagster.journal.postgres.dispatch import decisions
 from squid_dagster.protocol import dispatch_thread
 from squid_dagster.protocol.errors import Conflict, StorageRefused
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.workflow import Workflow
 from tests.facts import QUEUE, RUN, planned, queued, scheduled, started
-from tests.journal.access import Wire, all_entries, assert_views_agree_with_the_journal, facts_of, raw
+from tests.journal.access import LossyProxy, all_entries, assert_views_agree_with_the_journal, facts_of, raw
 
 
 @pytest.fixture
 def general_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each start that asked the database for the time first."""
     calls: list[int] = []
-    usual = PostgresDispatchStore._start_general
+    usual = decisions.start_runs
 
     def counted(*arguments: object) -> None:
         calls.append(1)
         usual(*arguments)  # type: ignore[arg-type]  # handed on as they are
 
-    monkeypatch.setattr(PostgresDispatchStore, "_start_general", counted)
+    monkeypatch.setattr(f"{PostgresDispatchStore.__module__}.start_runs", counted)
     return calls
 
 
@@ -73,7 +74,7 @@ def test_a_time_that_was_told_long_ago_is_asked_for_again(
     assert len(general_ways) == 1
 
 
-class New(NamedTuple):
+class NewRun(NamedTuple):
     """A run that writes these facts."""
 
     run_id: str
@@ -83,8 +84,8 @@ class New(NamedTuple):
         return self.planned
 
 
-def new(*facts: Fact, run: str = RUN) -> New:
-    return New(run, facts)
+def new(*facts: Fact, run: str = RUN) -> NewRun:
+    return NewRun(run, facts)
 
 
 def test_a_run_of_which_its_queue_knows_already_is_started_with_that(postgres_virtual: PostgresStorage) -> None:
@@ -116,13 +117,13 @@ def test_the_facts_of_a_new_run_may_speak_of_others(postgres_virtual: PostgresSt
 
 
 def test_a_start_whose_answer_was_lost_is_made_once(
-    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, postgres_virtual: PostgresStorage
 ) -> None:
-    store = PostgresDispatchStore(behind_wire)
-    behind_wire.now()
-    wire.lose_answer_to("append_entries")
+    store = PostgresDispatchStore(behind_lossy_proxy)
+    behind_lossy_proxy.now()
+    lossy_proxy.lose_answer_to("append_entries")
     at = store.start_runs([new(started(), queued(), planned(), scheduled())])
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert at == postgres_virtual.now()
     assert len(facts_of(all_entries(postgres_virtual))) == 4
     assert_views_agree_with_the_journal(postgres_virtual)

@@ -24,7 +24,7 @@ from tests.facts import queue_paused, queued
 from tests.journal.access import (
     AWKWARD,
     WITHOUT_SHRINKING,
-    Wire,
+    LossyProxy,
     all_entries,
     assert_views_agree_with_the_journal,
     facts_of,
@@ -95,7 +95,7 @@ def squid(postgres_virtual: PostgresStorage) -> Squid:
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def by_template(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each start, whether it was written by a template."""
     fast: list[bool] = []
     usual = PostgresDispatchStore._start_fast
@@ -120,9 +120,9 @@ def planned(squid: Squid, workflow: str, payload: dict[str, Any], run_id: str, *
 
 
 @pytest.mark.parametrize("name", BY_TEMPLATE)
-def test_a_start_by_template_is_what_the_planner_makes_of_it(squid: Squid, ways: list[bool], name: str) -> None:
+def test_a_start_by_template_is_what_the_planner_makes_of_it(squid: Squid, by_template: list[bool], name: str) -> None:
     run = squid.start(name, AWKWARD_PAYLOAD, queue="other", priority=-2).run_id
-    assert ways == [BY_TEMPLATE[name]]
+    assert by_template == [BY_TEMPLATE[name]]
     assert told(squid, run) == planned(squid, name, AWKWARD_PAYLOAD, run, queue="other", priority=-2)
     assert_views_agree_with_the_journal(squid.journal)  # type: ignore[arg-type]  # it is one on Postgres
 
@@ -187,13 +187,15 @@ def test_what_cannot_be_written_is_refused_as_ever(
 
 
 @pytest.mark.parametrize("left", ["NaNcy", "Infinity and beyond", "�", [[[[[]]]]] * 30, 10**400, "\\u0000"], ids=repr)
-def test_what_looks_strange_takes_the_general_way_and_is_the_same(squid: Squid, ways: list[bool], left: Any) -> None:
+def test_what_looks_strange_takes_the_general_way_and_is_the_same(
+    squid: Squid, by_template: list[bool], left: Any
+) -> None:
     run = squid.start("one_step", {"left": left}).run_id
-    assert ways == [False]
+    assert by_template == [False]
     assert told(squid, run) == planned(squid, "one_step", {"left": left}, run)
 
 
-def test_a_key_is_as_good_by_template_as_by_any_way(squid: Squid, ways: list[bool]) -> None:
+def test_a_key_is_as_good_by_template_as_by_any_way(squid: Squid, by_template: list[bool]) -> None:
     first = squid.start("one_step", {"left": 1}, idempotency_key="k")
     again = squid.start("one_step", {"left": 1}, idempotency_key="k")
     assert (first.repeated, again.repeated, again.run_id) == (False, True, first.run_id)
@@ -202,7 +204,7 @@ def test_a_key_is_as_good_by_template_as_by_any_way(squid: Squid, ways: list[boo
         squid.start("one_step", {"left": 2}, idempotency_key="k")
     with pytest.raises(InvalidFact, match="idempotency_key"):
         squid.start("one_step", {"left": 1}, idempotency_key="k" * 1001)
-    assert ways[0]
+    assert by_template[0]
     assert len(told(squid, first.run_id)) == 5
 
 
@@ -229,14 +231,14 @@ def test_two_definitions_of_one_fingerprint_do_not_share_a_template(postgres_vir
 
 
 def test_a_start_by_template_whose_answer_was_lost_is_made_once(
-    wire: Wire, behind_wire: PostgresStorage, postgres_virtual: PostgresStorage
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, postgres_virtual: PostgresStorage
 ) -> None:
-    squid = Squid(behind_wire, WORKFLOWS)
+    squid = Squid(behind_lossy_proxy, WORKFLOWS)
     squid.start("one_step", {"left": 0})
     before = len(all_entries(postgres_virtual))
-    wire.lose_answer_to("start_runs")
+    lossy_proxy.lose_answer_to("start_runs")
     receipt = squid.start("one_step", {"left": 1})
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert not receipt.repeated
     assert len(all_entries(postgres_virtual)) == before + 5
     assert told(squid, receipt.run_id)[0].occurred_at == receipt.received_at
@@ -269,12 +271,12 @@ def test_a_start_waits_for_who_makes_the_thread_of_its_queue_and_goes_on_behind(
 
 
 def test_a_run_of_which_its_queue_knows_already_is_not_started_by_template(
-    squid: Squid, postgres_virtual: PostgresStorage, ways: list[bool]
+    squid: Squid, postgres_virtual: PostgresStorage, by_template: list[bool]
 ) -> None:
     squid.start("one_step", {"left": 1})
     put(postgres_virtual, queued("known"))
     squid.start("one_step", {"left": 2}, run_id="known")
-    assert ways[-1] is False
+    assert by_template[-1] is False
     assert_views_agree_with_the_journal(postgres_virtual)
     assert verify(postgres_virtual) == []
 
@@ -301,7 +303,7 @@ def test_the_receipt_of_a_start_names_every_thread_that_it_moved(postgres: Postg
     assert [postgres.revision(thread) for thread in threads] == [3, 2, 2]
 
 
-class Changed(NamedTuple):
+class ChangedStart(NamedTuple):
     """A start whose facts are changed."""
 
     start: Start
@@ -323,7 +325,7 @@ class Changed(NamedTuple):
 
 def test_runs_of_a_kind_that_a_template_does_not_know_have_none(squid: Squid) -> None:
     def template_of(name: str, change: Callable[[list[Fact]], list[Fact]] = list) -> StartTemplate | None:
-        return StartTemplate.of(Changed(prepare_start(squid.runtime, name, {"left": 1}), change), 1_000_000)
+        return StartTemplate.of(ChangedStart(prepare_start(squid.runtime, name, {"left": 1}), change), 1_000_000)
 
     assert template_of("one_step") is not None
     assert template_of("waiting") is None, "it is due at a time that is not the start's"

@@ -30,7 +30,7 @@ WORKER = WorkerRow(worker_id="w1", queues=("default", "slow"), host="box", pid=4
 
 
 @dataclass
-class Board:
+class LivenessFixture:
     """Presence, the clock of its storage, a way for others to look at the same, and how many rows there are at all."""
 
     liveness: WorkerLiveness
@@ -48,14 +48,14 @@ class Board:
 
 
 @pytest.fixture(params=["memory", "postgres"])
-def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Board:
+def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> LivenessFixture:
     """No worker has reported yet."""
     if request.param == "memory":
         memory = MemoryStorage(clock)
         liveness = MemoryLiveness(memory)
-        return Board(liveness, clock, lambda: MemoryLiveness(memory), lambda: len(liveness._board.rows))
+        return LivenessFixture(liveness, clock, lambda: MemoryLiveness(memory), lambda: len(liveness._board.rows))
     postgres: PostgresStorage = request.getfixturevalue("postgres_virtual")
-    return Board(
+    return LivenessFixture(
         PostgresLiveness(postgres),
         clock,
         lambda: PostgresLiveness(postgres),
@@ -63,7 +63,7 @@ def board(request: pytest.FixtureRequest, clock: VirtualClock) -> Board:
     )
 
 
-def test_whoever_is_announced_is_seen_by_all(board: Board) -> None:
+def test_whoever_is_announced_is_seen_by_all(fixture: LivenessFixture) -> None:
     full = replace(
         WORKER,
         kind="dagster_run",
@@ -72,87 +72,87 @@ def test_whoever_is_announced_is_seen_by_all(board: Board) -> None:
         running=3,
         details={"version": "1", "n": [1]},
     )
-    board.liveness.report(full)
-    board.liveness.report(replace(WORKER, worker_id="w0"))
-    seen = board.another().workers(MINUTE)
+    fixture.liveness.report(full)
+    fixture.liveness.report(replace(WORKER, worker_id="w0"))
+    seen = fixture.another().workers(MINUTE)
     assert seen == [
         replace(WORKER, worker_id="w0", started_at=T0, seen_at=T0),
         replace(full, started_at=T0, seen_at=T0),
     ]
 
 
-def test_nobody_is_there_at_first(board: Board) -> None:
-    assert board.liveness.workers(DAY) == []
+def test_nobody_is_there_at_first(fixture: LivenessFixture) -> None:
+    assert fixture.liveness.workers(DAY) == []
 
 
-def test_an_announcement_replaces_the_one_before_and_the_start_stays(board: Board) -> None:
-    board.liveness.report(WORKER)
-    board.wait(30)
-    board.liveness.report(replace(WORKER, queues=("slow",), definitions=(), running=1, details={"now": "other"}))
-    (seen,) = board.liveness.workers(MINUTE)
+def test_an_announcement_replaces_the_one_before_and_the_start_stays(fixture: LivenessFixture) -> None:
+    fixture.liveness.report(WORKER)
+    fixture.wait(30)
+    fixture.liveness.report(replace(WORKER, queues=("slow",), definitions=(), running=1, details={"now": "other"}))
+    (seen,) = fixture.liveness.workers(MINUTE)
     assert (seen.queues, seen.definitions, seen.running, seen.details) == (("slow",), (), 1, {"now": "other"})
     assert (seen.started_at, seen.seen_at) == (T0, t(30))
 
 
-def test_the_worker_s_own_idea_of_the_time_does_not_matter(board: Board) -> None:
-    board.liveness.report(replace(WORKER, started_at=t(-9999), seen_at=t(9999)))
-    (seen,) = board.liveness.workers(MINUTE)
+def test_the_worker_s_own_idea_of_the_time_does_not_matter(fixture: LivenessFixture) -> None:
+    fixture.liveness.report(replace(WORKER, started_at=t(-9999), seen_at=t(9999)))
+    (seen,) = fixture.liveness.workers(MINUTE)
     assert (seen.started_at, seen.seen_at) == (T0, T0)
-    board.wait(61)
-    assert board.ids() == []
+    fixture.wait(61)
+    assert fixture.ids() == []
 
 
-def test_whoever_says_nothing_for_a_while_is_not_alive_but_not_forgotten_yet(board: Board) -> None:
-    board.liveness.report(WORKER)
-    board.wait(30)
-    board.liveness.report(replace(WORKER, worker_id="w2"))
-    board.wait(30)
+def test_whoever_says_nothing_for_a_while_is_not_alive_but_not_forgotten_yet(fixture: LivenessFixture) -> None:
+    fixture.liveness.report(WORKER)
+    fixture.wait(30)
+    fixture.liveness.report(replace(WORKER, worker_id="w2"))
+    fixture.wait(30)
     # at the very instant counts as too long ago
-    assert board.ids() == ["w2"]
-    assert board.ids(timedelta(seconds=61)) == ["w1", "w2"]
-    board.liveness.report(WORKER)
-    assert board.ids() == ["w1", "w2"]
-    assert board.liveness.workers(MINUTE)[0].started_at == T0
+    assert fixture.ids() == ["w2"]
+    assert fixture.ids(timedelta(seconds=61)) == ["w1", "w2"]
+    fixture.liveness.report(WORKER)
+    assert fixture.ids() == ["w1", "w2"]
+    assert fixture.liveness.workers(MINUTE)[0].started_at == T0
 
 
-def test_whoever_withdraws_is_gone_and_starts_anew(board: Board) -> None:
-    board.liveness.report(WORKER)
-    board.liveness.report(replace(WORKER, worker_id="w2"))
-    board.liveness.withdraw("w1")
-    board.liveness.withdraw("w1")
-    board.liveness.withdraw("never there")
-    assert board.ids() == ["w2"]
-    board.wait(10)
-    board.liveness.report(WORKER)
-    assert board.liveness.workers(MINUTE)[0].started_at == t(10)
+def test_whoever_withdraws_is_gone_and_starts_anew(fixture: LivenessFixture) -> None:
+    fixture.liveness.report(WORKER)
+    fixture.liveness.report(replace(WORKER, worker_id="w2"))
+    fixture.liveness.withdraw("w1")
+    fixture.liveness.withdraw("w1")
+    fixture.liveness.withdraw("never there")
+    assert fixture.ids() == ["w2"]
+    fixture.wait(10)
+    fixture.liveness.report(WORKER)
+    assert fixture.liveness.workers(MINUTE)[0].started_at == t(10)
 
 
-def test_rows_older_than_a_day_are_swept_by_the_next_announcement(board: Board) -> None:
+def test_rows_older_than_a_day_are_swept_by_the_next_announcement(fixture: LivenessFixture) -> None:
     for n in range(3):
-        board.liveness.report(replace(WORKER, worker_id=f"old{n}"))
-    board.wait(3600)
-    board.liveness.report(replace(WORKER, worker_id="younger"))
-    board.wait(DAY.total_seconds() - 3600)
-    assert board.count_rows() == 4
-    board.liveness.report(replace(WORKER, worker_id="new"))
-    assert board.ids(DAY) == ["new", "younger"]
-    assert board.count_rows() == 2
+        fixture.liveness.report(replace(WORKER, worker_id=f"old{n}"))
+    fixture.wait(3600)
+    fixture.liveness.report(replace(WORKER, worker_id="younger"))
+    fixture.wait(DAY.total_seconds() - 3600)
+    assert fixture.count_rows() == 4
+    fixture.liveness.report(replace(WORKER, worker_id="new"))
+    assert fixture.ids(DAY) == ["new", "younger"]
+    assert fixture.count_rows() == 2
 
 
-def test_secrets_are_not_kept(board: Board) -> None:
+def test_secrets_are_not_kept(fixture: LivenessFixture) -> None:
     details: dict[str, Any] = {"api_key": "s3cret", "nested": [{"password": "s3cret"}], "kept": "yes"}
-    board.liveness.report(replace(WORKER, details=details))
-    (seen,) = board.liveness.workers(MINUTE)
+    fixture.liveness.report(replace(WORKER, details=details))
+    (seen,) = fixture.liveness.workers(MINUTE)
     assert "s3cret" not in repr(seen)
     assert seen.details["kept"] == "yes"
     assert details["api_key"] == "s3cret"
 
 
-def test_what_the_caller_changes_later_changes_nothing(board: Board) -> None:
+def test_what_the_caller_changes_later_changes_nothing(fixture: LivenessFixture) -> None:
     details: dict[str, Any] = {"steps": ["a"]}
-    board.liveness.report(replace(WORKER, details=details))
+    fixture.liveness.report(replace(WORKER, details=details))
     details["steps"].append("b")
-    assert board.liveness.workers(MINUTE)[0].details == {"steps": ["a"]}
+    assert fixture.liveness.workers(MINUTE)[0].details == {"steps": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -182,33 +182,35 @@ def test_what_the_caller_changes_later_changes_nothing(board: Board) -> None:
     ],
     ids=lambda fields: str(fields)[:40],
 )
-def test_a_row_that_makes_no_sense_is_refused_and_nothing_is_changed(board: Board, fields: dict[str, Any]) -> None:
+def test_a_row_that_makes_no_sense_is_refused_and_nothing_is_changed(
+    fixture: LivenessFixture, fields: dict[str, Any]
+) -> None:
     with pytest.raises((InvalidArgument, InvalidThread)):
-        board.liveness.report(replace(WORKER, **fields))
-    assert board.liveness.workers(DAY) == []
+        fixture.liveness.report(replace(WORKER, **fields))
+    assert fixture.liveness.workers(DAY) == []
 
 
 @pytest.mark.parametrize("within", [timedelta(0), timedelta(seconds=-1), timedelta(days=2), 60, None])
-def test_a_time_that_makes_no_sense_is_refused(board: Board, within: Any) -> None:
+def test_a_time_that_makes_no_sense_is_refused(fixture: LivenessFixture, within: Any) -> None:
     with pytest.raises(InvalidArgument, match="alive_within"):
-        board.liveness.workers(within)
+        fixture.liveness.workers(within)
 
 
-def test_other_bad_arguments_are_refused(board: Board) -> None:
+def test_other_bad_arguments_are_refused(fixture: LivenessFixture) -> None:
     with pytest.raises(InvalidArgument):
-        board.liveness.withdraw("")
+        fixture.liveness.withdraw("")
     with pytest.raises(InvalidArgument):
-        board.liveness.report({"worker_id": "w1"})  # type: ignore[arg-type]
+        fixture.liveness.report({"worker_id": "w1"})  # type: ignore[arg-type]
 
 
-def test_many_may_announce_and_sweep_at_once(board: Board) -> None:
+def test_many_may_announce_and_sweep_at_once(fixture: LivenessFixture) -> None:
     for n in range(20):
-        board.liveness.report(replace(WORKER, worker_id=f"old{n}"))
-    board.wait(DAY.total_seconds())
-    at_once([partial(board.another().report, replace(WORKER, worker_id=f"w{n % 4}")) for n in range(8)])
-    board.liveness.report(WORKER)
-    assert board.ids(DAY) == ["w0", "w1", "w2", "w3"]
-    assert board.count_rows() == 4
+        fixture.liveness.report(replace(WORKER, worker_id=f"old{n}"))
+    fixture.wait(DAY.total_seconds())
+    at_once([partial(fixture.another().report, replace(WORKER, worker_id=f"w{n % 4}")) for n in range(8)])
+    fixture.liveness.report(WORKER)
+    assert fixture.ids(DAY) == ["w0", "w1", "w2", "w3"]
+    assert fixture.count_rows() == 4
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

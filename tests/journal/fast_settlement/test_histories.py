@@ -62,7 +62,7 @@ def workflows() -> list[Workflow]:
     return [one, chain, fan, gate, saga]
 
 
-class World:
+class JournalDriver:
     """One journal, and those who work at it. Where not `fast`, a store settles that has not claimed."""
 
     def __init__(self, storage: Storage, clock: VirtualClock, *, fast: bool = True) -> None:
@@ -120,13 +120,13 @@ def _told(answer: Answer) -> tuple[object, ...]:
     return (attempt.runnable_key, attempt.status, attempt.settled_at, attempt.last_at, attempt.outcome_digest)
 
 
-class Script:
-    """Choices by chance, made once and then followed by every world."""
+class RandomOperations:
+    """Choices by chance, made once and then followed by every driver."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
 
-    def steps(self, worlds: Sequence[World], count: int) -> Iterator[tuple[str, list[object]]]:
+    def steps(self, drivers: Sequence[JournalDriver], count: int) -> Iterator[tuple[str, list[object]]]:
         """Execute so many operations in all journals; yield each with what every journal answered."""
         for _ in range(count):
             name = self._chance.choices(
@@ -134,56 +134,56 @@ class Script:
                 [4, 8, 14, 2, 2, 2, 1, 4, 2],
             )[0]
             seed = self._chance.random()
-            yield name, [_done(world, name, random.Random(seed)) for world in worlds]
+            yield name, [_done(driver, name, random.Random(seed)) for driver in drivers]
 
 
-def _done(world: World, name: str, chance: random.Random) -> object:
+def _done(driver: JournalDriver, name: str, chance: random.Random) -> object:
     """Execute one operation by these choices; an error is an answer too."""
     try:
-        return _do(world, name, chance)
+        return _do(driver, name, chance)
     except SquidError as error:
         return type(error).__name__
 
 
-def _do(world: World, name: str, chance: random.Random) -> object:
-    held = [world.held[name] for name in sorted(world.held)]
+def _do(driver: JournalDriver, name: str, chance: random.Random) -> object:
+    held = [driver.held[name] for name in sorted(driver.held)]
     some = chance.sample(held, min(len(held), chance.randint(1, 9)))
-    run = chance.choice(world.runs) if world.runs else "run-0"
+    run = chance.choice(driver.runs) if driver.runs else "run-0"
     match name:
         case "start":
             shapes = chance.choices(["one", "chain", "fan", "gate", "saga"], k=chance.randint(1, 4))
-            return [world.start(shape, chance.choice(QUEUES)) for shape in shapes]
+            return [driver.start(shape, chance.choice(QUEUES)) for shape in shapes]
         case "claim":
-            return [world.claim(queue) for queue in QUEUES]
+            return [driver.claim(queue) for queue in QUEUES]
         case "settle":
-            return world.settle([(claim, _outcome(claim, chance)) for claim in some])
+            return driver.settle([(claim, _outcome(claim, chance)) for claim in some])
         case "again":
-            old = sorted(world.old, key=lambda claim: (claim.ref.runnable_key, claim.attempt.deliveries))
-            return world.settle([(claim, _outcome(claim, chance)) for claim in chance.sample(old, min(len(old), 1))])
+            old = sorted(driver.old, key=lambda claim: (claim.ref.runnable_key, claim.attempt.deliveries))
+            return driver.settle([(claim, _outcome(claim, chance)) for claim in chance.sample(old, min(len(old), 1))])
         case "time":
-            return world.clock.advance(timedelta(seconds=chance.choice([0.001, 1, 61])))
+            return driver.clock.advance(timedelta(seconds=chance.choice([0.001, 1, 61])))
         case "heartbeat":
-            return [_told(answer) for answer in world.store.heartbeat([claim.ref for claim in some], LEASE)]
+            return [_told(answer) for answer in driver.store.heartbeat([claim.ref for claim in some], LEASE)]
         case "release":
-            return [_told(answer) for answer in world.store.release([claim.ref for claim in some[:1]])]
+            return [_told(answer) for answer in driver.store.release([claim.ref for claim in some[:1]])]
         case "note":
-            return _note(world, run, chance)
-    squid = world.squid
+            return _note(driver, run, chance)
+    squid = driver.squid
     commands: list[Callable[..., object]] = [squid.cancel, squid.approve, squid.approve, squid.reject]
     return type(chance.choice(commands)(run, actor="somebody")).__name__
 
 
-def _note(world: World, run: str, chance: random.Random) -> object:
+def _note(driver: JournalDriver, run: str, chance: random.Random) -> object:
     """Write a fact about a run past the stores, as others may."""
-    at = (world.clock.now() - T0).total_seconds()
+    at = (driver.clock.now() - T0).total_seconds()
     facts: list[Fact] = [child(run, at=at, child_run_id=f"{run}-child")]
     if chance.random() < 0.3:
         facts = [quarantined(run, at=at)]
     elif chance.random() < 0.5:
-        keys = sorted(k for k in world.held if k.startswith(f"{run}:"))
-        facts = [with_fields(wakeup(run, at=at), runnable_key=k, queue=world.held[k].ref.queue) for k in keys[:1]]
+        keys = sorted(k for k in driver.held if k.startswith(f"{run}:"))
+        facts = [with_fields(wakeup(run, at=at), runnable_key=k, queue=driver.held[k].ref.queue) for k in keys[:1]]
     if facts:
-        put(world.storage, *facts)
+        put(driver.storage, *facts)
     return [fact.type for fact in facts]
 
 
@@ -206,19 +206,19 @@ def test_no_fact_row_or_anomaly_tells_which_way_was_taken(
     storages = [PostgresStorage(postgres_url, next(schema_names), clock=clock) for clock in clocks[:2]]
     for storage in storages:
         storage.upgrade()
-    worlds = [World(storages[0], clocks[0]), World(storages[1], clocks[1], fast=False)]
-    worlds.append(World(MemoryStorage(clocks[2]), clocks[2]))
+    drivers = [JournalDriver(storages[0], clocks[0]), JournalDriver(storages[1], clocks[1], fast=False)]
+    drivers.append(JournalDriver(MemoryStorage(clocks[2]), clocks[2]))
     try:
         # when the same happens in all of them, whatever that is
-        for name, (one, other, third) in Script(seed).steps(worlds, 120):
+        for name, (one, other, third) in RandomOperations(seed).steps(drivers, 120):
             # then all answer the same
             assert one == other == third, name
         assert sum(taken) >= 20, "few of them were plain"
         # and all read the same in the end
-        for run in worlds[0].runs:
-            facts = [world.told(run) for world in worlds]
+        for run in drivers[0].runs:
+            facts = [driver.told(run) for driver in drivers]
             assert facts[0] == facts[1] == facts[2]
-            anomalies = [_anomalies(world.storage, run) for world in worlds]
+            anomalies = [_anomalies(driver.storage, run) for driver in drivers]
             assert anomalies[0] == anomalies[1] == anomalies[2]
         # and the rows of the views are what the fold gives
         for storage in storages:
@@ -233,7 +233,7 @@ def _anomalies(storage: Storage, run: str) -> list[tuple[str, object]]:
     return [(anomaly.reason.value, anomaly.subject) for anomaly in RunUnit.fold(storage.read_run(run)).anomalies]
 
 
-class Crowd:
+class ConcurrentWorkers:
     """Many who work at one journal at once, by chance, with each other's claims, half of them at a store of their own.
 
     What a store knows of a run is not what another one knows, and each of them is used by several threads.
@@ -300,15 +300,15 @@ def test_whatever_else_is_at_work_nothing_is_written_that_the_fold_would_not_fol
     postgres: PostgresStorage, taken: list[int], seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     # given many runs, and many who work at them, two and two with the same claims
-    crowd = Crowd(postgres)
-    workers = [partial(crowd.work, 10 * seed + i, 25) for i in range(4)]
+    concurrent = ConcurrentWorkers(postgres)
+    workers = [partial(concurrent.work, 10 * seed + i, 25) for i in range(4)]
     # when all are at it at once
-    at_once([*workers, *(partial(crowd.disturb, 10 * seed + 5 + i, 40) for i in range(2))])
+    at_once([*workers, *(partial(concurrent.disturb, 10 * seed + 5 + i, 40) for i in range(2))])
     # then the journal holds no fact that is wrong, and the views agree with it
     assert sum(taken) >= 10, "few of them were plain"
     assert "deadlock" not in caplog.text, "locks were taken in another order"
     completed: list[str] = []
-    for run in crowd.runs:
+    for run in concurrent.runs:
         unit = RunUnit.fold(entries := postgres.read_run(run))
         assert [a for a in unit.anomalies if a.entry_type != "entry_quarantined"] == []  # we did not look
         completed += [entry.fact.claim_id for entry in entries if isinstance(entry.fact, AttemptCompleted)]
@@ -316,4 +316,4 @@ def test_whatever_else_is_at_work_nothing_is_written_that_the_fold_would_not_fol
     assert verify(postgres) == []
     # and what was told as written is written, once
     assert len(set(completed)) == len(completed)
-    assert set(crowd.done) == set(completed)
+    assert set(concurrent.done) == set(completed)

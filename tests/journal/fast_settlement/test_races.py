@@ -28,7 +28,7 @@ from tests.facts import (
     t,
 )
 from tests.journal.access import (
-    Wire,
+    LossyProxy,
     all_entries,
     assert_views_agree_with_the_journal,
     facts_of,
@@ -36,7 +36,7 @@ from tests.journal.access import (
     terminate_backends,
     wait_for_a_lock,
 )
-from tests.journal.dispatch_fixture import Desk, claim, done, refused, seconds, statuses
+from tests.journal.dispatch_fixture import DispatchFixture, claim, done, refused, seconds, statuses
 from tests.journal.fast_settlement.planners import PLANNERS, apply_results, next_visit, pauses
 from tests.journal.fast_settlement.workflows import facts_without_names, fast
 
@@ -58,50 +58,54 @@ def chain(*steps: str) -> Workflow:
 
 @pytest.mark.parametrize("steps", [["a"], ["a", "b"]], ids=["the run ends", "the run goes on"])
 def test_a_completion_whose_answer_was_lost_is_told_as_written(
-    wire: Wire, behind_wire: PostgresStorage, taken: list[int], steps: list[str]
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, taken: list[int], steps: list[str]
 ) -> None:
     # given two runs, and a connection that breaks after the commit
-    squid = Squid(behind_wire, [chain(*steps)])
+    squid = Squid(behind_lossy_proxy, [chain(*steps)])
     squid.start_many("chain", [None] * 2)
     claims = squid.runtime.dispatch.claim(QUEUE, "worker", limit=2)
-    wire.lose_answer_to("settle_runs")
+    lossy_proxy.lose_answer_to("settle_runs")
     # when both are settled
     answers = squid.runtime.dispatch.settle([done(one) for one in claims], squid.runtime.plan)
     # then they are answered as written, also the one whose run has ended by it
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert taken == [2]
     assert [(answer.error, answer.unwrap().status) for answer in answers] == [(None, "completed")] * 2
     assert [answer.unwrap().result for answer in answers] == [{"ok": True}] * 2
     # and nothing is there twice
-    types = [fact.type for fact in facts_of(all_entries(behind_wire))]
+    types = [fact.type for fact in facts_of(all_entries(behind_lossy_proxy))]
     assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
-    assert_views_agree_with_the_journal(behind_wire)
+    assert_views_agree_with_the_journal(behind_lossy_proxy)
 
 
 @pytest.mark.parametrize("steps", [["a"], ["a", "b"]], ids=["the run ends", "the run goes on"])
 def test_a_group_whose_answer_was_lost_is_told_as_far_as_it_was_written(
-    wire: Wire, behind_wire: PostgresStorage, clock: VirtualClock, taken: list[int], steps: list[str]
+    lossy_proxy: LossyProxy,
+    behind_lossy_proxy: PostgresStorage,
+    clock: VirtualClock,
+    taken: list[int],
+    steps: list[str],
 ) -> None:
     # given a group with a claim that was taken over, and a connection that breaks after the commit
-    squid = Squid(behind_wire, [chain(*steps)])
+    squid = Squid(behind_lossy_proxy, [chain(*steps)])
     squid.start_many("chain", [None] * 3)
     store = squid.runtime.dispatch
     claims = sorted(store.claim(QUEUE, "worker", limit=3), key=lambda one: one.ref.run_id)
     store.release([claims[1].ref])
     (rival,) = store.claim(QUEUE, "rival")
-    before = all_entries(behind_wire)
-    wire.lose_answer_to("settle_runs")
+    before = all_entries(behind_lossy_proxy)
+    lossy_proxy.lose_answer_to("settle_runs")
     # when it is settled
     answers = store.settle([done(one) for one in claims], squid.runtime.plan)
     # then what was written is told as written, what was not is refused, and nothing is there twice
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert taken == [2]
     assert [type(answer.error) for answer in answers] == [type(None), StaleClaim, type(None)]
     assert answers[0].unwrap().settled_at == clock.now()
-    types = [fact.type for fact in facts_of(all_entries(behind_wire)[len(before) :])]
+    types = [fact.type for fact in facts_of(all_entries(behind_lossy_proxy)[len(before) :])]
     assert (types.count("attempt_completed"), types.count("runnable_applied")) == (2, 2)
     assert store.settle([done(rival)], squid.runtime.plan)[0].unwrap().status == "completed"
-    assert_views_agree_with_the_journal(behind_wire)
+    assert_views_agree_with_the_journal(behind_lossy_proxy)
 
 
 def test_a_commit_that_is_sent_again_has_the_first_answer(
@@ -261,34 +265,36 @@ def test_what_another_process_has_settled_meanwhile_is_seen(
 
 
 @pytest.mark.parametrize("waited", [20, 65], ids=["within the first lease", "within the extended lease only"])
-def test_a_lease_that_was_extended_counts_and_its_row_keeps_it(postgres_desk: Desk, waited: float) -> None:
+def test_a_lease_that_was_extended_counts_and_its_row_keeps_it(
+    postgres_dispatch: DispatchFixture, waited: float
+) -> None:
     # given a claim for a minute, extended after ten seconds
-    postgres_desk.put(started(), queued(), planned(), scheduled())
-    (held,) = claim(postgres_desk)
-    postgres_desk.wait(10)
-    assert postgres_desk.store.heartbeat([held.ref], seconds(60))[0].unwrap().lease_until == t(70)
-    postgres_desk.wait(waited - 10)
+    postgres_dispatch.put(started(), queued(), planned(), scheduled())
+    (held,) = claim(postgres_dispatch)
+    postgres_dispatch.wait(10)
+    assert postgres_dispatch.store.heartbeat([held.ref], seconds(60))[0].unwrap().lease_until == t(70)
+    postgres_dispatch.wait(waited - 10)
     # when it is settled with the attempt as it was claimed
-    (answer,) = postgres_desk.store.settle([done(held)], next_visit)
+    (answer,) = postgres_dispatch.store.settle([done(held)], next_visit)
     # then it counts, and nothing that the heartbeat wrote is lost
     assert answer.unwrap().settled_at == t(waited)
-    assert statuses(postgres_desk) == {key(): "completed", key(visit=2): "available"}
+    assert statuses(postgres_dispatch) == {key(): "completed", key(visit=2): "available"}
 
 
 @pytest.mark.parametrize("other_step", ["is not there", "is held", "is done", "has paused the run", "was followed"])
 @pytest.mark.parametrize("plan", PLANNERS, ids=lambda plan: plan.__name__)
 def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
-    postgres_desk: Desk, plan: Planner, other_step: str
+    postgres_dispatch: DispatchFixture, plan: Planner, other_step: str
 ) -> None:
     # given two runs, whose other step is not there, or has seen something
-    desk, written = postgres_desk, {}
-    storage = desk.storage
+    dispatch, written = postgres_dispatch, {}
+    storage = dispatch.storage
     assert isinstance(storage, PostgresStorage)
-    for run, settles in ((RUN, desk.store), ("run-2", PostgresDispatchStore(storage))):
+    for run, settles in ((RUN, dispatch.store), ("run-2", PostgresDispatchStore(storage))):
         steps = ["charge"] if other_step == "is not there" else ["charge", "ship"]
-        desk.put(started(run), queued(run), planned(*(runnable(run, step) for step in steps), run=run))
-        desk.put(*(scheduled(run, step) for step in steps))
-        held = {one.attempt.step: one for one in claim(desk, limit=9) if one.ref.run_id == run}
+        dispatch.put(started(run), queued(run), planned(*(runnable(run, step) for step in steps), run=run))
+        dispatch.put(*(scheduled(run, step) for step in steps))
+        held = {one.attempt.step: one for one in claim(dispatch, limit=9) if one.ref.run_id == run}
         mine, other = held["charge"], held[steps[-1]]
         if other_step == "is done":
             assert settles.settle([done(other)], apply_results)[0].error is None
@@ -296,7 +302,7 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
             assert settles.settle([done(other)], pauses)[0].error is None
         elif other_step == "was followed":
             assert settles.settle([done(other)], next_visit)[0].error is None
-            assert key(run, visit=2) in [one.ref.runnable_key for one in claim(desk, limit=9)]
+            assert key(run, visit=2) in [one.ref.runnable_key for one in claim(dispatch, limit=9)]
         # when the first one is settled with a plan of any kind, by a store that has claimed it and by one that has not
         (answer,) = settles.settle([done(mine)], plan)
         # then it was recorded, and the views agree
@@ -312,41 +318,41 @@ def test_whatever_is_planned_both_ways_write_it_and_the_views_agree(
 
 
 @pytest.mark.parametrize("run_id", ['a"b', 'run-1","run-2', "a\\", "{}", "ü", "", 'x"}', "run-1 "])
-def test_a_claim_on_a_run_that_cannot_be_takes_nobody_with_it(postgres_desk: Desk, run_id: str) -> None:
+def test_a_claim_on_a_run_that_cannot_be_takes_nobody_with_it(postgres_dispatch: DispatchFixture, run_id: str) -> None:
     # given a good claim, and one that names no run
-    postgres_desk.put(started(), queued(), planned(), scheduled())
-    (good,) = claim(postgres_desk)
+    postgres_dispatch.put(started(), queued(), planned(), scheduled())
+    (good,) = claim(postgres_dispatch)
     bad = ClaimRef(QUEUE, run_id, good.ref.runnable_key, good.ref.claim_id, good.ref.token)
     # when both are settled together
-    answers = postgres_desk.store.settle([Settlement(bad, Completed(None)), done(good)], next_visit)
+    answers = postgres_dispatch.store.settle([Settlement(bad, Completed(None)), done(good)], next_visit)
     # then each is answered as it would be alone
     refused(answers[0], NotFound)
     assert answers[1].unwrap().status == "completed"
-    assert_views_agree_with_the_journal(postgres_desk.storage)  # type: ignore[arg-type]
+    assert_views_agree_with_the_journal(postgres_dispatch.storage)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("what", ["queue", "claim_id", "token", "runnable_key"])
-def test_a_claim_that_is_not_the_one_at_hand_is_refused_as_ever(postgres_desk: Desk, what: str) -> None:
-    postgres_desk.put(started(), queued(), planned(), scheduled())
-    (good,) = claim(postgres_desk)
+def test_a_claim_that_is_not_the_one_at_hand_is_refused_as_ever(postgres_dispatch: DispatchFixture, what: str) -> None:
+    postgres_dispatch.put(started(), queued(), planned(), scheduled())
+    (good,) = claim(postgres_dispatch)
     given = {name: getattr(good.ref, name) for name in ("queue", "run_id", "runnable_key", "claim_id", "token")}
     bad = ClaimRef(**{**given, what: "other"})
-    (answer,) = postgres_desk.store.settle([Settlement(bad, Completed(None))], next_visit)
+    (answer,) = postgres_dispatch.store.settle([Settlement(bad, Completed(None))], next_visit)
     refused(answer, NotFound if what in ("queue", "runnable_key") else StaleClaim)
 
 
-def test_what_was_claimed_by_another_hand_is_not_believed(postgres_desk: Desk) -> None:
+def test_what_was_claimed_by_another_hand_is_not_believed(postgres_dispatch: DispatchFixture) -> None:
     # given a claim, and the attempt of another one under its id
-    postgres_desk.put(*(fact for run in (RUN, "run-2") for fact in (started(run), queued(run), planned(run=run))))
-    postgres_desk.put(scheduled(), scheduled("run-2"))
-    mine, other = claim(postgres_desk, limit=2)
+    postgres_dispatch.put(*(fact for run in (RUN, "run-2") for fact in (started(run), queued(run), planned(run=run))))
+    postgres_dispatch.put(scheduled(), scheduled("run-2"))
+    mine, other = claim(postgres_dispatch, limit=2)
     forged = other.attempt._replace(claim_id=mine.ref.claim_id, claim_token_hash=mine.ref.token_hash)
-    storage = postgres_desk.storage
+    storage = postgres_dispatch.storage
     assert isinstance(storage, PostgresStorage)
     before = all_entries(storage)
     known, templates = {mine.ref.claim_id: forged}, SettleTemplates(10_000)
     assert settle_fast(storage, PlanStates(), templates, known, [done(mine)], next_visit) == {}
     assert all_entries(storage) == before
-    (answer,) = postgres_desk.store.settle([done(mine)], next_visit)
+    (answer,) = postgres_dispatch.store.settle([done(mine)], next_visit)
     assert answer.unwrap().run_id == mine.ref.run_id
-    assert_views_agree_with_the_journal(postgres_desk.storage)  # type: ignore[arg-type]
+    assert_views_agree_with_the_journal(postgres_dispatch.storage)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
 
     def noted(self: SettleTemplate, *values: Any) -> Any:
         texts = fill(self, *values)
-        if texts is not None and not values[0].startswith("other-"):
+        if texts is not None and not values[0].run_id.startswith("other-"):
             written.append(texts[0])
         return texts
 
@@ -167,7 +167,7 @@ def test_workers_hear_of_what_a_template_has_scheduled(postgres_virtual: Postgre
     squid.start("chain")
     heard: list[Any] = []
 
-    class Listening:
+    class RecordingNotifier:
         def __getattr__(self, name: str) -> Any:
             return getattr(notifier, name)
 
@@ -176,7 +176,7 @@ def test_workers_hear_of_what_a_template_has_scheduled(postgres_virtual: Postgre
 
     notifier = squid.runtime.notifier
     runtime = squid.runtime
-    object.__setattr__(runtime, "notifier", Listening())
+    object.__setattr__(runtime, "notifier", RecordingNotifier())
     (claim,) = runtime.dispatch.claim("default", "worker")
     settled = settle(runtime, [Settlement(claim.ref, Completed(1))])
     assert len(filled) == 1

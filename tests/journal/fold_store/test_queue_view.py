@@ -15,7 +15,7 @@ from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.workflow import StepContext, Workflow, path
 from tests.facts import QUEUE, QUEUES, RUNS, t
 from tests.histories import journals
-from tests.journal.dispatch_fixture import Desk, work
+from tests.journal.dispatch_fixture import DispatchFixture, work
 
 TIMES = st.lists(st.integers(0, 120), min_size=1, max_size=4)
 
@@ -51,7 +51,7 @@ def test_a_planners_state_knows_whether_its_run_has_stopped_whatever_is_on_the_t
 
 def test_a_part_holds_the_attempts_of_the_visits_that_are_named_and_no_others() -> None:
     storage = MemoryStorage(VirtualClock(t(0)))
-    Desk(storage, FoldDispatchStore(storage), VirtualClock(t(0))).put(
+    DispatchFixture(storage, FoldDispatchStore(storage), VirtualClock(t(0))).put(
         work("run-1"), work("run-1", step="other"), work("run-2")
     )
     view = QueueIndex()
@@ -64,23 +64,23 @@ def test_a_part_holds_the_attempts_of_the_visits_that_are_named_and_no_others() 
 def test_a_store_goes_on_after_its_queue_was_deleted(clock: VirtualClock) -> None:
     # given a store that has read a queue
     storage = MemoryStorage(clock)
-    desk = Desk(storage, FoldDispatchStore(storage), clock)
-    desk.put(work("run-1"), work("run-2"))
+    dispatch = DispatchFixture(storage, FoldDispatchStore(storage), clock)
+    dispatch.put(work("run-1"), work("run-2"))
     clock.advance(timedelta(hours=1))
-    assert len(desk.store.claim(QUEUE, "worker")) == 1
+    assert len(dispatch.store.claim(QUEUE, "worker")) == 1
     # when the queue is deleted, and others write to it anew
     storage.delete_thread(dispatch_thread(QUEUE))
-    desk.put(work("run-3"))
+    dispatch.put(work("run-3"))
     # then claims are of what there is
-    (claim,) = desk.store.claim(QUEUE, "worker")
+    (claim,) = dispatch.store.claim(QUEUE, "worker")
     assert claim.attempt.run_id == "run-3"
 
 
 def test_two_stores_over_one_storage_see_what_the_other_one_wrote(clock: VirtualClock) -> None:
     storage = MemoryStorage(clock)
     stores = [FoldDispatchStore(storage), FoldDispatchStore(storage)]
-    desk = Desk(storage, stores[0], clock)
-    desk.put(*(work(f"run-{number}") for number in range(6)))
+    dispatch = DispatchFixture(storage, stores[0], clock)
+    dispatch.put(*(work(f"run-{number}") for number in range(6)))
     clock.advance(timedelta(hours=1))
     claims = [stores[number % 2].claim(QUEUE, "worker")[0] for number in range(6)]
     assert {claim.attempt.run_id for claim in claims} == {f"run-{number}" for number in range(6)}

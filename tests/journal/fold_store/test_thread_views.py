@@ -9,7 +9,7 @@ from tests.facts import signal
 from tests.journal.access import THREAD
 
 
-class Counted:
+class CountingView:
     """A view that counts what it is given, and is interrupted once."""
 
     interrupt_at = 0
@@ -20,19 +20,19 @@ class Counted:
 
     def add(self, entry: Entry) -> None:
         """Record an entry."""
-        if entry.seq == Counted.interrupt_at:
-            Counted.interrupt_at = 0
+        if entry.seq == CountingView.interrupt_at:
+            CountingView.interrupt_at = 0
             raise KeyboardInterrupt
         self.entries.append(entry.seq)
 
 
 def test_a_view_that_was_interrupted_halfway_is_read_anew() -> None:
     storage = MemoryStorage()
-    views = ThreadFolds(storage, Counted, most=10)
+    views = ThreadFolds(storage, CountingView, most=10)
     storage.append(THREAD, [signal(), signal(), signal()])
     assert views.read(THREAD)[0] == 3
     storage.append(THREAD, [signal(), signal(), signal()])
-    Counted.interrupt_at = 5
+    CountingView.interrupt_at = 5
     with pytest.raises(KeyboardInterrupt):
         views.read(THREAD)
     revision, view = views.read(THREAD)

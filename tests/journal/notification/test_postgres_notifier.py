@@ -53,7 +53,7 @@ def notifier(postgres: PostgresStorage) -> Iterator[PostgresNotifier]:
 # --- sending --------------------------------------------------------------------------------------------------------
 
 
-class Post:
+class RecordingSend:
     """Sends nothing, and remembers what it was given; the first of it only when told."""
 
     def __init__(self) -> None:
@@ -69,62 +69,62 @@ class Post:
 
 
 @pytest.fixture
-def post() -> Post:
-    """A post that is not held up."""
-    made = Post()
+def send() -> RecordingSend:
+    """A send that is not held up."""
+    made = RecordingSend()
     made.go_on.set()
     return made
 
 
-def test_what_comes_while_one_is_sent_becomes_one_more(post: Post) -> None:
-    post.go_on.clear()
-    sender = Sender(post, 0.001)
+def test_what_comes_while_one_is_sent_becomes_one_more(send: RecordingSend) -> None:
+    send.go_on.clear()
+    sender = Sender(send, 0.001)
     first = threading.Thread(target=sender.add, args=([A],))
     first.start()
-    assert post.begun.wait(LONG)
+    assert send.begun.wait(LONG)
     # it may have been sent before this was written: it must be sent again, and once is enough
     for _ in range(1000):
         sender.add([A])
-    post.go_on.set()
+    send.go_on.set()
     first.join(LONG)
     sender.flush(LONG)
-    assert post.sent == [[A], [A]]
+    assert send.sent == [[A], [A]]
 
 
-def test_what_comes_within_the_window_is_sent_after_it(post: Post) -> None:
-    sender = Sender(post, 0.3)
+def test_what_comes_within_the_window_is_sent_after_it(send: RecordingSend) -> None:
+    sender = Sender(send, 0.3)
     sender.add([A])
-    assert post.begun.wait(LONG)
+    assert send.begun.wait(LONG)
     sender.add([A])
     sender.add([A, B])
     sender.flush(LONG)
     # the other one did not have to wait for it
-    assert post.sent == [[A], [B], [A]]
+    assert send.sent == [[A], [B], [A]]
 
 
-def test_all_that_is_there_is_sent_together(post: Post) -> None:
-    sender = Sender(post, 0.001)
+def test_all_that_is_there_is_sent_together(send: RecordingSend) -> None:
+    sender = Sender(send, 0.001)
     sender.add([A, B, A])
     sender.flush(LONG)
-    assert post.sent == [[A, B]]
+    assert send.sent == [[A, B]]
     assert no_threads()
 
 
-def test_whoever_asks_is_told_that_it_was_sent_unless_it_was_not(post: Post) -> None:
+def test_whoever_asks_is_told_that_it_was_sent_unless_it_was_not(send: RecordingSend) -> None:
     calls: list[str] = []
-    sender = Sender(post, 0.001)
+    sender = Sender(send, 0.001)
     sender.add([A], lambda: calls.append("first"))
     sender.flush(LONG)
-    post.works = False
+    send.works = False
     sender.add([A], lambda: calls.append("second"))
     sender.flush(LONG)
     assert calls == ["first"]
 
 
-def test_nothing_to_send_starts_nothing(post: Post) -> None:
-    Sender(post, 0.001).add([])
+def test_nothing_to_send_starts_nothing(send: RecordingSend) -> None:
+    Sender(send, 0.001).add([])
     assert no_threads()
-    assert post.sent == []
+    assert send.sent == []
 
 
 def test_a_notifier_that_cannot_reach_the_database_warns_once_and_says_no_secret(

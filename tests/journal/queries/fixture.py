@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Room:
+class QueriesFixture:
     """A journal and its queries."""
 
     storage: Storage

@@ -21,27 +21,29 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.journal.queries.fixture import Room, pages
+from tests.journal.queries.fixture import QueriesFixture, pages
 
 # --- listing --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def busy(room: Room) -> Room:
+def busy(fixture: QueriesFixture) -> QueriesFixture:
     """Runs a1 to a6 in the order of their starts, in several states, and workflows, and queues."""
-    room.put(started("a1", workflow="billing", at=10), queued("a1"))
-    room.put(terminal("a1", at=20))
-    room.put(started("a2", workflow="billing", trigger="nightly", at=20), queued("a2", queue="slow"), step_paused("a2"))
-    room.put(started("a3", workflow="refund", definition_version="v2", at=30), queued("a3"))
-    room.put(started("a4", workflow="billing", at=40, context={"parent": {"run_id": "a1"}}), queued("a4"))
-    room.put(started("a5", workflow="refund", at=50, context={"parent": {"run_id": "a1"}}), planned(run="a5"))
-    room.put(started("a6", workflow="billing", at=60), queued("a6", queue="slow"), quarantined("a6"))
+    fixture.put(started("a1", workflow="billing", at=10), queued("a1"))
+    fixture.put(terminal("a1", at=20))
+    fixture.put(
+        started("a2", workflow="billing", trigger="nightly", at=20), queued("a2", queue="slow"), step_paused("a2")
+    )
+    fixture.put(started("a3", workflow="refund", definition_version="v2", at=30), queued("a3"))
+    fixture.put(started("a4", workflow="billing", at=40, context={"parent": {"run_id": "a1"}}), queued("a4"))
+    fixture.put(started("a5", workflow="refund", at=50, context={"parent": {"run_id": "a1"}}), planned(run="a5"))
+    fixture.put(started("a6", workflow="billing", at=60), queued("a6", queue="slow"), quarantined("a6"))
     # a1 gets news last, which does not move it
-    room.put(signal("a1", at=70))
-    return room
+    fixture.put(signal("a1", at=70))
+    return fixture
 
 
-def test_runs_are_listed_newest_first(busy: Room) -> None:
+def test_runs_are_listed_newest_first(busy: QueriesFixture) -> None:
     assert busy.listed() == ["a6", "a5", "a4", "a3", "a2", "a1"]
 
 
@@ -77,7 +79,9 @@ def test_runs_are_listed_newest_first(busy: Room) -> None:
     ],
     ids=str,
 )
-def test_a_listing_shows_what_it_was_asked_for(busy: Room, filters: dict[str, Any], expected: list[str]) -> None:
+def test_a_listing_shows_what_it_was_asked_for(
+    busy: QueriesFixture, filters: dict[str, Any], expected: list[str]
+) -> None:
     assert busy.listed(**filters) == expected
     # also in pages, and from a row on
     rows = pages(
@@ -88,19 +92,19 @@ def test_a_listing_shows_what_it_was_asked_for(busy: Room, filters: dict[str, An
         assert busy.listed(before=rows[0].position, limit=1, **filters) == expected[1:2]
 
 
-def test_a_page_begins_with_the_newest_of_many_runs_of_one_status(room: Room) -> None:
-    room.start(*(f"b{n}" for n in range(5)))
-    assert room.listed(limit=2) == room.listed(limit=2, workflow="billing") == ["b4", "b3"]
+def test_a_page_begins_with_the_newest_of_many_runs_of_one_status(fixture: QueriesFixture) -> None:
+    fixture.start(*(f"b{n}" for n in range(5)))
+    assert fixture.listed(limit=2) == fixture.listed(limit=2, workflow="billing") == ["b4", "b3"]
 
 
-def test_only_the_children_of_one_parent_are_listed(room: Room) -> None:
+def test_only_the_children_of_one_parent_are_listed(fixture: QueriesFixture) -> None:
     for parent in ("one", "two"):
-        room.start(f"child-of-{parent}", context={"parent": {"run_id": parent}})
-    assert room.listed(parent_run_id="one") == ["child-of-one"]
-    assert room.listed(parent_run_id="three") == []
+        fixture.start(f"child-of-{parent}", context={"parent": {"run_id": parent}})
+    assert fixture.listed(parent_run_id="one") == ["child-of-one"]
+    assert fixture.listed(parent_run_id="three") == []
 
 
-def test_every_status_can_be_asked_for(busy: Room) -> None:
+def test_every_status_can_be_asked_for(busy: QueriesFixture) -> None:
     by_status = [busy.listed(status=status) for status in RUN_STATUSES]
     assert sorted(run for runs in by_status for run in runs) == ["a1", "a2", "a3", "a4", "a5", "a6"]
     assert busy.listed(status=RUN_STATUSES) == busy.listed()
@@ -127,33 +131,33 @@ def test_a_filter_that_makes_no_sense_is_refused(filters: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001, True, "5", None, 1.0])
-def test_a_bad_limit_is_refused(room: Room, limit: Any) -> None:
+def test_a_bad_limit_is_refused(fixture: QueriesFixture, limit: Any) -> None:
     calls: list[Any] = [
-        lambda: room.queries.list_runs(RunFilter(), None, limit),
-        lambda: room.queries.runs_to_repair("", limit),
-        lambda: room.queries.runs_to_list(limit),
-        lambda: room.queries.dead_letters(None, limit),
-        lambda: room.queries.anomalies(None, limit),
+        lambda: fixture.queries.list_runs(RunFilter(), None, limit),
+        lambda: fixture.queries.runs_to_repair("", limit),
+        lambda: fixture.queries.runs_to_list(limit),
+        lambda: fixture.queries.dead_letters(None, limit),
+        lambda: fixture.queries.anomalies(None, limit),
     ]
     for call in calls:
         with pytest.raises(InvalidArgument, match="limit"):
             call()
 
 
-def test_other_bad_arguments_are_refused(room: Room) -> None:
+def test_other_bad_arguments_are_refused(fixture: QueriesFixture) -> None:
     calls: list[Any] = [
-        lambda: room.queries.list_runs({"status": "running"}, None, 5),  # type: ignore[arg-type]
-        lambda: room.queries.list_runs(RunFilter(), -1, 5),
-        lambda: room.queries.get_run(""),
-        lambda: room.queries.get_run("a\0b"),
-        lambda: room.queries.runs_to_repair("a\0b", 5),
-        lambda: room.queries.runs_to_repair("", 5, ""),
-        lambda: room.queries.dead_letters("", 5),
-        lambda: room.queries.dead_letters(None, 5, -1),
-        lambda: room.queries.anomalies("a\0b", 5),
-        lambda: room.queries.anomalies(None, 5, -1),
-        lambda: room.queries.schedule_cursor("", "x"),
-        lambda: room.queries.schedule_cursor("x", "\ud800"),
+        lambda: fixture.queries.list_runs({"status": "running"}, None, 5),  # type: ignore[arg-type]
+        lambda: fixture.queries.list_runs(RunFilter(), -1, 5),
+        lambda: fixture.queries.get_run(""),
+        lambda: fixture.queries.get_run("a\0b"),
+        lambda: fixture.queries.runs_to_repair("a\0b", 5),
+        lambda: fixture.queries.runs_to_repair("", 5, ""),
+        lambda: fixture.queries.dead_letters("", 5),
+        lambda: fixture.queries.dead_letters(None, 5, -1),
+        lambda: fixture.queries.anomalies("a\0b", 5),
+        lambda: fixture.queries.anomalies(None, 5, -1),
+        lambda: fixture.queries.schedule_cursor("", "x"),
+        lambda: fixture.queries.schedule_cursor("x", "\ud800"),
     ]
     for call in calls:
         with pytest.raises(InvalidArgument):
@@ -163,19 +167,19 @@ def test_other_bad_arguments_are_refused(room: Room) -> None:
 # --- index and catalog ----------------------------------------------------------------------------------------------
 
 
-def test_started_runs_without_index_or_catalog_fact_are_found_oldest_first(room: Room) -> None:
-    room.put(started("b1"), indexed("b1"))
-    room.put(started("b2"))
-    room.put(started("b3"), cataloged("b3"), terminal("b3"))
-    room.put(started("b4"), indexed("b4"), cataloged("b4"))
-    room.put(scheduled("b5"))
-    rows = room.queries.runs_to_list(10)
+def test_started_runs_without_index_or_catalog_fact_are_found_oldest_first(fixture: QueriesFixture) -> None:
+    fixture.put(started("b1"), indexed("b1"))
+    fixture.put(started("b2"))
+    fixture.put(started("b3"), cataloged("b3"), terminal("b3"))
+    fixture.put(started("b4"), indexed("b4"), cataloged("b4"))
+    fixture.put(scheduled("b5"))
+    rows = fixture.queries.runs_to_list(10)
     assert [(row.run_id, row.indexed, row.cataloged) for row in rows] == [
         ("b1", True, False),
         ("b2", False, False),
         ("b3", False, True),
     ]
-    assert room.queries.runs_to_list(2) == rows[:2]
+    assert fixture.queries.runs_to_list(2) == rows[:2]
     # once they are listed, nothing is left
-    room.put(*(indexed(run) for run in ("b2", "b3")), *(cataloged(run) for run in ("b1", "b2")))
-    assert room.queries.runs_to_list(10) == []
+    fixture.put(*(indexed(run) for run in ("b2", "b3")), *(cataloged(run) for run in ("b1", "b2")))
+    assert fixture.queries.runs_to_list(10) == []

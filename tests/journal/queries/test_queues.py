@@ -25,79 +25,79 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.journal.queries.fixture import Room
+from tests.journal.queries.fixture import QueriesFixture
 
 # --- queues ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_s_row_counts_what_can_be_claimed(room: Room) -> None:
-    room.put(queue_paused("empty"), queue_paused("slow"), queue_resumed("slow"))
+def test_a_queue_s_row_counts_what_can_be_claimed(fixture: QueriesFixture) -> None:
+    fixture.put(queue_paused("empty"), queue_paused("slow"), queue_resumed("slow"))
     for run, visible in (("e1", 0), ("e2", 5), ("e3", 500)):
-        room.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
-    room.put(scheduled("e4"), claimed("e4", at=10, lease=20))
-    room.put(scheduled("e5"), claimed("e5", at=10, lease=200))
-    room.put(scheduled("e6"), claimed("e6"), completed("e6"))
-    room.put(scheduled("e7"), terminal("e7"))
-    room.put(scheduled("e8"), quarantined("e8"))
-    room.put(scheduled("e9", queue="slow"), claimed("e9", queue="slow", lease=20))
-    room.put(failed_with_retry("e9", queue="slow", at=25, delay=300))
-    room.wait(60)
-    assert room.queries.queues() == [
+        fixture.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
+    fixture.put(scheduled("e4"), claimed("e4", at=10, lease=20))
+    fixture.put(scheduled("e5"), claimed("e5", at=10, lease=200))
+    fixture.put(scheduled("e6"), claimed("e6"), completed("e6"))
+    fixture.put(scheduled("e7"), terminal("e7"))
+    fixture.put(scheduled("e8"), quarantined("e8"))
+    fixture.put(scheduled("e9", queue="slow"), claimed("e9", queue="slow", lease=20))
+    fixture.put(failed_with_retry("e9", queue="slow", at=25, delay=300))
+    fixture.wait(60)
+    assert fixture.queries.queues() == [
         QueueRow("default", False, visible=2, scheduled=1, claimed=1, expired=1, oldest_due_at=T0),
         QueueRow("empty", True, 0, 0, 0, 0, None),
         QueueRow("slow", False, visible=0, scheduled=1, claimed=0, expired=0, oldest_due_at=None),
     ]
 
 
-def test_work_is_counted_up_to_a_limit(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_counted_up_to_a_limit(fixture: QueriesFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (postgres_queries, fold_queries):
         monkeypatch.setattr(module, "MOST_COUNTED", 3)
     for n in range(5):
-        room.put(scheduled(f"due-{n}", workflow="abc"[n % 3], priority=n % 2))
-        room.put(scheduled(f"later-{n}", visible_at=t(500 + n)))
-        room.put(scheduled(f"held-{n}"), claimed(f"held-{n}", at=10, lease=200))
-        room.put(scheduled(f"lost-{n}"), claimed(f"lost-{n}", at=10, lease=20))
-    room.put(scheduled("one", queue="small"))
-    room.wait(60)
-    assert room.queries.queues() == [
+        fixture.put(scheduled(f"due-{n}", workflow="abc"[n % 3], priority=n % 2))
+        fixture.put(scheduled(f"later-{n}", visible_at=t(500 + n)))
+        fixture.put(scheduled(f"held-{n}"), claimed(f"held-{n}", at=10, lease=200))
+        fixture.put(scheduled(f"lost-{n}"), claimed(f"lost-{n}", at=10, lease=20))
+    fixture.put(scheduled("one", queue="small"))
+    fixture.wait(60)
+    assert fixture.queries.queues() == [
         QueueRow("default", False, visible=3, scheduled=3, claimed=3, expired=3, oldest_due_at=T0),
         QueueRow("small", False, visible=1, scheduled=0, claimed=0, expired=0, oldest_due_at=T0),
     ]
 
 
-def test_a_queue_s_row_follows_a_claim_to_the_very_end_of_its_lease(room: Room) -> None:
-    room.put(scheduled(), claimed(at=0, lease=20))
-    room.wait(19)
-    assert room.queries.queues() == [QueueRow("default", False, 0, 0, claimed=1, expired=0, oldest_due_at=None)]
-    room.wait(1)
-    assert room.queries.queues() == [QueueRow("default", False, 0, 0, claimed=0, expired=1, oldest_due_at=t(20))]
+def test_a_queue_s_row_follows_a_claim_to_the_very_end_of_its_lease(fixture: QueriesFixture) -> None:
+    fixture.put(scheduled(), claimed(at=0, lease=20))
+    fixture.wait(19)
+    assert fixture.queries.queues() == [QueueRow("default", False, 0, 0, claimed=1, expired=0, oldest_due_at=None)]
+    fixture.wait(1)
+    assert fixture.queries.queues() == [QueueRow("default", False, 0, 0, claimed=0, expired=1, oldest_due_at=t(20))]
 
 
-def test_a_journal_without_work_has_no_queues(room: Room) -> None:
-    assert room.queries.queues() == []
-    room.put(started(), queued())
-    assert room.queries.queues() == []
+def test_a_journal_without_work_has_no_queues(fixture: QueriesFixture) -> None:
+    assert fixture.queries.queues() == []
+    fixture.put(started(), queued())
+    assert fixture.queries.queues() == []
 
 
 # --- backlog --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def backlogged(room: Room) -> Room:
+def backlogged(fixture: QueriesFixture) -> QueriesFixture:
     """Two attempts that are due and one beyond its lease, among others that cannot be claimed, and a paused queue."""
     for run, visible in (("f1", 0), ("f2", 5), ("f3", 500)):
-        room.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
-    room.put(scheduled("f4"), claimed("f4", at=10, lease=20))
-    room.put(scheduled("f5"), claimed("f5", at=10, lease=200))
-    room.put(scheduled("f6"), claimed("f6"), completed("f6"))
-    room.put(scheduled("f7"), terminal("f7"))
-    room.put(scheduled("f8"), quarantined("f8"))
-    room.put(scheduled("f9", queue="slow"), scheduled("f10", queue="paused"), queue_paused("paused"))
-    room.wait(60)
-    return room
+        fixture.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
+    fixture.put(scheduled("f4"), claimed("f4", at=10, lease=20))
+    fixture.put(scheduled("f5"), claimed("f5", at=10, lease=200))
+    fixture.put(scheduled("f6"), claimed("f6"), completed("f6"))
+    fixture.put(scheduled("f7"), terminal("f7"))
+    fixture.put(scheduled("f8"), quarantined("f8"))
+    fixture.put(scheduled("f9", queue="slow"), scheduled("f10", queue="paused"), queue_paused("paused"))
+    fixture.wait(60)
+    return fixture
 
 
-def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: Room) -> None:
+def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: QueriesFixture) -> None:
     backlog = backlogged.queries.backlog
     assert backlog(["slow", "default", "paused", "empty"], None, 100) == [
         BacklogRow("default", 3, T0),
@@ -107,13 +107,13 @@ def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: Room) 
     assert backlog([], None, 100) == []
 
 
-def test_a_backlog_counts_work_of_every_priority(room: Room) -> None:
-    room.put(*(scheduled(f"f{n}", priority=n, visible_at=t(9 - n)) for n in range(3)))
-    room.wait(60)
-    assert room.queries.backlog(["default"], None, 100) == [BacklogRow("default", 3, t(7))]
+def test_a_backlog_counts_work_of_every_priority(fixture: QueriesFixture) -> None:
+    fixture.put(*(scheduled(f"f{n}", priority=n, visible_at=t(9 - n)) for n in range(3)))
+    fixture.wait(60)
+    assert fixture.queries.backlog(["default"], None, 100) == [BacklogRow("default", 3, t(7))]
 
 
-def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: Room) -> None:
+def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: QueriesFixture) -> None:
     backlog = backlogged.queries.backlog
     known = scheduled("f1")
     mine = definition_key(known.workflow, known.definition_fingerprint)
@@ -126,6 +126,6 @@ def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: Room
     "arguments",
     [("default", None, 1), (["default"], "flow", 1), ([""], None, 1), (["default"], [""], 1), ([], None, 0)],
 )
-def test_a_backlog_that_makes_no_sense_is_refused(room: Room, arguments: tuple[Any, ...]) -> None:
+def test_a_backlog_that_makes_no_sense_is_refused(fixture: QueriesFixture, arguments: tuple[Any, ...]) -> None:
     with pytest.raises((InvalidArgument, InvalidThread)):
-        room.queries.backlog(*arguments)
+        fixture.queries.backlog(*arguments)

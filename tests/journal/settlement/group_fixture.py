@@ -29,7 +29,7 @@ from tests.facts import fenced, key, planned, quarantined, runnable, scheduled, 
 from tests.journal.access import raw
 from tests.journal.dispatch_fixture import (
     MINUTE,
-    Desk,
+    DispatchFixture,
     Planner,
     claim,
     other_token,
@@ -66,31 +66,31 @@ def _nested(depth: int) -> Any:
 
 @dataclass
 class GroupFixture:
-    """A desk with runs of every kind on it, each with a claim."""
+    """A dispatch store with runs of every kind on it, each with a claim."""
 
-    desk: Desk
+    dispatch: DispatchFixture
     claims: dict[str, Claim]
 
     @classmethod
-    def of(cls, desk: Desk, names: Sequence[str]) -> "GroupFixture":
+    def of(cls, dispatch: DispatchFixture, names: Sequence[str]) -> "GroupFixture":
         """Start a run for each name and claim all of them; some are then made bad ones."""
-        desk.storage.max_fact_bytes = SMALL  # type: ignore[misc]
+        dispatch.storage.max_fact_bytes = SMALL  # type: ignore[misc]
         for name in names:
-            start(desk, name)
+            start(dispatch, name)
             if "sibling" in name:
-                desk.put(planned(runnable(name, "twin"), run=name), scheduled(name, "twin"))
-        late = {c.attempt.run_id: c for c in claim(desk, limit=1000, lease=seconds(1))}
-        desk.wait(2)
-        fresh = claim(desk, limit=1000, lease=MINUTE)
+                dispatch.put(planned(runnable(name, "twin"), run=name), scheduled(name, "twin"))
+        late = {c.attempt.run_id: c for c in claim(dispatch, limit=1000, lease=seconds(1))}
+        dispatch.wait(2)
+        fresh = claim(dispatch, limit=1000, lease=MINUTE)
         by_step = {(c.attempt.run_id, c.attempt.step): c for c in fresh}
         claims = {name: late[name] if "stale" in name else by_step[name, "charge"] for name in names}
         claims |= {f"{name} twin": c for (name, step), c in by_step.items() if step == "twin"}
         for name in names:
             if "ended" in name:
-                desk.put(fenced(name, at=10), terminal(name, at=10))
+                dispatch.put(fenced(name, at=10), terminal(name, at=10))
             if "quarantined" in name:
-                desk.put(quarantined(name, at=10))
-        return cls(desk, claims)
+                dispatch.put(quarantined(name, at=10))
+        return cls(dispatch, claims)
 
     def settlements(self, kinds: Sequence[tuple[str, str]]) -> list[Settlement]:
         """Return the settlement of the run of each name, as its kind says."""
@@ -116,7 +116,7 @@ class GroupFixture:
         """Return the status of every attempt by run, and of the run; assert that there is no anomaly."""
         by_run: dict[str, dict[str, str]] = {}
         for name in names:
-            unit = RunUnit.fold(self.desk.storage.read_run(name))
+            unit = RunUnit.fold(self.dispatch.storage.read_run(name))
             assert unit.anomalies == [], name
             by_run[name] = {k: a.status.value for k, a in unit.dispatch.attempts.items()}
             by_run[name]["applied"] = str(sorted(unit.run.applied))
@@ -167,12 +167,12 @@ ALWAYS_WRITTEN |= {"locked"}  # in the end
 
 
 @contextmanager
-def others_hold(desk: Desk, runs: Sequence[str], table: str = "runs") -> Iterator[list[str]]:
+def others_hold(dispatch: DispatchFixture, runs: Sequence[str], table: str = "runs") -> Iterator[list[str]]:
     """Lock the rows of runs in another session and yield the runs; none on a storage without locks."""
-    if not isinstance(desk.store, PostgresDispatchStore) or not isinstance(desk.storage, PostgresStorage):
+    if not isinstance(dispatch.store, PostgresDispatchStore) or not isinstance(dispatch.storage, PostgresStorage):
         yield []
         return
-    with raw(desk.storage, autocommit=False) as connection:
+    with raw(dispatch.storage, autocommit=False) as connection:
         connection.execute(f"SELECT FROM {table} WHERE run_id = ANY (%s) FOR UPDATE", (list(runs),))
         yield list(runs)
 

@@ -18,7 +18,7 @@ from squid_dagster.protocol.errors import ConflictingCompletion, InvalidArgument
 from tests.facts import QUEUE, T0, fenced, key, scheduled, t, terminal
 from tests.journal.access import all_entries, facts_of
 from tests.journal.dispatch_fixture import (
-    Desk,
+    DispatchFixture,
     Planner,
     broke,
     claim,
@@ -34,32 +34,32 @@ from tests.journal.dispatch_fixture import (
 )
 
 
-def test_a_completion_is_recorded_with_its_result(desk: Desk) -> None:
-    desk.put(scheduled())
-    held = one(desk)
-    desk.wait(5)
-    settled = desk.store.settle([done(held, {"big": 10**30, "text": "ü🦑"})])[0].unwrap()
+def test_a_completion_is_recorded_with_its_result(dispatch: DispatchFixture) -> None:
+    dispatch.put(scheduled())
+    held = one(dispatch)
+    dispatch.wait(5)
+    settled = dispatch.store.settle([done(held, {"big": 10**30, "text": "ü🦑"})])[0].unwrap()
     assert (settled.status, settled.settled_at) == ("completed", t(5))
-    assert facts_of(all_entries(desk.storage))[-1].result == {"big": 10**30, "text": "ü🦑"}
-    desk.wait(9999)
-    assert claim(desk) == []
-    assert desk.store.visible(QUEUE) == desk.store.expired(QUEUE) == []
+    assert facts_of(all_entries(dispatch.storage))[-1].result == {"big": 10**30, "text": "ü🦑"}
+    dispatch.wait(9999)
+    assert claim(dispatch) == []
+    assert dispatch.store.visible(QUEUE) == dispatch.store.expired(QUEUE) == []
 
 
-def test_a_failure_with_a_retry_makes_the_next_attempt(desk: Desk) -> None:
+def test_a_failure_with_a_retry_makes_the_next_attempt(dispatch: DispatchFixture) -> None:
     # given a step that failed
-    desk.put(scheduled(input={"n": 1}, priority=3, max_deliveries=2, definition_fingerprint="f1"))
-    held = one(desk)
-    desk.wait(5)
+    dispatch.put(scheduled(input={"n": 1}, priority=3, max_deliveries=2, definition_fingerprint="f1"))
+    held = one(dispatch)
+    dispatch.wait(5)
     # when its worker asks for a retry ten seconds later
     retry = NextAttempt(key(attempt=2), seconds(10))
-    assert desk.store.settle([broke(held, retry)])[0].unwrap().status == "failed"
-    assert statuses(desk) == {key(): "failed", key(attempt=2): "retry_scheduled"}
+    assert dispatch.store.settle([broke(held, retry)])[0].unwrap().status == "failed"
+    assert statuses(dispatch) == {key(): "failed", key(attempt=2): "retry_scheduled"}
     # then the next attempt is due by then, as the first was but for its number
-    desk.wait(9)
-    assert claim(desk) == []
-    desk.wait(1)
-    again = one(desk).attempt
+    dispatch.wait(9)
+    assert claim(dispatch) == []
+    dispatch.wait(1)
+    again = one(dispatch).attempt
     assert (again.runnable_key, again.attempt_number, again.idempotency_key) == (
         key(attempt=2),
         2,
@@ -69,126 +69,126 @@ def test_a_failure_with_a_retry_makes_the_next_attempt(desk: Desk) -> None:
     assert (again.deliveries, again.fencing_token, again.definition_fingerprint) == (1, 2, "f1")
 
 
-def test_repeating_an_outcome_is_no_error_and_writes_nothing(desk: Desk) -> None:
-    desk.put(work("run-1"), work("run-2"))
-    first, second = claim(desk, limit=2)
+def test_repeating_an_outcome_is_no_error_and_writes_nothing(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("run-1"), work("run-2"))
+    first, second = claim(dispatch, limit=2)
     group = [done(first), broke(second, NextAttempt(key("run-2", attempt=2), seconds(5)))]
-    desk.store.settle(group)
-    before = desk.entries()
-    desk.wait(500)
-    again = [answer.unwrap() for answer in desk.store.settle(group)]
+    dispatch.store.settle(group)
+    before = dispatch.entries()
+    dispatch.wait(500)
+    again = [answer.unwrap() for answer in dispatch.store.settle(group)]
     assert [(a.status, a.settled_at) for a in again] == [("completed", T0), ("failed", T0)]
-    assert desk.entries() == before
+    assert dispatch.entries() == before
 
 
 @pytest.mark.parametrize("ended_by", ["itself", "another"])
-def test_repeating_an_outcome_is_no_error_after_the_run_has_ended(desk: Desk, ended_by: str) -> None:
+def test_repeating_an_outcome_is_no_error_after_the_run_has_ended(dispatch: DispatchFixture, ended_by: str) -> None:
     # given a completion and a failure on record, of runs that have ended
-    start(desk, "run-1", "run-2")
-    first, second = claim(desk, limit=2)
+    start(dispatch, "run-1", "run-2")
+    first, second = claim(dispatch, limit=2)
     group = [done(first, {"n": 1}), broke(second)]
     if ended_by == "itself":
-        answers = desk.store.settle(group, Planner(last_visit=1))
+        answers = dispatch.store.settle(group, Planner(last_visit=1))
     else:
-        answers = desk.store.settle(group)
-        desk.put(*(fact for run in ("run-1", "run-2") for fact in (terminal(run), fenced(run))))
+        answers = dispatch.store.settle(group)
+        dispatch.put(*(fact for run in ("run-1", "run-2") for fact in (terminal(run), fenced(run))))
     assert [answer.unwrap().status for answer in answers] == ["completed", "failed"]
-    before = desk.entries()
-    desk.wait(500)
+    before = dispatch.entries()
+    dispatch.wait(500)
     # when they are told again, then each hears what it was told first
     for plan in (None, Planner()):
-        again = [answer.unwrap() for answer in desk.store.settle(group, plan)]
+        again = [answer.unwrap() for answer in dispatch.store.settle(group, plan)]
         assert [(a.status, a.settled_at, a.claim_id) for a in again] == [
             ("completed", T0, first.ref.claim_id),
             ("failed", T0, second.ref.claim_id),
         ]
     assert again[0].result == {"n": 1}
     # and another outcome, or another claim, is refused
-    refused(desk.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
-    refused(desk.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
-    refused(desk.store.settle([broke(first)])[0], TerminalRun)
+    refused(dispatch.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
+    refused(dispatch.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
+    refused(dispatch.store.settle([broke(first)])[0], TerminalRun)
     for other in (other_token(first.ref), other_claim(first.ref), replace(first.ref, queue="slow")):
-        refused(desk.store.settle([Settlement(other, Completed({"n": 1}))])[0], TerminalRun)
-    assert desk.entries() == before
+        refused(dispatch.store.settle([Settlement(other, Completed({"n": 1}))])[0], TerminalRun)
+    assert dispatch.entries() == before
 
 
-def test_an_outcome_that_was_never_recorded_is_refused_after_the_run_has_ended(desk: Desk) -> None:
-    desk.put(work("run-1"))
-    held = one(desk)
-    desk.put(terminal("run-1"), fenced("run-1"))
+def test_an_outcome_that_was_never_recorded_is_refused_after_the_run_has_ended(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("run-1"))
+    held = one(dispatch)
+    dispatch.put(terminal("run-1"), fenced("run-1"))
     for late in (done(held), broke(held), Settlement(held.ref, Deferred("later", seconds(5)))):
-        refused(desk.store.settle([late])[0], TerminalRun)
+        refused(dispatch.store.settle([late])[0], TerminalRun)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a claim", "the end"])
 @pytest.mark.parametrize("outcome", [Deferred("not yet", seconds(5)), Interrupted("stopped")], ids=lambda o: o.reason)
 def test_repeating_what_gave_an_attempt_back_is_no_error_and_writes_nothing(
-    desk: Desk, outcome: Deferred | Interrupted, meanwhile: str
+    dispatch: DispatchFixture, outcome: Deferred | Interrupted, meanwhile: str
 ) -> None:
-    desk.put(work("run-1"))
-    held = one(desk)
+    dispatch.put(work("run-1"))
+    held = one(dispatch)
     later = Settlement(held.ref, outcome)
-    assert desk.store.settle([later])[0].unwrap().status == "available"
-    desk.wait(5)
+    assert dispatch.store.settle([later])[0].unwrap().status == "available"
+    dispatch.wait(5)
     if meanwhile == "a claim":
-        one(desk)
+        one(dispatch)
     elif meanwhile == "the end":
-        desk.put(terminal("run-1"), fenced("run-1"))
-    before = desk.entries()
+        dispatch.put(terminal("run-1"), fenced("run-1"))
+    before = dispatch.entries()
     status = "claimed" if meanwhile == "a claim" else "available"
-    assert desk.store.settle([later])[0].unwrap().status == status
-    assert isinstance(desk.store.settle([done(held)])[0].error, StaleClaim | TerminalRun)
+    assert dispatch.store.settle([later])[0].unwrap().status == status
+    assert isinstance(dispatch.store.settle([done(held)])[0].error, StaleClaim | TerminalRun)
     other = Settlement(other_token(held.ref), later.outcome)
-    assert isinstance(desk.store.settle([other])[0].error, StaleClaim | TerminalRun)
-    assert desk.entries() == before
+    assert isinstance(dispatch.store.settle([other])[0].error, StaleClaim | TerminalRun)
+    assert dispatch.entries() == before
 
 
-def test_another_outcome_by_the_same_claim_is_a_conflict_and_the_first_one_stands(desk: Desk) -> None:
-    desk.put(work("run-1"), work("run-2"))
-    first, second = claim(desk, limit=2)
-    desk.store.settle([done(first, {"n": 1}), broke(second)])
-    before = desk.entries()
-    refused(desk.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
-    refused(desk.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
+def test_another_outcome_by_the_same_claim_is_a_conflict_and_the_first_one_stands(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("run-1"), work("run-2"))
+    first, second = claim(dispatch, limit=2)
+    dispatch.store.settle([done(first, {"n": 1}), broke(second)])
+    before = dispatch.entries()
+    refused(dispatch.store.settle([done(first, {"n": 2})])[0], ConflictingCompletion)
+    refused(dispatch.store.settle([Settlement(second.ref, Failed({"message": "timeout"}))])[0], ConflictingCompletion)
     # what is settled one way cannot be settled the other way
-    assert isinstance(desk.store.settle([broke(first)])[0].error, ConflictingCompletion | StaleClaim)
-    assert isinstance(desk.store.settle([done(second)])[0].error, ConflictingCompletion | StaleClaim)
-    assert desk.entries() == before
+    assert isinstance(dispatch.store.settle([broke(first)])[0].error, ConflictingCompletion | StaleClaim)
+    assert isinstance(dispatch.store.settle([done(second)])[0].error, ConflictingCompletion | StaleClaim)
+    assert dispatch.entries() == before
 
 
-def test_a_secret_in_an_error_is_redacted_and_its_repeat_is_still_a_repeat(desk: Desk) -> None:
-    desk.put(scheduled())
-    held = one(desk)
+def test_a_secret_in_an_error_is_redacted_and_its_repeat_is_still_a_repeat(dispatch: DispatchFixture) -> None:
+    dispatch.put(scheduled())
+    held = one(dispatch)
     outcome = Settlement(held.ref, Failed({"message": "401", "api_key": "hunter2"}))
-    desk.store.settle([outcome])
-    assert "hunter2" not in "".join(to_json(fact) for fact in facts_of(all_entries(desk.storage)))
-    before = desk.entries()
-    assert desk.store.settle([outcome])[0].unwrap().status == "failed"
-    assert desk.entries() == before
+    dispatch.store.settle([outcome])
+    assert "hunter2" not in "".join(to_json(fact) for fact in facts_of(all_entries(dispatch.storage)))
+    before = dispatch.entries()
+    assert dispatch.store.settle([outcome])[0].unwrap().status == "failed"
+    assert dispatch.entries() == before
 
 
-def test_a_stale_member_does_not_fail_its_group(desk: Desk) -> None:
+def test_a_stale_member_does_not_fail_its_group(dispatch: DispatchFixture) -> None:
     # given four claims, one of which was lost and one of which belongs to a run that ended
-    desk.put(*(work(f"run-{n}") for n in range(4)))
-    good, lost, ended, late = claim(desk, limit=4)
-    desk.store.release([lost.ref])
-    desk.put(terminal("run-2"), fenced("run-2"))
+    dispatch.put(*(work(f"run-{n}") for n in range(4)))
+    good, lost, ended, late = claim(dispatch, limit=4)
+    dispatch.store.release([lost.ref])
+    dispatch.put(terminal("run-2"), fenced("run-2"))
     # when all four are settled together
-    answers = desk.store.settle([done(good), done(lost), done(ended), broke(late)])
+    answers = dispatch.store.settle([done(good), done(lost), done(ended), broke(late)])
     # then each gets its own answer
     assert [answer.ref for answer in answers] == [c.ref for c in (good, lost, ended, late)]
     assert answers[0].unwrap().status == "completed"
     refused(answers[1], StaleClaim)
     refused(answers[2], TerminalRun)
     assert answers[3].unwrap().status == "failed"
-    assert statuses(desk, "run-1") == {key("run-1"): "available"}
+    assert statuses(dispatch, "run-1") == {key("run-1"): "available"}
 
 
-def test_members_of_several_queues_are_settled_in_one_call(desk: Desk) -> None:
-    desk.put(work("run-1"), work("run-2", queue="slow"))
-    (first,) = claim(desk)
-    (second,) = desk.store.claim("slow", "worker-1")
-    answers = desk.store.settle([done(second), done(first)])
+def test_members_of_several_queues_are_settled_in_one_call(dispatch: DispatchFixture) -> None:
+    dispatch.put(work("run-1"), work("run-2", queue="slow"))
+    (first,) = claim(dispatch)
+    (second,) = dispatch.store.claim("slow", "worker-1")
+    answers = dispatch.store.settle([done(second), done(first)])
     assert [a.unwrap().run_id for a in answers] == ["run-2", "run-1"]
     assert [a.unwrap().status for a in answers] == ["completed"] * 2
 
@@ -205,15 +205,15 @@ _UNRECORDABLE: dict[str, Completed | Failed] = {
 }
 
 
-def test_an_outcome_that_cannot_be_recorded_is_refused_and_does_not_fail_its_group(desk: Desk) -> None:
+def test_an_outcome_that_cannot_be_recorded_is_refused_and_does_not_fail_its_group(dispatch: DispatchFixture) -> None:
     # given a claim with a result that the journal cannot hold, and others beside it
-    desk.put(work("bad", priority=1), *(work(f"run-{n}") for n in range(len(_UNRECORDABLE))))
-    bad, *good = claim(desk, limit=9)
+    dispatch.put(work("bad", priority=1), *(work(f"run-{n}") for n in range(len(_UNRECORDABLE))))
+    bad, *good = claim(dispatch, limit=9)
     wrong: dict[str, str] = {}
     for (name, outcome), other in zip(_UNRECORDABLE.items(), good, strict=True):
         # when both are settled together
         try:
-            answers = desk.store.settle([Settlement(bad.ref, outcome), done(other)])
+            answers = dispatch.store.settle([Settlement(bad.ref, outcome), done(other)])
         except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
             wrong[name] = f"the whole group failed with {type(error).__name__}"
             continue
@@ -222,4 +222,4 @@ def test_an_outcome_that_cannot_be_recorded_is_refused_and_does_not_fail_its_gro
             wrong[name] = f"{answers[0].error!r}, {answers[1].error!r}"
     assert wrong == {}
     # and it may still be settled with something better
-    assert desk.store.settle([done(bad)])[0].unwrap().status == "completed"
+    assert dispatch.store.settle([done(bad)])[0].unwrap().status == "completed"

@@ -42,8 +42,8 @@ def test_the_views_follow(journal: PostgresStorage, rule: Rule, split: Any) -> N
         journal.commit(appends)
 
     rule.assert_holds(
-        [rows.normalise_attempt(row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.attempts v")],
-        [rows.normalise_run(row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.runs v")],
+        [rows.normalized("attempts", row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.attempts v")],
+        [rows.normalized("runs", row) for row in _rows(journal, "SELECT to_json(v) FROM {schema}.runs v")],
         _rows(journal, "SELECT to_json(v) FROM {schema}.anomalies v ORDER BY position, ordinal"),
         _rows(journal, "SELECT to_json(v) FROM {schema}.queues v"),
     )

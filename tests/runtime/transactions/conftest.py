@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from squid_dagster.journal import PostgresStorage
-from tests.journal.access import Wire, raw
+from tests.journal.access import LossyProxy, raw
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def table(postgres: PostgresStorage) -> str:
 
 
 @pytest.fixture
-def wire(postgres_url: str) -> Iterator[Wire]:
-    """A wire to the server that can lose an answer."""
-    made = Wire(postgres_url)
+def lossy_proxy(postgres_url: str) -> Iterator[LossyProxy]:
+    """A proxy to the server that can lose an answer."""
+    made = LossyProxy(postgres_url)
     yield made
     made.close()

@@ -13,7 +13,7 @@ from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage, verify
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.workflow import StepContext
-from tests.journal.access import Wire, raw
+from tests.journal.access import LossyProxy, raw
 from tests.runtime.transactions.bookings import AGAIN, book, one, rows
 from tests.runtime.workers import (
     PATIENCE,
@@ -154,22 +154,22 @@ def test_a_memory_storage_fails_the_step_with_the_reason() -> None:
 
 
 def test_a_commit_whose_answer_was_lost_is_found_and_the_step_not_called_again(
-    postgres: PostgresStorage, table: str, wire: Wire
+    postgres: PostgresStorage, table: str, lossy_proxy: LossyProxy
 ) -> None:
     calls: list[int] = []
 
     def step(connection: sqlalchemy.Connection, ctx: StepContext) -> int:
         calls.append(ctx.fencing_token)
         book(connection, table, ctx)
-        wire.lose_answer_to("; COMMIT")
+        lossy_proxy.lose_answer_to("; COMMIT")
         return ctx.fencing_token
 
-    behind = PostgresStorage(wire.url, postgres.schema)
+    behind = PostgresStorage(lossy_proxy.url, postgres.schema)
     squid = Squid(behind, one(step))
     run_id = squid.start("one").run_id
     report = squid.worker(until_idle=True)
     behind.close()
-    assert wire.lost == 1
+    assert lossy_proxy.lost == 1
     assert (report.completed, calls) == (1, [1])
     assert rows(postgres) == [(run_id, 1, "debit")]
     assert status_of(postgres, run_id) == "completed"

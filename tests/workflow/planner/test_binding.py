@@ -32,7 +32,7 @@ from tests.workflow.drafts import Order, ship
 from tests.workflow.future_annotations import later
 
 
-class Slack:
+class SlackClient:
     pass
 
 
@@ -45,7 +45,7 @@ class Line(BaseModel):
 CTX = StepContext(run_id="r", workflow="orders", step="take", runnable_key="r:take:1:1", idempotency_key="r:take:1")
 
 
-def refund(order_id: str, take: dict[str, Any], slack: Annotated[Slack, Resource("slack")]) -> None:
+def refund(order_id: str, take: dict[str, Any], slack: Annotated[SlackClient, Resource("slack")]) -> None:
     """Refund."""
 
 
@@ -56,7 +56,7 @@ def orders() -> Definition:
     async def take(
         ctx: StepContext,
         order_id: str,
-        slack: Annotated[Slack, Resource("slack")],
+        slack: Annotated[SlackClient, Resource("slack")],
         amount: Annotated[int, Field(gt=0)] = 5,
         colour: str = "red",
     ) -> None:
@@ -76,7 +76,7 @@ def test_an_input_that_misses_a_value_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"step 'take' takes 'order_id', but the run has no .*; it has amount"):
         bind(definition.steps["take"], {"amount": 3})
     with pytest.raises(InvalidInput, match=r"step 'take' takes 'order_id', but its input has only amount"):
-        call_arguments(definition.steps["take"], {"amount": 3}, CTX, {"slack": Slack()})
+        call_arguments(definition.steps["take"], {"amount": 3}, CTX, {"slack": SlackClient()})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_input_that_misses_a_value_is_refused_by_name() -> None:
 )
 def test_a_value_that_does_not_fit_is_refused_by_parameter_and_type(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message) as refused:
-        call_arguments(orders().steps["take"], values, CTX, {"slack": Slack()})
+        call_arguments(orders().steps["take"], values, CTX, {"slack": SlackClient()})
 
     assert "s3cret" not in str(refused.value)
 
@@ -117,7 +117,7 @@ def test_a_step_without_a_compensation_has_nothing_to_bind() -> None:
 
 
 def test_outputs_and_payload_become_an_input_and_the_input_becomes_the_call() -> None:
-    definition, slack = orders(), Slack()
+    definition, slack = orders(), SlackClient()
     step = definition.steps["take"]
     input_ = bind(step, {**definition.accept_payload({"order_id": "o-1"}), "pack": None})
 
@@ -141,7 +141,7 @@ def test_values_are_read_as_json_whatever_the_model_demands() -> None:
 
 
 def test_a_compensation_is_bound_like_its_step_and_takes_its_output() -> None:
-    definition, slack = orders(), Slack()
+    definition, slack = orders(), SlackClient()
     step = definition.steps["take"]
     input_ = bind_compensation(step, {"order_id": "o-1", "amount": 1, "take": {"id": 5}})
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos import effects
-from tests.chaos.actors import DRAINED, GENTLE, LEASE, QUEUES
+from tests.chaos.roles import DRAINED, GENTLE, LEASE, QUEUES
 from tests.processes import REPOSITORY
 
 SHIFT = "SQUID_CHAOS_CLOCK_HOURS"
 
 
 @dataclass(slots=True)
-class Member:
+class RoleProcess:
     """One role, and the process that plays it now."""
 
     role: str
@@ -36,13 +36,13 @@ def _place(tree: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tree), GENTLE: "" if tree == REPOSITORY else "yes"}
 
 
-class Crew:
+class RoleProcesses:
     """All processes, and how they have ended."""
 
     def __init__(
         self, home: Path, url: str, effects_path: Path, *, workers: int, runs: int, drained: bool = False
     ) -> None:
-        """Describe the crew; nothing is started. With `drained`, some of the runs are left to Dagster."""
+        """Describe the processes; nothing is started. With `drained`, some of the runs are left to Dagster."""
         self._home, self._effects = home, effects_path
         self._lock = threading.Lock()
         self.kills: Counter[str] = Counter()
@@ -59,11 +59,13 @@ class Crew:
         queues = [part for queue in QUEUES for part in ("--queue", queue)]
         serve = [sys.executable, "-m", "tests.chaos.worker", "worker", "-m", "tests.chaos.workflows", *queues]
         serve += ["--lease", str(LEASE.total_seconds()), "--grace", "5", "--concurrency", "10"]
-        self.members = [Member(f"worker-{i}", serve, {**base, SHIFT: str((0, 3, -3)[i % 3])}) for i in range(workers)]
-        act = [sys.executable, "-m", "tests.chaos.actors"]
+        self.members = [
+            RoleProcess(f"worker-{i}", serve, {**base, SHIFT: str((0, 3, -3)[i % 3])}) for i in range(workers)
+        ]
+        act = [sys.executable, "-m", "tests.chaos.roles"]
         self.members += [
-            Member("starter", [*act, "starter", str(runs)], base),
-            Member("operator", [*act, "operator"], base),
+            RoleProcess("starter", [*act, "starter", str(runs)], base),
+            RoleProcess("operator", [*act, "operator"], base),
         ]
 
     def start(self) -> None:
@@ -93,7 +95,7 @@ class Crew:
                     member.process = None
         self.start()
 
-    def _note_end(self, member: Member, code: int) -> None:
+    def _note_end(self, member: RoleProcess, code: int) -> None:
         assert member.process is not None
         if member.killed:
             return
@@ -153,7 +155,7 @@ class Crew:
         timer.start()
         return f"SIGSTOP {member.role} for {seconds:.1f} s"
 
-    def _resume(self, member: Member, pid: int) -> None:
+    def _resume(self, member: RoleProcess, pid: int) -> None:
         with self._lock:
             if member.process is not None and member.process.pid == pid:
                 member.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A run on paper: plans are folded as they are made, outcomes are said, and nothing else is there to go wrong."""
+"""A run in memory: plans are folded as they are made, and the test gives the outcomes."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ class Lost(NamedTuple):
     """The attempt was delivered as often as it may be, and never came back."""
 
 
-class Sheet:
+class FoldedRun:
     """A run of a workflow. Time passes by a second with every outcome."""
 
     def __init__(self, workflow: Workflow, payload: dict[str, Any] | None = None, **start: Any) -> None:
