@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument, StorageUnavailable
-from squid_dagster.spark.source.credentials import Location, handed_over, locate
+from squid_dagster.spark.source.credentials import Location, configured_location, handed_over, locate
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.source.database import connected
 from tests.facts import started
@@ -108,3 +108,10 @@ def test_a_password_is_in_no_plan_setting_event_or_process(
     assert "squid_journal" in shown[0]
     assert any("squid_journal" in text for text in logged)
     assert not [text for text in [*shown, *logged] if SECRET in text]
+
+
+def test_the_configured_url_is_an_option_unless_it_holds_a_secret() -> None:
+    open_url, secret_url = "postgresql://host/db", "postgresql://ada:secret@host/db"
+    assert configured_location({"DATABASE_URL": open_url}) == {"url": "postgresql+psycopg://host/db"}
+    assert configured_location({"SQUID_DATABASE_URL": secret_url}) == {"url_env": "SQUID_DATABASE_URL"}
+    assert configured_location({"DATABASE_URL": secret_url}) == {"url_env": "DATABASE_URL"}

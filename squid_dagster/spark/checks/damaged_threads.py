@@ -49,7 +49,7 @@ def threads_of(run_id: str, rows: Iterable[Row]) -> RunThreads:
     )
 
 
-def suspects(difference: Difference, threads: RunThreads) -> Iterator[frozenset[str]]:
+def explaining_threads(difference: Difference, threads: RunThreads) -> Iterator[frozenset[str]]:
     """Yield for each differing column, or group of columns, the threads whose damage would explain it."""
     columns = set(difference.columns)
     if difference.table != "runs" or not columns:

@@ -140,7 +140,7 @@ def _views(outcomes: Outcomes, missing: Sequence[str]) -> Finding:
     counts = {
         "runs": outcomes.count(Kind.RUN),
         "missing_views": len(missing),
-        "not_judged": outcomes.count(Kind.DIFFERS, Kind.HURT, excused=True),
+        "not_judged": outcomes.count(Kind.DIFFERS, Kind.AFFECTED, excused=True),
     }
     total = len(missing) + outcomes.count(Kind.DIFFERS)
     return make_finding(Check.VIEWS, [*gone, *outcomes.names(Kind.DIFFERS)], total, counts)
@@ -162,9 +162,9 @@ def _sequences(damaged: Damaged, outcomes: Outcomes) -> Finding:
     """Return the finding about damaged threads and the runs affected by damaged shared ones."""
     own = [RunProblem(thread.removeprefix(run_thread("")), f"{thread}: {what}") for thread, what in damaged.own.items()]
     shared = [RunProblem(None, f"{thread}: {what}") for thread, what in damaged.shared.items()]
-    threads, runs_hurt = len(own) + damaged.unnamed + len(shared), outcomes.count(Kind.HURT, excused=True)
+    threads, runs_hurt = len(own) + damaged.unnamed + len(shared), outcomes.count(Kind.AFFECTED, excused=True)
     counts = {"threads": threads, "shared_threads": len(shared), "runs_hurt": runs_hurt}
-    return make_finding(Check.SEQUENCES, [*shared, *own, *outcomes.hurt()], threads + runs_hurt, counts)
+    return make_finding(Check.SEQUENCES, [*shared, *own, *outcomes.affected()], threads + runs_hurt, counts)
 
 
 def _anomalies(spark: SparkSession, outcomes: Outcomes, anomalies: DataFrame, memory: KnownAnomalies | None) -> Finding:

@@ -80,8 +80,10 @@ class OrphanRowCheck:
         for difference in differences(expected, actual):
             key = difference.key[0]
             thread = dispatch_thread(key) if difference.table == "queues" else key
-            kind = Kind.HURT if thread in damaged else Kind.DIFFERS
-            tally.add(kind, None, difference.detail, excused=kind is Kind.HURT or thread in unreadable, thread=thread)
+            kind = Kind.AFFECTED if thread in damaged else Kind.DIFFERS
+            tally.add(
+                kind, None, difference.detail, excused=kind is Kind.AFFECTED or thread in unreadable, thread=thread
+            )
         live = set() if alone else {anomaly_key(row) for row in actual.anomalies}
         return [
             tally.anomaly(row, excused=row["thread"] in damaged and anomaly_key(row) not in live)

@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.views.folded_rows import ViewRows
 from squid_dagster.journal.postgres.views.rows import Row
 from squid_dagster.protocol.anomalies import Reason
 from squid_dagster.protocol.folds.run_unit import RunUnit
-from squid_dagster.spark.checks.damaged_threads import RunThreads, suspects, threads_of
+from squid_dagster.spark.checks.damaged_threads import RunThreads, explaining_threads, threads_of
 from squid_dagster.spark.checks.sequences import problems_of_threads
 from squid_dagster.spark.checks.tallies import Kind, Tally
 from squid_dagster.spark.fold.folds import Groups
@@ -28,7 +28,7 @@ _LISTINGS = {"indexed": "index", "cataloged": "catalog"}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CheckedRun:
     """One run, folded up to the cut."""
 
     run_id: str
@@ -55,7 +55,7 @@ class RunComparison:
                 yield from self._compare_cases(storage, cases, tally)
         yield from tally.rows()
 
-    def _compare_cases(self, storage: PostgresStorage, cases: list[Case], tally: Tally) -> Iterator[Row]:
+    def _compare_cases(self, storage: PostgresStorage, cases: list[CheckedRun], tally: Tally) -> Iterator[Row]:
         expected = ViewRows()
         for case in cases:
             expected.add_unit(case.run_id, case.unit, case.first_position)
@@ -84,7 +84,7 @@ class RunComparison:
             compared.differences.setdefault(difference.run_id, []).append(difference)
         return compared
 
-    def _has_problem(self, case: Case, compared: "RowComparison") -> bool:
+    def _has_problem(self, case: CheckedRun, compared: "RowComparison") -> bool:
         listed = case.unit.indexed is not None and case.unit.cataloged is not None
         healthy = listed and case.unit.run.start is not None
         return not healthy or case.run_id in compared.differences or bool(case.unit.anomalies)
@@ -96,7 +96,9 @@ class RunComparison:
         with storage.connection() as connection:
             return frozenset(problem.thread for problem in problems_of_threads(connection, self.schema, threads))
 
-    def _report(self, case: Case, compared: "RowComparison", damaged: frozenset[str], tally: Tally) -> Iterator[Row]:
+    def _report(
+        self, case: CheckedRun, compared: "RowComparison", damaged: frozenset[str], tally: Tally
+    ) -> Iterator[Row]:
         run_id, threads = case.run_id, compared.threads(case.run_id)
         anomalies = compared.expected_anomalies(run_id)
         unreadable = run_id in compared.unreadable or any(map(is_unreadable, anomalies))
@@ -122,7 +124,7 @@ class RunComparison:
         causes = [
             (difference, self._damaged_cause(candidates, damaged))
             for difference in differing
-            for candidates in suspects(difference, threads)
+            for candidates in explaining_threads(difference, threads)
         ]
         unexplained = [difference for difference, thread in causes if thread is None]
         rest = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
@@ -130,11 +132,11 @@ class RunComparison:
             tally.add(Kind.DIFFERS, run_id, (unexplained or differing)[0].detail + rest, excused=unreadable)
             return
         thread = threads.own if threads.own in damaged else causes[0][1]
-        kind = Kind.DIFFERS if thread == threads.own else Kind.HURT
+        kind = Kind.DIFFERS if thread == threads.own else Kind.AFFECTED
         tally.add(kind, run_id, differing[0].detail + rest, excused=True, thread=thread)
 
     def _report_listing(
-        self, case: Case, threads: RunThreads, damaged: frozenset[str], unreadable: bool, tally: Tally
+        self, case: CheckedRun, threads: RunThreads, damaged: frozenset[str], unreadable: bool, tally: Tally
     ) -> None:
         unit, start = case.unit, case.unit.run.start
         places = {"indexed": unit.indexed, "cataloged": unit.cataloged}
@@ -183,14 +185,14 @@ class RowComparison:
         return [row for row in self.expected.anomalies if row["run_id"] == run_id]
 
 
-def _batches(groups: Groups) -> Iterator[list[Case]]:
-    cases: list[Case] = []
+def _batches(groups: Groups) -> Iterator[list[CheckedRun]]:
+    cases: list[CheckedRun] = []
     read = 0
     for run_id, entries in groups:
         if run_id is None:
             continue  # checked by `orphan_rows`, in its current state
         folded = fold_run(entries)
-        cases.append(Case(run_id, folded.unit, folded.first_position))
+        cases.append(CheckedRun(run_id, folded.unit, folded.first_position))
         read += folded.entries
         if len(cases) >= RUNS_AT_ONCE or read >= _ENTRIES_AT_ONCE:
             yield cases

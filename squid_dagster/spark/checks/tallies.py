@@ -17,7 +17,7 @@ class Kind(StrEnum):
 
     RUN = "run"  # counted only
     DIFFERS = "differs"
-    HURT = "hurt"  # differs because a shared thread is damaged
+    AFFECTED = "affected"  # differs because a shared thread is damaged
     UNLISTED = "unlisted"
     WAITING = "waiting"  # started a moment ago, and not listed yet
     UNKNOWN_RUN = "unknown_run"  # listed, and never started
@@ -95,9 +95,9 @@ class Outcomes:
             RunProblem(row["run_id"], row["what"]) for row in self.named if row["kind"] in kinds and not row["excused"]
         ]
 
-    def hurt(self) -> list[RunProblem]:
+    def affected(self) -> list[RunProblem]:
         """Return the named runs that differ because of a damaged shared thread."""
-        of_kind = (row for row in self.named if row["kind"] == Kind.HURT)
+        of_kind = (row for row in self.named if row["kind"] == Kind.AFFECTED)
         return [RunProblem(row["run_id"], f"{row['what']}, for {row['thread']} is damaged") for row in of_kind]
 
     def count(self, *kinds: Kind, excused: bool = False) -> int:

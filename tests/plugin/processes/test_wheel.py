@@ -153,6 +153,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     about = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     assert names == package | about
     assert "squid_dagster/py.typed" in names
+    assert "squid_dagster/testing/storage_contract/__init__.py" in names
+    assert "[pytest11]\nsquid_dagster = squid_dagster.testing.plugin" in entries
     assert any(name.endswith(".sql") for name in names)
     assert {Path(name).suffix for name in package} <= {".py", ".sql", ".typed", ".mako", ".ini"}
     assert "squid = squid_dagster.cli:main" in entries
