@@ -59,6 +59,7 @@ _LONG = (
     "tests/spark/test_cluster.py",
     "tests/plugin/processes/test_storage_loss.py",
     "tests/recovery/test_windows.py",
+    "tests/simulation/",
     "tests/spark/",
     "tests/plugin/",
     "tests/backlog/",

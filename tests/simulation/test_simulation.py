@@ -100,14 +100,16 @@ def test_a_machine_that_was_closed_leaves_nothing_in_memory() -> None:
 
 
 def test_all_kinds_of_faults_befall() -> None:
-    kinds = set()
+    missing = set(Kind) - {Kind.CLOCK_BACK}
     with quiet():
         for number in range(10):
+            if not missing:
+                break
             scenario = random_scenario(number)
             expected = expectation(scenario)
             for offset in range(4):
-                kinds |= {fault.kind for fault in play(scenario, expected, number * 1000 + offset).faults}
-    assert kinds >= set(Kind) - {Kind.CLOCK_BACK}
+                missing -= {fault.kind for fault in play(scenario, expected, number * 1000 + offset).faults}
+    assert not missing
 
 
 class Bank:
