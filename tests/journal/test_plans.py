@@ -15,7 +15,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement, hash_token, new_claims
 from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres import transaction as transaction_module
-from squid_dagster.journal.postgres.dispatch import dispatch_store as dispatch_module
+from squid_dagster.journal.postgres.dispatch import attempt_queries
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
@@ -381,7 +381,7 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
 def test_claims_whose_lease_ran_out_are_found_by_their_index(deep: PostgresStorage) -> None:
     with raw(deep) as connection:
         values = {"queue": "deep", "now": t(60), "spent": False, "limit": 10, "definitions": None}
-        plan = explain(connection, deep.sql(dispatch_module._EXPIRED), values)
+        plan = explain(connection, deep.sql(attempt_queries._EXPIRED), values)
     assert {scan.by for scan in plan.scans} == {"attempts_leased"}
     assert sum(scan.rows + scan.removed for scan in plan.scans) == 0
 
@@ -393,7 +393,7 @@ def test_what_is_visible_is_found_lane_by_lane_whatever_others_have_put_there(
     values = {"queue": "deep", "now": t(60), "limit": 10, "definitions": definitions}
     with raw(deep) as connection:
         connection.execute("ANALYZE attempts")
-        plan = explain(connection, deep.sql(dispatch_module._VISIBLE), values)
+        plan = explain(connection, deep.sql(attempt_queries._VISIBLE), values)
     read = [scan for scan in plan.scans if scan.table == "attempts"]
     assert {scan.by for scan in read} == {"attempts_due"}
     # one for each of the six lanes, and as many as are asked for in each lane that is wanted and due

@@ -1,7 +1,7 @@
 """A worker in a process whose clock is wrong.
 
-Usage: `python -m tests.journal.claims.wrong_clock_process <url> <hours>`. Each line of the input is a JSON list: a schema
-and a command with its arguments; the answer is a line of JSON.
+Usage: `python -m tests.journal.claims.wrong_clock_process <url> <hours>`. Each line of the input is a
+JSON list: a schema and a command with its arguments; the answer is a line of JSON.
 
 Every way in which Python code reads the time is shifted before anything of ours is imported.
 """

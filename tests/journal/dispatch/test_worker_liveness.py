@@ -16,10 +16,10 @@ from squid_dagster.journal import (
     PostgresStorage,
     WorkerLiveness,
     WorkerRow,
+    per_storage,
     rebuild_views,
     verify,
 )
-from squid_dagster.journal import per_storage as shared_module
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.protocol.errors import InvalidArgument, InvalidThread
 from tests.facts import T0, started, t
@@ -31,7 +31,7 @@ WORKER = WorkerRow(worker_id="w1", queues=("default", "slow"), host="box", pid=4
 
 @dataclass
 class LivenessFixture:
-    """Presence, the clock of its storage, a way for others to look at the same, and how many rows there are at all."""
+    """Worker liveness, the clock of its storage, a second reader of the same rows, and a count of all rows."""
 
     liveness: WorkerLiveness
     clock: VirtualClock
@@ -53,7 +53,7 @@ def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> LivenessFixt
     if request.param == "memory":
         memory = MemoryStorage(clock)
         liveness = MemoryLiveness(memory)
-        return LivenessFixture(liveness, clock, lambda: MemoryLiveness(memory), lambda: len(liveness._board.rows))
+        return LivenessFixture(liveness, clock, lambda: MemoryLiveness(memory), lambda: len(liveness._table.rows))
     postgres: PostgresStorage = request.getfixturevalue("postgres_virtual")
     return LivenessFixture(
         PostgresLiveness(postgres),
@@ -220,10 +220,10 @@ def test_two_storages_in_memory_know_nothing_of_each_other_and_leave_nothing_beh
     first, second = MemoryStorage(), MemoryStorage()
     MemoryLiveness(first).report(WORKER)
     assert MemoryLiveness(second).workers(MINUTE) == []
-    before = len(shared_module._kept)
+    before = len(per_storage._objects)
     del first, second
     gc.collect()
-    assert len(shared_module._kept) <= before - 2
+    assert len(per_storage._objects) <= before - 2
 
 
 # --- Postgres -------------------------------------------------------------------------------------------------------
