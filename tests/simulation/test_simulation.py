@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 
 
 def test_a_failing_schedule_shrinks_to_the_faults_that_it_takes_and_can_be_repeated() -> None:
-    bug = next(candidate for candidate in BUGS if candidate.name == "recovery schedules nothing")
+    bug = next(candidate for candidate in BUGS if candidate.name == "an expired claim may act")
     failing = hunt(bug, 300).played
     assert failing is not None
     with planted(bug):
