@@ -1,6 +1,6 @@
-"""Real things, started once and shared: one embedded Postgres for the whole session, one schema per test.
+"""Servers, started once and shared: one embedded Postgres for the whole session, one schema per test.
 
-Also what all tests go by: the profile of property tests, and helpers whose assertions explain themselves.
+Also the profile of property tests, and the list of helpers whose assertions pytest rewrites.
 """
 
 import os
@@ -35,11 +35,11 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 # Files of tests, and of the programs that they start, are where those of the server are.
 os.environ["TMPDIR"] = tempfile.tempdir = SCRATCH
 
-# xdist tells its workers how wide the terminal of the one who started them is; what is printed here is for pipes.
+# xdist passes the width of the terminal on to its workers; what is printed here is for pipes.
 os.environ.pop("COLUMNS", None)
 
-# Under SQUID_MUTANTS every run judges by the same examples and stops at the first failure, as it is. With CI=true the
-# examples are the same, too, as Hypothesis has it by itself: the change alone decides. New ones come at every desk.
+# Under SQUID_MUTANTS every run uses the same examples and stops at the first failure, unshrunk. With CI=true the
+# examples are the same, too, as is Hypothesis' default: the change alone decides. Elsewhere each run draws new ones.
 _MUTANTS = bool(os.environ.get("SQUID_MUTANTS"))
 _CI = os.environ.get("CI") == "true"
 settings.register_profile(

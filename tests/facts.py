@@ -1,7 +1,7 @@
 """Facts for tests: builders with sensible defaults, and their places in a journal.
 
-Builders count time in seconds after `T0`. Those about an attempt take its `attempt` and `visit`, which are 1 unless
-told otherwise; every other argument by name is a field of the fact. What facts mean is for tests to say.
+Builders count time in seconds after `T0`. Those about an attempt take its `attempt` and `visit`, which are 1 by
+default; every other argument by name is a field of the fact. What facts mean is for tests to assert.
 """
 # ruff: noqa: F405
 
@@ -36,7 +36,7 @@ from squid_dagster.protocol import (
     UnknownFact,
 )
 from squid_dagster.protocol.entries import StoredFact
-from squid_dagster.protocol.threads import (  # as they are: wrong values are for facts to refuse
+from squid_dagster.protocol.threads import (  # unchecked: the facts refuse wrong values
     dispatch_thread,
     runnable_key,
 )

@@ -1,4 +1,4 @@
-"""Errors of the database on order: any SQLSTATE from any write, or from any read, for ever or so many times.
+"""Injected errors of the database: any SQLSTATE from any write, or from any read, always or so many times.
 
 Writes fail by triggers. Reads fail by policies of row-level security, which hold for a role of their own.
 """
@@ -55,14 +55,14 @@ _TABLES = (
     *("journal_entries", "journal_threads", "journal_commits", "journal_checkpoints"),
     *("runs", "attempts", "presence", "backlog"),
 )
-_NOT_READ = ("fault", "squid_schema")  # the schema's version has words of its own
+_NOT_READ = ("fault", "squid_schema")  # a missing version has an error message of its own
 
 
 class Faults:
-    """Faults of one journal; installed when made, raised only within `raising`. To be closed."""
+    """Faults of one journal: installed at once, raised only within `raising`, and closed at the end."""
 
     def __init__(self, storage: PostgresStorage) -> None:
-        """Put triggers on all tables of the journal."""
+        """Create triggers on all tables of the journal."""
         self._open = ExitStack()
         self._connection = self._open.enter_context(raw(storage))
         self._counting = self._open.enter_context(raw(storage))  # by another thread, perhaps

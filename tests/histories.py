@@ -1,7 +1,7 @@
 """Strategies of whole histories, from the values in them to journals of any kind.
 
-`plausible_histories` walk through what careful writers do, `hostile_histories` hold any fact at any time, `histories`
-are either or a mixture. No fold is used here: what facts mean is for tests to say.
+`plausible_histories` are what careful writers do, `hostile_histories` hold any fact at any time, `histories`
+are either or a mixture. No fold is used here: what facts mean is for tests to assert.
 """
 
 from collections.abc import Callable
@@ -148,7 +148,7 @@ def _hostile_plan(draw: st.DrawFn, d: _Draw) -> Fact:
 
 
 def _hostile_schedule(draw: st.DrawFn, d: _Draw) -> Fact:
-    # Now and then a key of another run, which must stay a matter of the run that the fact names.
+    # At times a key of another run: the fact is about the run that it names all the same.
     owner = draw(st.sampled_from((d.run,) * 9 + RUNS[:1]))
     return scheduled(
         **d.about,

@@ -1,4 +1,4 @@
-"""Planner's states compared: the fold of a run's own thread, fact by fact, and the whole run looked at in the end."""
+"""Plan states compared: the fold of a run's own thread, fact by fact, and what the whole run says at the end."""
 
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
@@ -36,7 +36,7 @@ def assert_same_state(folded: PlanState, run: RunProjection) -> None:
 
 
 def _steps(state: PlanState) -> dict[str, tuple[object, ...]]:
-    # A whole run tells neither how decisions and visits alternate, nor for what it waited when it ended.
+    # A whole run holds neither the order of decisions and visits, nor what it waited for when it ended.
     return {
         name: (0 if state.terminal else step.visits, step.applied, step.output, step.has_output)
         for name, step in state.steps.items()

@@ -19,7 +19,7 @@ TOLD: dict[str, Any] = {"link": URL, "more": [QUERY, {"dsn": DSN, "header": f"Au
 
 
 class Call(BaseModel):
-    """What to call, and what becomes of it."""
+    """What to call, and how the call ends."""
 
     endpoint: str = URL
     how: str = "give"

@@ -1,4 +1,4 @@
-"""Child processes for tests: started in the repository, listened to, killed, and never left behind."""
+"""Child processes for tests: started in the repository, read line by line, and always killed at the end."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ class Child:
     """A Python module in a process of its own, whose lines are collected as they come."""
 
     def __init__(self, module: str, *arguments: str, env: dict[str, str] | None = None) -> None:
-        """Start it."""
+        """Start the process."""
         self.lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
@@ -44,12 +44,12 @@ class Child:
             self._news.wait_for(lambda: len(self.lines) >= count or not self._reader.is_alive(), timeout)
 
     def kill(self) -> None:
-        """End it by SIGKILL, wherever it is, and take in what it said before."""
+        """Kill it by SIGKILL, and read what it printed before."""
         self.process.kill()
         self.end()
 
     def end(self, timeout: float = 120) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait for the process; return its exit code."""
         code = self.process.wait(timeout)
         self._reader.join(timeout)
         return code

@@ -10,7 +10,7 @@ _MOVE_SECONDS = 5
 def shift(hours: float, *, moves: bool = False) -> None:
     """Shift the clock of this process; if it `moves`, it is wrong and right in turn, for some seconds each.
 
-    Call it before anything of ours is imported.
+    Call it before `squid_dagster` is imported.
     """
     if not hours:
         return

@@ -59,7 +59,7 @@ def test_without_dagster_the_error_names_the_extra() -> None:
 
 
 def test_every_logger_of_ours_redacts() -> None:
-    # The one place, and those that look at handlers and levels.
+    # The module that creates them, and those that read handlers and levels.
     own = {
         "logs.py",
         "plugin/dispatch/step_events.py",

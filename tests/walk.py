@@ -1,4 +1,4 @@
-"""A small world of careful writers, one move at a time: what `plausible_histories` are made of."""
+"""Careful writers, simulated one move at a time: what `plausible_histories` are made of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Work:
 
 @dataclass
 class Walk:
-    """A small world of writers that follow the rules, whose workers crash, sleep and come back too late."""
+    """Writers that follow the rules, whose workers crash, sleep and come back too late."""
 
     draw: st.DrawFn
     now: float = 0

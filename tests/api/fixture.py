@@ -22,7 +22,7 @@ from tests.facts import T0
 
 
 class Order(BaseModel):
-    """What a run is started with."""
+    """The payload of a run."""
 
     item: str = "tea"
     much: dict[str, Any] = {}
@@ -54,7 +54,7 @@ _WORKFLOWS.append(_OUTSIDE.freeze())
 
 
 class ApiFixture:
-    """A journal with a run in every state that a call asks for, and names that no other world has."""
+    """A journal with a run in every state that a call asks for, under names that no other fixture uses."""
 
     def __init__(self, storage: Any = None) -> None:
         """Start the runs, claim an attempt and create the cards."""

@@ -25,7 +25,7 @@ from tests.api.wrong_values import Call, Make, complaints
 
 MODULES = (squid_dagster, journal, workflow, backlog, agents, inspection, testing)
 
-# What is given out, not called: results, rows, enumerations, and contracts whose adapters are tried.
+# What is returned, not called: results, rows, enumerations, and contracts whose adapters are tried.
 _VALUES = """
     Scenario SimulationReport Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card CardRebuild
     Checkpoint ChildView Claim ClaimRef ClaimResult CommandView Completed Condition DeadlineView Definition
@@ -50,7 +50,7 @@ _ELSEWHERE = {
     "PostgresNotifier.hears": "takes anything",
     "Retry.problems": "takes nothing",
 }
-_OWN = {  # of PostgresStorage: for our own rooms, and for statements that their caller answers for
+_OWN = {  # of PostgresStorage: for the library itself, and for statements that their caller answers for
     "change", "check", "close", "connection", "estimate_db_now", "join_transaction", "observe_db_time",
     "observe_earlier_db_time",
     "publish_cut", "rows", "sql", "transaction", "upgrade", "version",
@@ -89,7 +89,7 @@ def _is_exempt(name: str) -> bool:
 def test_every_public_callable_is_tried() -> None:
     known = {*table(), *postgres_table(), *TAKING_STORAGE}
     functions = {name for name in protocol.__all__ if inspect.isfunction(getattr(protocol, name))}
-    assert functions <= known  # its classes are models, which pydantic judges, and folds of what a storage gave
+    assert functions <= known  # its classes are models, which pydantic checks, and folds of stored entries
     assert sorted({name for name in public() if name not in known and not _is_exempt(name)}) == []
 
 

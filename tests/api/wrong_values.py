@@ -1,4 +1,4 @@
-"""Wrong values of every kind, and what a call has to do with them: work, or refuse in our words and write nothing."""
+"""Wrong values of every kind. A call must accept them, or refuse them by an error of ours and write nothing."""
 
 import enum
 import inspect
@@ -31,7 +31,7 @@ class Named(str):
 
 
 class Colour(enum.Enum):
-    """Something that is neither its name nor its value."""
+    """An enumeration that is no text."""
 
     RED = "red"
 
@@ -132,16 +132,16 @@ class Call:
     called: Callable[..., Any]
     kwargs: Kwargs = field(default_factory=dict)
     untried: Mapping[str, str] = field(default_factory=dict)
-    close: bool = False  # what it gives
+    close: bool = False  # the answer is closed afterwards
     called_back: frozenset[str] = frozenset()  # parameters that are called: what such code raises is its own
     on_record: frozenset[str] = frozenset()  # parameters whose refusal is itself written down
 
 
-Make = Callable[[Any], Call]  # from a world in which it works
+Make = Callable[[Any], Call]  # from a fixture for which it works
 
 
 def parameters(call: Call) -> Iterator[str]:
-    """Yield the names of what can be given: by the signature, with the keys of typed options, and by the table."""
+    """Yield the names of parameters: of the signature, with the keys of typed options, and of the table."""
     signature = inspect.signature(call.called).parameters.values()
     plain = [p.name for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.POSITIONAL_ONLY)]
     typed = [p.annotation for p in signature if p.kind is p.VAR_KEYWORD and get_origin(p.annotation) is Unpack]
@@ -167,7 +167,7 @@ def complaints(
     facts: Callable[[Any], int],
     refusals: tuple[type[Exception], ...] = (SquidError,),
 ) -> Iterator[str]:
-    """Try each wrong value for each parameter; tell what was neither done nor refused as it should be."""
+    """Try each wrong value for each parameter; yield those neither executed nor refused as they should be."""
     at_hand = world()
     before = facts(at_hand)
     first = make(at_hand)

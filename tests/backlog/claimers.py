@@ -1,6 +1,6 @@
 """Claimers in processes of their own, some of which are killed: `python -m tests.backlog.claimers <url> <schema> <n>`.
 
-A shepherd forks them, kills one of them at random again and again, and forks another in its place. Prints how many were
+A parent process forks them, repeatedly kills one at random, and forks another in its place. Prints how many were
 killed once all cards are done.
 """
 
@@ -16,8 +16,8 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.errors import ExpiredClaim, StaleClaim
 
 TTL = timedelta(seconds=1)
-KILL_EVERY, MOST_KILLS = 0.15, 40  # seconds; on a slow machine they would never come to an end otherwise
-IDLE = 0.1  # seconds between looks while all that is left waits for others
+KILL_EVERY, MOST_KILLS = 0.15, 40  # seconds; on a slow machine they would never end otherwise
+IDLE = 0.1  # seconds between claims while all cards that are left wait for others
 
 
 def work(url: str, schema: str, rng: random.Random) -> None:
@@ -47,7 +47,7 @@ def work(url: str, schema: str, rng: random.Random) -> None:
 
 
 def fork(url: str, schema: str, seed: int) -> int:
-    """Start a claimer; give its process id."""
+    """Start a claimer; return its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -61,7 +61,7 @@ def fork(url: str, schema: str, seed: int) -> int:
 
 
 def main(url: str, schema: str, count: int, seed: int) -> int:
-    """Keep so many claimers alive until the first of them says that all is done; give how many failed."""
+    """Keep so many claimers alive until one of them reports that all cards are done; return how many failed."""
     rng = random.Random(seed)
     herd = {fork(url, schema, rng.randrange(10**9)) for _ in range(count)}
     killed = failed = 0

@@ -13,7 +13,7 @@ from tests.backlog.contract import BacklogFixture
 
 @pytest.fixture(params=["memory", "postgres"])
 def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[BacklogFixture]:
-    """An empty backlog, in every storage; whatever a test has done to it, cards and facts agree in the end."""
+    """An empty backlog, in every storage; after the test, cards and facts must agree."""
     storage: Storage = MemoryStorage(clock)
     if request.param == "postgres":
         storage = request.getfixturevalue("shared_postgres")
@@ -24,7 +24,7 @@ def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> Iterator[Bac
 
 @pytest.fixture(scope="module")
 def module_postgres(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
-    """One schema for a module: making one takes longer than a test."""
+    """One schema for a module: to create one takes longer than a test."""
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
     yield storage

@@ -1,4 +1,4 @@
-"""What the suite of the backlog shares: a backlog with a clock, on every storage, and ways to look at its facts."""
+"""What the suite of the backlog shares: a backlog with a clock, on every storage, and readers of its facts."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -43,7 +43,7 @@ class BacklogFixture:
         return card
 
     def claimed_in_order(self) -> list[str]:
-        """Claim until nothing is left; give the ids."""
+        """Claim until nothing is left; return the ids."""
         ids = []
         while (card := self.backlog.claim("w")) is not None:
             ids.append(card.id)

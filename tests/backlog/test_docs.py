@@ -1,4 +1,4 @@
-"""What docs/backlog.md shows works as it is written: its snippets print what stands beside them, its session runs."""
+"""What docs/backlog.md shows works as it is written: its snippets print the output beside them, its session runs."""
 
 import re
 import shlex

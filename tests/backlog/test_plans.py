@@ -48,7 +48,7 @@ def crowded(postgres_url: str, schema_names: Iterator[str]) -> Iterator[Postgres
 
 
 class MeasuredCall(NamedTuple):
-    """What a function gave, and what it read of the cards for it."""
+    """What a function returned, and what it read of the cards for it."""
 
     answer: Any
     seq_scans: int
@@ -56,7 +56,7 @@ class MeasuredCall(NamedTuple):
 
 
 def _call(connection: psycopg.Connection[Any], statement: bytes, values: tuple[object, ...]) -> MeasuredCall:
-    """Call a function in a transaction of its own, and ask the session's own counters."""
+    """Call a function in a transaction of its own, and read the session's own counters."""
     counters = """SELECT seq_scan, coalesce(idx_tup_fetch, 0) + seq_tup_read
                     FROM pg_stat_xact_user_tables WHERE relid = 'backlog'::regclass"""
     with connection.transaction():
@@ -77,7 +77,7 @@ def _claim(connection: psycopg.Connection[Any], storage: PostgresStorage, phase:
 @pytest.mark.parametrize("phase", [None, "M1"])
 def test_a_claim_reads_few_cards_whatever_else_is_there(crowded: PostgresStorage, phase: str | None) -> None:
     with raw(crowded) as connection:
-        for _ in range(10):  # often enough that the statements inside go over to their generic plans
+        for _ in range(10):  # often enough that the statements inside switch to their generic plans
             reads = _claim(connection, crowded, phase)
             assert reads.answer["card"] is not None
             assert reads.seq_scans == 0

@@ -49,13 +49,13 @@ class Plan:
     older: bool = True  # begin with workers of an earlier release, and upgrade under them
     longest: timedelta = timedelta(minutes=30)
     rest: tuple[float, float] = (0.3, 2.0)  # seconds between two faults of a kind
-    faults: Mapping[Fault, int] | None = None  # how often each is drawn; None: all of them
+    faults: Mapping[Fault, int] | None = None  # how often each kind is drawn; None: all kinds
     each_once: bool = False  # the faults end when each has come once, in an order that the seed decides
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a campaign came to."""
+    """The result of a campaign."""
 
     verdict: Verdict
     kills: int
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def well(self) -> bool:
-        """Whether everything was kept that is promised."""
+        """Whether every promise was kept."""
         return not list(self.verdict) and not self.died
 
     def __str__(self) -> str:
@@ -78,12 +78,12 @@ class Outcome:
 
 
 def chances(source: str, seed: int) -> Iterator[random.Random]:
-    """Yield a source of chance for each draw: how much one of them uses up changes nothing for the next."""
+    """Yield a random generator for each draw, so that one draw does not change the next."""
     return (random.Random(f"{source} {seed} {number}") for number in count())
 
 
 def faults_of(plan: Plan) -> Iterator[tuple[Fault, random.Random]]:
-    """Yield the faults of the database in the order that the seed decides, each with its own source of chance."""
+    """Yield the faults of the database in the order that the seed decides, each with its own random generator."""
     weights = dict(plan.faults or WEIGHTS)
     order = random.Random(plan.seed).sample(list(weights), len(weights))
     draws = chances("database", plan.seed)
@@ -111,7 +111,7 @@ class Campaign:
         self._over = threading.Event()  # no more faults
         self._began = time.monotonic()
         self.db_faults: Counter[str] = Counter()
-        self._failed: list[str] = []  # on our own side
+        self._failed: list[str] = []  # in the campaign itself
         self._drains: dict[str, str] = {}  # drain runs that failed, and why
 
     def run(self) -> Outcome:
@@ -257,7 +257,7 @@ class Campaign:
 
     @staticmethod
     def _start_dagster(stack: Stack) -> None:
-        """Start what is not there; a start that fails is repeated from nothing, on a machine that is busy."""
+        """Start Dagster's parts that are not running; a start that fails on a busy machine is repeated from nothing."""
         for _ in range(3):
             with suppress(StackError):
                 stack.start("code", "daemon")
@@ -287,7 +287,7 @@ class Campaign:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def _watch(self, cluster: Cluster, processes: RoleProcesses, stack: Stack | None) -> None:
-        """Wait until all runs have ended; faults are over when they have, or when it takes too long."""
+        """Wait until all runs have ended; faults end then, or when it takes too long."""
         faults_end = self._began + self._plan.longest.total_seconds()
         ends: float | None = None
         shown = 0.0

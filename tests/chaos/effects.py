@@ -1,4 +1,4 @@
-"""What steps and roles do outside of the journal: lines in one file, appended whole, that no fault takes back."""
+"""What steps and roles do outside of the journal: lines in one file, each one write; no fault removes them."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ def record(kind: str, **fields: Any) -> None:
 
 @cache
 def _descriptor(path: str) -> int:
-    """Open the file for the rest of this process, where no neighbour closes it under our hands."""
+    """Open the file for the rest of this process, under a descriptor that no other step closes."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     safe = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, FIRST_SAFE_DESCRIPTOR)
     os.close(file)

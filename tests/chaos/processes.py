@@ -32,7 +32,7 @@ class RoleProcess:
 
 
 def _place(tree: Path) -> dict[str, str]:
-    """Return what tells a process whose code it runs; older code is spared what it was not made for."""
+    """Return the environment by which a process runs the code of a tree; older code is spared what it cannot do."""
     return {"PYTHONPATH": str(tree), GENTLE: "" if tree == REPOSITORY else "yes"}
 
 
@@ -186,7 +186,9 @@ class RoleProcesses:
                     code = member.process.wait(30)
                 except subprocess.TimeoutExpired:
                     code = -signal.SIGALRM
-                if code not in (0, -signal.SIGTERM) and not member.killed:  # asked before it could answer
+                if (
+                    code not in (0, -signal.SIGTERM) and not member.killed
+                ):  # it was signalled before its handler was installed
                     self.died.append(f"{member.role} ended with exit code {code} when it was asked to stop")
                 self._end_group(member.process.pid)
                 member.process.wait()

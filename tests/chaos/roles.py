@@ -1,4 +1,4 @@
-"""The processes beside workers: a starter and an operator. Both are killed like all others, and go on where they were.
+"""The processes beside workers: a starter and an operator. Both are killed like all others, and resume where they were.
 
 `python -m tests.chaos.roles starter <runs>` or `... operator`; the database is in SQUID_DATABASE_URL.
 """
@@ -24,7 +24,7 @@ from tests.chaos.workflows import WORKFLOWS
 GENTLE = "SQUID_CHAOS_GENTLE"  # start nothing that hurts its process
 LEASE = timedelta(seconds=3)
 QUEUES = ("default", "B", "a")  # of plain workers
-DRAINED_QUEUE = "drained"  # by Dagster alone: beside plain workers, its sensor would find that there are enough
+DRAINED_QUEUE = "drained"  # by Dagster alone: beside plain workers, its sensor would launch nothing
 DRAINED = "SQUID_CHAOS_DRAINED"  # whether there is a Dagster
 _DRAINED_SHARE = 50  # one run of so many
 _BATCH = 20
@@ -42,7 +42,7 @@ def plan(runs: int) -> Iterator[tuple[int, str]]:
 
 
 def start_runs(squid: Squid, runs: int) -> None:
-    """Start all runs, each under a key of its own, and repeat what got no answer; record what was answered."""
+    """Start all runs, each under a key of its own; repeat calls without an answer, and record the answers."""
     path = Path(os.environ[effects.VARIABLE])
     done = {line["n"] for line in effects.read(path) if line["kind"] == "started"}
     spared = HURTFUL if os.environ.get(GENTLE) else ()

@@ -275,9 +275,9 @@ def alone(n: int) -> int:
 
 
 def _first_time(name: str) -> bool:
-    """Return whether nothing has asked this before, in any process."""
+    """Return whether this is the first call with that name, in any process."""
     try:
-        (Path(os.environ[VARIABLE]).parent / name).mkdir()  # no descriptor that a neighbour could close
+        (Path(os.environ[VARIABLE]).parent / name).mkdir()  # no descriptor that another step could close
     except FileExistsError:
         return False
     return True
@@ -291,7 +291,7 @@ DEAF_SECONDS = 4.0
 
 @hanging.step
 def hang(ctx: StepContext, n: int) -> int:
-    """Wait for a cancel that is told to it, and hear nothing for a while: this is no result, whenever it ends."""
+    """Wait for the cancellation, then ignore it for some seconds: however it ends, it has no result."""
     acted(ctx)
     while not ctx.cancelled:
         time.sleep(0.05)
@@ -307,7 +307,7 @@ slow = Workflow("slow", payload=Numbered)
 @slow.step
 def dawdle(ctx: StepContext, n: int) -> int:
     acted(ctx)
-    time.sleep(1.0 + n % 3)  # the step itself: long enough to be in the middle of it when a fault comes
+    time.sleep(1.0 + n % 3)  # the step itself: long enough that faults come in the middle of it
     return n
 
 
@@ -341,7 +341,7 @@ def fork(ctx: StepContext, n: int) -> str:
     acted(ctx)
     child = os.fork()
     if child == 0:
-        return "child"  # on purpose: the child comes back from the step, and must do nothing with it
+        return "child"  # on purpose: the child returns from the step, and must do nothing with the result
     os.waitpid(child, 0)
     return "parent"
 

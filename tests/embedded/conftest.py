@@ -70,14 +70,14 @@ def used() -> Iterator[Path]:
 
 @pytest.fixture
 def stopped(used: Path) -> Iterator[EmbeddedPostgres]:
-    """A server that ran before and does not run now."""
+    """A server that was started and stopped."""
     yield EmbeddedPostgres(used)
     EmbeddedPostgres(used).stop()
 
 
 @pytest.fixture
 def server(stopped: EmbeddedPostgres) -> EmbeddedPostgres:
-    """A server that runs."""
+    """A running server."""
     stopped.ensure_running()
     return stopped
 

@@ -1,4 +1,4 @@
-"""What the suites of the journal share: ways to look at a journal from outside, and a connection that loses answers."""
+"""What the suites of the journal share: readers of a journal from outside, and a proxy that loses answers."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ from squid_dagster.protocol import (
 )
 from squid_dagster.testing.example_facts import *  # noqa: F403  what the storage contract needs, too
 
-# A failing example on a shared journal is told as it was found: another try would meet what the first one left.
+# A failing example on a shared journal is not shrunk: another try would meet what the first one left.
 WITHOUT_SHRINKING = (Phase.explicit, Phase.generate)
 
 LONG = 30.0
@@ -38,7 +38,7 @@ Opener = Callable[..., PostgresStorage]
 """Opens a storage: `open_storage(url, schema_name, **options)`."""
 
 
-# --- looking at a journal -------------------------------------------------------------------------------------------
+# --- reading a journal ----------------------------------------------------------------------------------------------
 
 
 def as_json(entry: Entry) -> str:
@@ -56,7 +56,7 @@ def plant(storage: PostgresStorage, facts: Sequence[Fact]) -> int:
 
 
 def append_one(storage: Storage, fact: Fact) -> int:
-    """Write one fact, whatever it is about; give its number."""
+    """Append one fact, whatever it is about; return its sequence number."""
     if fact.thread == BACKLOG_THREAD and isinstance(storage, PostgresStorage):
         return plant(storage, [fact])
     return storage.append(fact.thread, [fact])
@@ -75,7 +75,7 @@ def raw(storage: PostgresStorage, *, autocommit: bool = True) -> Iterator[psycop
 
 
 def eventually(true: Callable[[], bool]) -> None:
-    """Return once it is so."""
+    """Return once the condition holds."""
     deadline = time.monotonic() + LONG
     while not true():
         assert time.monotonic() < deadline, "it never became so"
@@ -146,7 +146,7 @@ def assert_views_agree_with_the_journal(storage: PostgresStorage, run_ids: Seque
 
 # --- lost answers ---------------------------------------------------------------------------------------------------
 
-_READY = b"Z\x00\x00\x00\x05"  # the server's ReadyForQuery; what follows tells whether in a transaction
+_READY = b"Z\x00\x00\x00\x05"  # the server's ReadyForQuery; the next byte is the state of the transaction
 
 
 class LossyProxy:
@@ -175,13 +175,13 @@ class LossyProxy:
         self._end = _READY + (b"T" if in_transaction else b"I")
 
     def cut(self) -> None:
-        """Break the connections that there are: the server goes on with what it does, and others can come."""
+        """Break all existing connections: the server goes on with its statements, and new connections can be opened."""
         for one in self._sockets[1::2]:  # the clients' ends
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Cut everything."""
+        """Break all connections and stop listening."""
         for one in list(self._sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

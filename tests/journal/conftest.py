@@ -119,7 +119,7 @@ def postgres_shared(postgres_url: str) -> Iterator[PostgresStorage]:
 
 @pytest.fixture(scope="module")
 def journal(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
-    """A journal by the database's own clock for all examples of a module: each one takes it back to nothing."""
+    """A journal by the database's own clock for all examples of a module: each example deletes its contents."""
     storage = PostgresStorage(postgres_url, next(schema_names))
     storage.upgrade()
     yield storage

@@ -1,4 +1,4 @@
-"""What the suites of dispatch share: a store to work at, what a worker does there, and a planner."""
+"""What the suites of dispatch share: a dispatch store, what a worker calls, and a planner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class DispatchFixture:
     clock: VirtualClock
 
     def put(self, *facts: Fact) -> None:
-        """Write facts as others would."""
+        """Write facts past the store, as other processes would."""
         put(self.storage, *facts)
 
     def wait(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ def statuses(dispatch: DispatchFixture, run: str = RUN) -> dict[str, str]:
 
 
 class Planner:
-    """Applies what was settled, plans one more visit of the step, and remembers what it was asked."""
+    """Applies what was settled, plans one more visit of the step, and records its requests."""
 
     def __init__(self, last_visit: int = 99) -> None:
         self.asked: list[PlanRequest] = []
@@ -130,7 +130,7 @@ class Planner:
 
     def __call__(self, request: PlanRequest) -> list[Fact]:
         run = request.run
-        self.asked.append(replace(request, run=run.copy()))  # what it was: the store folds on
+        self.asked.append(replace(request, run=run.copy()))  # a copy: the store folds on
         at = (request.now - T0).total_seconds()
         facts: list[Fact] = []
         for attempt in request.settled:

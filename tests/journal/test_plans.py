@@ -1,4 +1,4 @@
-"""What reading and claiming cost in a journal that holds thousands of other things: the rows they are after."""
+"""What reading and claiming cost in a journal with thousands of other rows: the rows of the answer."""
 
 import json
 import re
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
 
 @pytest.fixture(scope="module")
 def loaded(postgres_url: str) -> Iterator[PostgresStorage]:
-    """A journal with one run of ours among thousands of others."""
+    """A journal with one run among thousands of others."""
     storage = PostgresStorage(postgres_url, "plans", clock=VirtualClock(T0))
     storage.upgrade()
     for run in ("run-0", MINE):
@@ -95,7 +95,7 @@ def deep(postgres_url: str) -> Iterator[PostgresStorage]:
 
 
 def explain(connection: psycopg.Connection[Any], statement: sql.Composed | bytes, values: Any = ()) -> Plan:
-    """Run a statement and tell what it read."""
+    """Run a statement and return what it read."""
     query = statement if isinstance(statement, bytes) else statement.as_bytes(connection)
     answer = connection.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query, values).fetchone()
     assert answer is not None
@@ -180,7 +180,7 @@ def test_a_slice_between_cuts_is_read_by_position(loaded: PostgresStorage) -> No
 def test_a_cut_reads_one_place_of_one_index_and_a_revision_no_entries(loaded: PostgresStorage) -> None:
     query = "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'journal_entries'::regclass"
     with raw(loaded, autocommit=False) as connection:
-        connection.execute("SELECT cut()")  # planned once per session, for which the index is looked at, too
+        connection.execute("SELECT cut()")  # planned once per session, which reads the index, too
         before = connection.execute(query).fetchone() or (0, 0)
         connection.execute("SELECT cut()")
         connection.execute(loaded.sql(storage_module._REVISION), (run_thread(MINE),))
@@ -215,7 +215,7 @@ _CLAIM: LiteralString = """SELECT {schema}.claim_attempts(%s::uuid, %s::text, %s
 def claim(
     connection: psycopg.Connection[Any], storage: PostgresStorage, limit: int, definitions: list[str] | None = None
 ) -> tuple[int, Reads]:
-    """Claim in a transaction of its own; give how many were claimed and what was read of the attempts for it."""
+    """Claim in a transaction of its own; return how many were claimed and what was read of the attempts for it."""
     tokens = new_claims(limit)
     lease = timedelta(minutes=1)
     ids, hashes = [claim_id for claim_id, _ in tokens], [hash_token(token) for _, token in tokens]
@@ -231,7 +231,7 @@ def claim(
 
 def test_a_claim_reads_few_rows_however_deep_the_queue_and_whatever_is_not_due(deep: PostgresStorage) -> None:
     with raw(deep) as connection:
-        # often enough that the statements inside go over to their generic plans
+        # often enough that the statements inside switch to their generic plans
         for _ in range(12):
             claimed, read = claim(connection, deep, 10)
             assert (claimed, read.seq_scans) == (10, 0)
@@ -263,7 +263,7 @@ def test_claims_and_settlements_read_few_rows_also_by_plans_that_were_made_while
 
 
 def _fetched(storage: PostgresStorage) -> dict[str, int]:
-    """Count the rows of each table that were fetched so far; the storage's one connection tells its own at once."""
+    """Count the rows of each table that were fetched so far; the one connection flushes its statistics at once."""
     storage.rows("SELECT pg_stat_force_next_flush()")
     rows = storage.rows(
         """SELECT relname, coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
@@ -362,7 +362,7 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
     store = PostgresDispatchStore(deep)
     (held,) = store.claim("deep", "worker-1")
     arguments: tuple[object, ...] = (
-        30_000,  # milliseconds that the locks may be held in silence
+        30_000,  # milliseconds that the locks may be held while idle
         [held.ref.run_id],
         [held.ref.run_id],
         [held.ref.run_id],

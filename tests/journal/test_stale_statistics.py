@@ -28,7 +28,7 @@ from tests.journal.access import plain_url, raw
 WIDTH, TIMES, MOST = 400, 10, 120
 """Siblings, children and runs that are there; operations that are measured; rows that one of them may read."""
 
-# The journal's entries are left out: a process that meets a run first reads its thread, once.
+# The journal's entries are left out: a process reads the thread of a run that it does not know, once.
 _READ = """SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0), coalesce(sum(i.read), 0)
     FROM pg_stat_user_tables t LEFT JOIN LATERAL (
         SELECT sum(idx_tup_read) AS read FROM pg_stat_user_indexes i WHERE i.relid = t.relid) i ON true
@@ -79,7 +79,7 @@ WORKFLOWS = [fan(WIDTH), family(), one()]
 
 @pytest.fixture(scope="module")
 def stale(postgres_url: str) -> Iterator[PostgresStorage]:
-    """A journal whose statistics are of the time when its queue was empty, and stay so; with much in it since."""
+    """A journal that was filled after its last ANALYZE, which saw an empty queue; its statistics stay so."""
     name = "stale_statistics"  # a database of its own, whose sessions are counted
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
@@ -104,7 +104,7 @@ def stale(postgres_url: str) -> Iterator[PostgresStorage]:
 
 def reads(storage: PostgresStorage, work: Callable[[], object]) -> float:
     """Return how many rows and index entries this work reads; its sessions are ended, so that all is counted."""
-    storage.close()  # what came before is counted, too, and plans are made anew
+    storage.close()  # what came before is counted, too, and statements are planned again
     before = _counted(storage)
     work()
     storage.close()

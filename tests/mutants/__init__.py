@@ -1,1 +1,1 @@
-"""Mutants: copies of the package with one rule broken, in Python or in SQL. `python -m tests.mutants` judges them."""
+"""Mutants: copies of the package with one rule broken, in Python or in SQL. `python -m tests.mutants` tests them."""

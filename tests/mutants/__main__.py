@@ -1,4 +1,4 @@
-"""Break one rule at a time, in the fold or in SQL: the tests must notice. `python -m tests.mutants`.
+"""Break one rule at a time, in the fold or in SQL: the tests must fail. `python -m tests.mutants`.
 
 A mutant of the fold is caught when every suite fails on it, a mutant in SQL when the tests that it names do: in a test
 of their own. Tests that pass, cannot be collected, fail in their set-up or test another copy catch nothing.
@@ -57,7 +57,7 @@ def judge(mutant: Mutant, wanted: Sequence[str], healthy: Path, servers: Servers
 
 
 def healthy_files(mutants: Sequence[Mutant], wanted: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return all files that judge these mutants, by suite."""
+    """Return all test files for these mutants, by suite."""
     files_by_suite: dict[str, dict[str, None]] = {}
     for mutant in mutants:
         for suite, files in suites_of(mutant, wanted).items():

@@ -1,4 +1,4 @@
-"""Tests run on a copy of the package, mutated if so asked: until the first failure, with a witness that looks on."""
+"""Tests run on a copy of the package, mutated on request, until the first failure; a pytest plugin checks the run."""
 
 import compileall
 import os
@@ -25,7 +25,7 @@ GREEN, CAUGHT, TIMED_OUT = 0, 1, 124
 Servers = Queue[str]
 """The URLs of servers that no run uses at the moment."""
 
-# Loaded into every suite: sees to it that the copy is what is tested, and that a test failed rather than its set-up.
+# Loaded into every suite: checks that the copy is tested, and that a test failed rather than its set-up.
 WITNESS = """
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def exit_code(here: Path, tests: Sequence[str], servers: Servers, timeout_second
 
 @contextmanager
 def database(servers: Servers) -> Iterator[str]:
-    """Yield the URL of a new database on a server that no other run uses: tests look at sessions and locks of all."""
+    """Yield the URL of a new database on a server that no other run uses: tests read all sessions and locks."""
     server, name = servers.get(), f"mutant_{uuid4().hex}"
     try:
         with psycopg.connect(_plain(server), autocommit=True) as connection:
@@ -120,7 +120,7 @@ def database(servers: Servers) -> Iterator[str]:
 
 @contextmanager
 def running_servers(count: int) -> Iterator[Servers]:
-    """Yield servers that do not wait for the disk; or the one that is given, for one run at a time."""
+    """Yield servers without fsync; or the one that is given, for one run at a time."""
     servers = Servers()
     if SERVER_VARIABLE in os.environ:
         servers.put(os.environ[SERVER_VARIABLE])

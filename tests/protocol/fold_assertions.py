@@ -8,11 +8,11 @@ from tests.facts import OnThread, entries, key
 
 
 class Folded(Protocol):
-    """What every fold gives."""
+    """The result of any fold."""
 
     @property
     def anomalies(self) -> Sequence[Anomaly]:
-        """What was wrong with the entries."""
+        """The anomalies of the entries."""
 
 
 def fold(*items: Fact | OnThread) -> DispatchProjection:

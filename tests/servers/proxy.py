@@ -1,7 +1,7 @@
-"""A proxy in front of Postgres, on a port of the loopback, that can lose what it carries.
+"""A proxy in front of Postgres, on a port of the loopback, that can lose what it forwards.
 
-Faults: `swallow` (as a firewall that forgot a connection: bytes are taken and go nowhere, no end is told), `hold` (a
-network that stalls and delivers late), `cut` (both ends are told), `refuse` (no server there). `swallow_after` awaits
+Faults: `swallow` (as a firewall that forgot a connection: bytes are dropped, and neither end notices), `hold` (a
+network that stalls and delivers late), `cut` (both ends notice), `refuse` (no server there). `swallow_after` awaits
 a place in the conversation, such as a COMMIT. What was swallowed stays dead after `resume`; its server session lives
 until `cut` or `close`, as it would behind a real firewall.
 
@@ -34,7 +34,7 @@ _KEY_DATA = re.compile(rb"(K\x00\x00\x00\x0c)....", re.DOTALL)  # the server's m
 
 
 class Proxy:
-    """Forwards connections to a server until told otherwise. Safe to control from any thread."""
+    """Forwards connections to a server, or injects the faults of this module. Safe to control from any thread."""
 
     def __init__(self, target: Target, *, as_pooler: bool = False) -> None:
         """Listen for connections to a socket's path, a host and port, or the server that a database URL names.
@@ -46,7 +46,7 @@ class Proxy:
         self._changed = threading.Condition()
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
-        self._lost: frozenset[Direction] = frozenset()  # on links that there will be, too
+        self._lost: frozenset[Direction] = frozenset()  # for later links, too
         self._held = False
         self._delay = 0.0
         self._trigger: _Trigger | None = None
@@ -109,7 +109,7 @@ class Proxy:
             self._delay = seconds
 
     def cut(self) -> None:
-        """Break all connections that there are, the swallowed ones too; both ends are told. Others can come."""
+        """Break all existing connections, the swallowed ones too; both ends notice. New ones can be opened."""
         with self._changed:
             links, self._links = self._links, []
             for link in links:
@@ -150,7 +150,7 @@ class Proxy:
             self.resume()
 
     def close(self) -> None:
-        """Break everything and end all threads."""
+        """Break all connections and end all threads."""
         with self._changed:
             self._closed = True
         self.refuse()

@@ -26,7 +26,7 @@ _MINUTE = timedelta(seconds=60)
 
 @contextmanager
 def primary_and_standby(prefix: str = "squid-pair-") -> Iterator[tuple[EmbeddedPostgres, EmbeddedPostgres]]:
-    """Start a server and a standby of it in a directory of their own; both are stopped and gone afterwards."""
+    """Start a server and a standby of it in a directory of their own; both are stopped and deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=SCRATCH) as directory:
         Path(directory).chmod(0o755)
         primary = EmbeddedPostgres(Path(directory) / "primary")

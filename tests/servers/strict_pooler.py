@@ -12,7 +12,7 @@ _OPTIONS = re.compile(rb"(?<=\0)options\0[^\0]*\0")
 
 
 class StrictPooler:
-    """Stands before a server as a pooler does that takes no options with a connection, and says so or `drops` them."""
+    """A proxy that refuses connections with options, as such a pooler does, or `drops` the options."""
 
     def __init__(self, url: str, *, drops: bool = False) -> None:
         """Listen on a port of the loopback."""
@@ -27,7 +27,7 @@ class StrictPooler:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Cut everything."""
+        """Close all connections."""
         for one in self._sockets:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

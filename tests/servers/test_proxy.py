@@ -26,7 +26,7 @@ class Connector(Protocol):
 
 @pytest.fixture
 def connect(proxy: Proxy, postgres_url: str) -> Iterator[Connector]:
-    """Connects through the proxy; whatever becomes of the connections, they are closed in the end."""
+    """Connects through the proxy; all connections are closed at the end."""
     with ExitStack() as made:
 
         def connect(connect_timeout: int = 10) -> psycopg.Connection:

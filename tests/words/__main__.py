@@ -1,4 +1,4 @@
-"""Print the remarks about the modules below some paths; 1 where there are any."""
+"""Print the remarks about the modules below some paths; exit with 1 if there are any."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks of one module's words. `python -m tests.words PATH ...` prints what they find.
+"""Checks of one module's words. `python -m tests.words PATH ...` prints the remarks.
 
 - The docstring of a function begins with a verb of programming (`verbs.txt`); that of a property may be a noun phrase.
 - Docstrings and comments name a caller, a process or a thread, instead of the words of `VAGUE`.
@@ -32,7 +32,7 @@ class Remark(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        """Return the remark as compilers write theirs."""
+        """Return the remark in the format of a compiler."""
         return f"{self.path}:{self.line}: {self.text}"
 
 
@@ -45,7 +45,7 @@ def word_list(name: str) -> frozenset[str]:
 
 @cache
 def glossary() -> frozenset[str]:
-    """Return the words in the first column of the glossary, in small letters, with their plurals."""
+    """Return the words in the first column of the glossary, in lower case, with their plurals."""
     terms = GLOSSARY_TERMS.findall((ROOT / "docs" / "glossary.md").read_text("utf-8"))
     words = {word for term in terms for word in re.findall(r"[a-z]+", term.lower())}
     return frozenset(words | {plural(word) for word in words})

@@ -1,4 +1,4 @@
-"""Small workflows and ways to look at what is wrong with one."""
+"""Small workflows, and the problems of one."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ later = Workflow("later", payload=Order)
 
 
 class SlackClient:
-    """What is not data."""
+    """A resource: not data."""
 
 
 @later.step

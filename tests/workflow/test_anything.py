@@ -1,4 +1,4 @@
-"""Whatever is declared, it is refused with all of its problems or it becomes a definition; nothing else happens."""
+"""Any declaration is refused with all of its problems, or becomes a definition; nothing else happens."""
 
 from datetime import timedelta
 from typing import Annotated, Any

@@ -214,7 +214,7 @@ def test_circles_are_real_and_none_is_left_unseen(graph: dict[str, list[str]]) -
 
 
 def outputs_on_every_way(entry: str, ways: list[tuple[str, str, bool]]) -> dict[str, frozenset[str]]:
-    """Walk every way there is, remembering what was given, and keep what all walks to a step have in common."""
+    """Walk every path, recording outputs, and return what all walks to a step have in common."""
     seen = {(entry, frozenset[str]())}
     todo = list(seen)
     while todo:

@@ -111,7 +111,7 @@ def _declare(kind: str) -> Callable[..., Workflow]:
 
 
 def _frozen(declare: Callable[..., Workflow], of: Any, *without: str) -> Callable[..., Any]:
-    """Declare and judge: what is declared is judged when the workflow is frozen, all of it at once."""
+    """Declare and freeze: a declaration is checked when the workflow is frozen, all of it at once."""
 
     def frozen(**options: Any) -> Any:
         return declare(**options).freeze()

@@ -1,7 +1,7 @@
-"""What must hold when the dust has settled: read from the journal's facts, and from what steps did outside of it.
+"""What must hold after a campaign: read from the journal's facts, and from what steps did outside of it.
 
 `judge` is pure, so that a wrong history made by hand shows that each rule can be broken. `judge_storage` asks what only
-the database can answer: whether views equal folds, and whether every way of reading tells the same.
+the database can answer: whether views equal folds, and whether every way of reading returns the same.
 """
 
 import re
@@ -38,7 +38,7 @@ _PAGE = 50_000
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found wrong, by kind."""
+    """The findings of a check, by kind."""
 
     runs: int = 0
     lost: list[str] = field(default_factory=list)

@@ -104,7 +104,7 @@ class HonestHistory:
 def honest(
     postgres_url: str, schema_names: Iterator[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[HonestHistory]:
-    """What real steps wrote: one run of each workflow that is kind to its process."""
+    """A history that real steps wrote: one run of each workflow that does not hurt its process."""
     path = tmp_path_factory.mktemp("chaos") / "effects"
     storage = PostgresStorage(postgres_url, next(schema_names), clock=VirtualClock(T0))
     storage.upgrade()
@@ -205,7 +205,7 @@ def test_entries_that_one_way_of_reading_misses_are_found(honest: HonestHistory)
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[RoleProcesses]:
-    """A processes whose only worker ends with the code that its environment names."""
+    """Processes whose only worker exits with the code that its environment names."""
     made = RoleProcesses(tmp_path, "postgresql://nowhere", tmp_path / "effects", workers=1, runs=1)
     code = "import os, sys; sys.exit(int(os.environ['CODE']))"
     made.members = [RoleProcess("worker-0", [sys.executable, "-c", code], {"CODE": "3"})]

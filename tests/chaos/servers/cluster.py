@@ -14,7 +14,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class Cluster:
-    """What clients reach at `url`: the proxy leads to whichever server is the primary now."""
+    """The cluster that clients reach at `url`: the proxy connects them to the server that is the primary now."""
 
     def __init__(self, home: Path) -> None:
         """Create and start a primary in `home`."""
@@ -32,7 +32,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where clients find the database, whatever happens to its servers."""
+        """The URL of the database for clients, whatever happens to its servers."""
         return self.proxy.url(self.primary.url)
 
     def fail_over(self) -> None:
@@ -63,7 +63,7 @@ class Cluster:
         shutil.rmtree(old.data)
 
     def heal(self) -> None:
-        """Undo whatever a fault may have left behind that did not come to its end."""
+        """Undo what an interrupted fault may have left behind."""
         self.proxy.resume()
         self.disk.free()
         self.primary.start()
@@ -94,7 +94,7 @@ class Cluster:
         return "".join(path.read_text(errors="replace") for path in sorted(paths))
 
     def close(self) -> None:
-        """End all servers, and give the disks back."""
+        """Stop all servers, and unmount the disks."""
         self.proxy.close()
         for server in self._servers:
             server.stop_immediately()

@@ -23,7 +23,7 @@ class Disk:
         self.limited = mounted.returncode == 0
 
     def fill(self) -> None:
-        """Use up all space; the file that does so belongs to root, and grows until nothing is left."""
+        """Fill the disk with a file of root that grows until no space is left."""
         with (self.path / _FILLER).open("ab", buffering=0) as filler:
             free = os.statvfs(self.path)
             try:

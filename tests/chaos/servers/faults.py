@@ -24,7 +24,7 @@ _DBA_SETTINGS = (
 
 
 def restart_immediately(cluster: Cluster, chance: random.Random) -> str:
-    """End Postgres without a checkpoint, leave it down for a moment, and start it."""
+    """Stop Postgres without a checkpoint, leave it down for a moment, and start it."""
     cluster.primary.stop_immediately()
     time.sleep(chance.uniform(0.0, 2.0))
     cluster.primary.start()
@@ -101,7 +101,7 @@ def hold_rows(cluster: Cluster, chance: random.Random) -> str:
 
 
 def cut_connections(cluster: Cluster, chance: random.Random) -> str:
-    """Cut all connections, some times."""
+    """Break all connections, several times."""
     for _ in range(chance.randint(1, 5)):
         cluster.proxy.cut()
         time.sleep(chance.uniform(0.05, 0.5))
@@ -109,7 +109,7 @@ def cut_connections(cluster: Cluster, chance: random.Random) -> str:
 
 
 def swallow_connections(cluster: Cluster, chance: random.Random) -> str:
-    """Forward nothing for a while, without a word; what was swallowed stays dead."""
+    """Swallow all connections for a while, without a sign to either end; they stay dead."""
     cluster.proxy.swallow()
     time.sleep(chance.uniform(0.5, 2.0))
     cluster.proxy.resume()
@@ -126,7 +126,7 @@ def swallow_commits(cluster: Cluster, chance: random.Random) -> str:
 
 
 def cut_commits(cluster: Cluster, chance: random.Random) -> str:
-    """Cut connections in the middle of commits, or anywhere: the server gets the request or not, both ends are told."""
+    """Break connections in the middle of commits, or anywhere: the server gets the request or not, both ends notice."""
     happened = 0
     for _ in range(chance.randint(2, 6)):
         trigger = b"COMMIT" if chance.random() < 0.7 else chance.randint(1, 20_000)

@@ -34,7 +34,7 @@ _SETTINGS = {
     "wal_receiver_status_interval": "1s",
     "restart_after_crash": "on",
 }
-# For our own sessions, against what `set_hostile_defaults` does; `synchronous_commit`, as a standby may be gone.
+# For the campaign's own sessions, against `set_hostile_defaults`; `synchronous_commit`, as a standby may be gone.
 _OWN_OPTIONS = " ".join(
     f"-c {setting}"
     for setting in (
@@ -73,12 +73,12 @@ class Server:
 
     @property
     def conninfo(self) -> str:
-        """How libpq reaches it."""
+        """The connection string of libpq."""
         return make_conninfo(host=str(self.sockets), port=PORT, user="postgres", dbname="postgres", connect_timeout=5)
 
     @property
     def url(self) -> str:
-        """How SQLAlchemy reaches it."""
+        """The URL of SQLAlchemy."""
         return f"postgresql+psycopg://postgres@/postgres?host={self.sockets}&port={PORT}"
 
     def create(self) -> None:
@@ -144,12 +144,12 @@ class Server:
             self._process.wait(_PATIENCE_SECONDS)
 
     def crash(self) -> None:
-        """End it by `kill -9` of the postmaster."""
+        """Kill the postmaster by SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait_ended()
 
     def stop_immediately(self) -> None:
-        """End it without a checkpoint, as an immediate shutdown does."""
+        """Stop it without a checkpoint, as an immediate shutdown does."""
         self.signal(signal.SIGQUIT)
         self.wait_ended()
 

@@ -1,4 +1,4 @@
-"""Dispatch, in every version on every storage: what a claim gives, in which order, and what gives none."""
+"""Dispatch, in every version on every storage: what a claim returns, in which order, and what cannot be claimed."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

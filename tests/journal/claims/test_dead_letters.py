@@ -1,4 +1,4 @@
-"""Dispatch, in every version on every storage: what was delivered too often is parked."""
+"""Dispatch, in every version on every storage: what was delivered too often becomes a dead letter."""
 
 from collections import Counter
 

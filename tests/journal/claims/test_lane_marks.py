@@ -1,4 +1,4 @@
-"""Claims beside an old snapshot: they begin where the lanes do, agree with those that look at all, and starve none."""
+"""Claims beside an old snapshot: they begin at marks, agree with claims that scan everything, and starve none."""
 
 import random
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def test_behind_many_dead_entries_claims_begin_where_the_lanes_do(postgres_dispa
 
 
 def _dead_read(storage: PostgresStorage, dispatch: DispatchFixture, claims: int) -> int:
-    """Claim so often; return how many index entries without a row were read for it, by all sessions."""
+    """Claim so often; return how many index entries without a row all sessions read for it."""
     query = """SELECT pg_stat_force_next_flush(), idx_tup_read - idx_tup_fetch FROM pg_stat_user_indexes
         WHERE indexrelname = 'attempts_due' AND schemaname = %s"""
 

@@ -1,4 +1,4 @@
-"""Dispatch, in every version on every storage: attempts that were lost before are claimed one at a time, if asked."""
+"""Dispatch, in every version on every storage: attempts that were lost before are claimed one at a time, on request."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NONE, LOST, LAST = Suspicion
 
 
 def lose(dispatch: DispatchFixture, *runs: str, most: int = 5) -> None:
-    """Put attempts whose first delivery came to nothing."""
+    """Put attempts whose first delivery was lost."""
     dispatch.put(*(work(run, max_deliveries=most) for run in runs), *(claimed(run, at=0, lease=10) for run in runs))
 
 

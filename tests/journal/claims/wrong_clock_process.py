@@ -3,7 +3,7 @@
 Usage: `python -m tests.journal.claims.wrong_clock_process <url> <hours>`. Each line of the input is a
 JSON list: a schema and a command with its arguments; the answer is a line of JSON.
 
-Every way in which Python code reads the time is shifted before anything of ours is imported.
+Every way in which Python code reads the time is shifted before `squid_dagster` is imported.
 """
 
 import datetime as clock

@@ -61,7 +61,7 @@ def _run_writers(storage: PostgresStorage, url: str, kind: str, commits: int) ->
         return number < 8 and number % 2 == 0
 
     def begin(number: int) -> Child:
-        # One that is to be killed would go on for ever: it never ends by itself before the kill reaches it.
+        # One that is to be killed writes without an end: it never exits by itself before the kill.
         count = 10**9 if to_be_killed(number) else commits
         everybody[number] = Child("tests.journal.writers", kind, url, storage.schema, str(number), str(count))
         crowd.append(everybody[number])

@@ -1,7 +1,7 @@
 """The one lock order: gate, buckets, run rows by id, attempt rows, thread rows by id, new threads by id, number.
 
-Each writer is stopped at each lock that it may want, by a session that holds it, and is looked at while it waits: all
-that it holds then comes before that lock. Ids are ordered by their bytes, in a database of any collation.
+Each writer is stopped at each lock that it may want, by a session that holds it, and its own locks are read while
+it waits: all of them come before that lock. Ids are ordered by their bytes, in a database of any collation.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Threads that many runs share: their rows are locked and never updated, and their sequences have no gap for that."""
+"""Threads that many runs share: their rows are locked and never updated, and their sequences have no gaps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A database that cannot be reached or is not ours is told as such, without its password, and left alone."""
+"""A database that cannot be reached or is not ours: an error says so, without its password; nothing is changed."""
 
 import re
 import socket
@@ -80,7 +80,7 @@ def test_a_host_name_that_does_not_resolve_is_told_without_the_password(open_sto
 
 @pytest.fixture
 def guarded_url(own_server: EmbeddedPostgres) -> Iterator[str]:
-    """The URL of a server that asks one of its users for a password, and with the wrong one."""
+    """The URL of a server that requires a password of one role, and the URL with a wrong one."""
     url = plain_url(own_server.ensure_running())
     rules = own_server.data_dir / "pgdata" / "pg_hba.conf"
     usual = rules.read_bytes()

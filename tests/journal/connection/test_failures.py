@@ -1,4 +1,4 @@
-"""Whatever the database raises in the middle of a call: repeated, or told by an error of ours; and never done twice."""
+"""Whatever the database raises in a call: it is repeated, or raises an error of ours; and is never done twice."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from tests.faults import Faults
 from tests.journal.access import all_entries, raw
 
 CODES = sorted({*_CODES, *(f"{known}000" for known in _CLASSES if known not in ("00", "01", "3F"))})
-"""Of each class one; the storage has words of its own for a schema that is not there."""
+"""One code of each class; the storage has a message of its own for a missing schema."""
 REPEATED = [code for code in CODES if sqlstate_rule(code).action is ErrorAction.REPEAT]
 NOT_REPEATED = [code for code in CODES if sqlstate_rule(code).action is not ErrorAction.REPEAT]
 
@@ -39,7 +39,7 @@ class FaultyJournal(NamedTuple):
     faults: Faults
 
     def run_id(self) -> str:
-        """Start a run; give its id."""
+        """Start a run; return its id."""
         return self.squid.start("chain").run_id
 
     def claim(self, step: str = "a") -> Claim:

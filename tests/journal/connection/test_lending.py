@@ -1,4 +1,4 @@
-"""Connections on loan: the same one serves statement after statement, and never one that should not."""
+"""Connections of the pool: one serves statement after statement, and a broken one is never used again."""
 
 import errno
 import multiprocessing
@@ -77,7 +77,7 @@ def test_a_storage_that_was_closed_holds_none_and_can_be_used_again(
 ) -> None:
     with storage.connection() as lent:
         before = {session(storage), lent.info.backend_pid}
-        storage.close()  # while one is out
+        storage.close()  # while one is checked out
     with raw(postgres) as connection:
         left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s)"
         eventually(lambda: connection.execute(left, (list(before),)).fetchone() == (0,))

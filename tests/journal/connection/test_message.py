@@ -1,4 +1,4 @@
-"""Messages without a cursor: every value arrives as it was, and what is refused is refused as ever."""
+"""Messages without a cursor: every value arrives as it was, and errors are those of a cursor."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone

@@ -57,7 +57,7 @@ class PooledConnection:
         return cursor
 
     def __getattr__(self, name: str) -> Any:
-        """Answer what is asked about a connection by the one that is at hand."""
+        """Return the attribute of the server connection at hand."""
         return getattr(self._held or self._idle[0], name)
 
     def _take(self) -> psycopg.Connection[Any]:

@@ -1,4 +1,4 @@
-"""Whatever the database raises while something is read: it is read again, or an error of ours says why it was not."""
+"""Whatever the database raises during a read: the read is repeated, or raises an error of ours."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -106,9 +106,9 @@ WALKS: dict[str, Callable[[FaultyReader], object]] = {
     "verify": lambda d: verify(d.storage),
     "export": lambda d: export_journal(d.storage, lambda _: None),
 }
-"""What reads everything, and is repeated by its caller."""
+"""Reads of everything, which their caller repeats."""
 _GIVEN_UP = {("57014", name) for name in ("inspect_run", "status", *WALKS)}
-"""What is repeated for a while, tried to its end for some reads alone."""
+"""Errors after which a read is repeated for a while; tried to the end for some reads alone."""
 
 
 def test_a_read_that_was_rolled_back_by_chance_is_repeated(reader: FaultyReader) -> None:

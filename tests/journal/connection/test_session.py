@@ -1,4 +1,4 @@
-"""A role whose defaults are all against us: nothing that our SQL relies on is taken from them."""
+"""A role with hostile defaults: nothing that the library's SQL relies on is taken from them."""
 
 import io
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ TIMEOUTS = {"statement_timeout": "1ms", "lock_timeout": "1ms", "idle_in_transact
 
 @pytest.fixture
 def role(postgres_url: str, schema: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A role with these defaults, that may make a schema of its own."""
+    """A role with these defaults that may create a schema of its own."""
     name = f"hostile_{schema}"
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         identifier = sql.Identifier(name)
@@ -128,7 +128,7 @@ def everything(storage: PostgresStorage, other: PostgresStorage, *, transactiona
     assert backlog.differences() == []
     assert backlog.stats().counts["done"] == 1
     assert storage.rows("SELECT DISTINCT level FROM {schema}.seen") == [("read committed",)]
-    # views made anew, everything looked over, all of it carried elsewhere
+    # rebuild, verify, transfer
     before = all_entries(storage)
     rebuild_views(storage)
     assert verify(storage) == []

@@ -1,4 +1,4 @@
-"""Connections that are swallowed without a word: every wait ends within its bound, and nothing is written twice."""
+"""Connections that are swallowed without a sign: every wait ends within its bound, and nothing is written twice."""
 
 import logging
 import os
@@ -114,7 +114,7 @@ def test_a_statement_that_the_server_works_on_is_waited_for_however_long_that_ta
 
         with at_the_same_time(unlock), far.connection() as connection:
             connection.execute("SELECT pg_advisory_lock(71, 6)")
-    (record,) = caplog.records  # told once
+    (record,) = caplog.records  # logged once
     assert record.message.endswith("the server works on it")
 
 

@@ -67,7 +67,7 @@ _moves = st.lists(
 
 
 class StoreDriver:
-    """One dispatch store, driven by moves that mean the same to every other one."""
+    """One dispatch store, driven by moves that mean the same on every other store."""
 
     def __init__(self, storage: Storage, store: DispatchStore, clock: VirtualClock, name: str) -> None:
         self.dispatch, self.clock, self.name = DispatchFixture(storage, store, clock), clock, name

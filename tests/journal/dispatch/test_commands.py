@@ -126,7 +126,7 @@ def test_attempts_of_a_run_that_has_ended_are_seen(dispatch: DispatchFixture) ->
     dispatch.put(terminal(at=60))
     one_more = scheduled("run-2")
     dispatch.put(one_more)
-    assert one(dispatch).attempt.run_id == "run-2"  # what is kept of the ended run has been looked through
+    assert one(dispatch).attempt.run_id == "run-2"  # what is cached of the ended run has been read
     run = seen_by(dispatch, CommandTarget(RUN, key()))
     assert run.state.terminal
     if isinstance(dispatch.store, FoldDispatchStore):

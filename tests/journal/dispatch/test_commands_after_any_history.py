@@ -122,7 +122,7 @@ def _assert_seen(store: PostgresDispatchStore, storage: PostgresStorage, run_id:
 
 
 class _ReadOnlyStorage(MemoryStorage):
-    """A storage that gives these entries, unreadable ones among them."""
+    """A storage that returns these entries, unreadable ones among them."""
 
     def __init__(self) -> None:
         super().__init__(VirtualClock(T0))
@@ -174,7 +174,7 @@ def test_after_any_history_a_command_on_any_storage_sees_what_the_whole_run_says
     warm = FoldDispatchStore(storage)
     for end in range(size, len(journal) + size, size):
         storage.entries = journal[:end]
-        warm.visible(QUEUE)  # lets attempts of ended runs leave
+        warm.visible(QUEUE)  # deletes attempts of ended runs
         for run_id in RUNS:
             _assert_seen_by_key(warm, storage, run_id)
     for run_id in RUNS:
@@ -184,7 +184,7 @@ def test_after_any_history_a_command_on_any_storage_sees_what_the_whole_run_says
 def _assert_seen_by_key(store: DispatchStore, storage: _ReadOnlyStorage, run_id: str) -> None:
     unit = RunUnit.fold(storage.read_run(run_id))
     plain = PlanState.fold(storage.read(run_thread(run_id))).plain
-    # No writer of ours puts a run on two queues: then it is that of the start.
+    # No writer of the library puts a run on two queues: the queue is that of the start.
     queues = {entry.thread for entry in storage.read_run(run_id) if entry.thread.startswith(dispatch_thread(""))}
     elsewhere = len(queues) > 1
     targets = [

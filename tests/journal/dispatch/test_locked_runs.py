@@ -1,4 +1,4 @@
-"""Which runs other sessions hold locked: told at once, by any row that a writer of the run would wait for."""
+"""Which runs other sessions have locked: returned at once, by any row that a writer of the run would wait for."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Who is alive, by the storage's clock: one suite for presence in memory and on Postgres."""
+"""Which workers are alive, by the storage's clock: one suite for liveness in memory and on Postgres."""
 
 import gc
 from collections.abc import Callable

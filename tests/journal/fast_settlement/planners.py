@@ -1,4 +1,4 @@
-"""Planners of every kind, also such as plan what cannot be written."""
+"""Planners of every kind, including those that plan what cannot be written."""
 
 from typing import Any
 

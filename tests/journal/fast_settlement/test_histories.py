@@ -63,7 +63,7 @@ def workflows() -> list[Workflow]:
 
 
 class JournalDriver:
-    """One journal, and those who work at it. Where not `fast`, a store settles that has not claimed."""
+    """One journal and its workers. If not `fast`, a store settles that has not claimed."""
 
     def __init__(self, storage: Storage, clock: VirtualClock, *, fast: bool = True) -> None:
         self.storage, self.clock, self.fast = storage, clock, fast
@@ -79,7 +79,7 @@ class JournalDriver:
         return self.squid.start(workflow, run_id=run_id, queue=queue).run_id
 
     def claim(self, queue: str) -> object:
-        # All that there is: whose position is lower depends on the way that was taken.
+        # All of them: which position is lower depends on the way that was taken.
         claims = self.store.claim(queue, "worker", limit=1000, lease=LEASE)
         for claim in claims:
             lost = self.held.pop(claim.ref.runnable_key, None)
@@ -121,7 +121,7 @@ def _told(answer: Answer) -> tuple[object, ...]:
 
 
 class RandomOperations:
-    """Choices by chance, made once and then followed by every driver."""
+    """Random choices, made once and then followed by every driver."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -234,7 +234,7 @@ def _anomalies(storage: Storage, run: str) -> list[tuple[str, object]]:
 
 
 class ConcurrentWorkers:
-    """Many who work at one journal at once, by chance, with each other's claims, half of them at a store of their own.
+    """Many threads that work on one journal, at random, with each other's claims, half of them on a store of their own.
 
     What a store knows of a run is not what another one knows, and each of them is used by several threads.
     """
@@ -244,7 +244,7 @@ class ConcurrentWorkers:
         self.squid = Squid(storage, workflows())
         self.stores = [self.squid.runtime.dispatch, PostgresDispatchStore(storage)]
         self.claims: list[Claim] = []
-        self.done: list[str] = []  # keys of attempts whose completion was told as written
+        self.done: list[str] = []  # keys of attempts whose completion was acknowledged
         self.runs = [
             receipt.run_id
             for queue in QUEUES
@@ -270,7 +270,7 @@ class ConcurrentWorkers:
             ]
 
     def disturb(self, seed: int, rounds: int) -> None:
-        """Extend, give back, cancel, decide, stop, make the views anew."""
+        """Extend or release leases, cancel, approve, pause a queue, rebuild the views."""
         chance, store = random.Random(seed), self.squid.runtime.dispatch
         for _ in range(rounds):
             recent = [ref.ref for ref in {ref.ref.runnable_key: ref for ref in self.claims[-9:]}.values()]
@@ -310,7 +310,7 @@ def test_whatever_else_is_at_work_nothing_is_written_that_the_fold_would_not_fol
     completed: list[str] = []
     for run in concurrent.runs:
         unit = RunUnit.fold(entries := postgres.read_run(run))
-        assert [a for a in unit.anomalies if a.entry_type != "entry_quarantined"] == []  # we did not look
+        assert [a for a in unit.anomalies if a.entry_type != "entry_quarantined"] == []  # that way was not read
         completed += [entry.fact.claim_id for entry in entries if isinstance(entry.fact, AttemptCompleted)]
     assert_views_agree_with_the_journal(postgres)
     assert verify(postgres) == []

@@ -1,4 +1,4 @@
-"""Templates of settlements: filled in, they are what planner, codec and fold make of the settlement itself."""
+"""Templates of settlements: filled in, they equal what planner, codec and fold make of the settlement itself."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -32,7 +32,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def add(workflow: Workflow) -> Workflow:
-    """Add three steps, of which each takes what the one before gave."""
+    """Add three steps, each of which takes the output of the one before."""
 
     @workflow.step
     def first() -> None:
@@ -84,7 +84,7 @@ def forked() -> Workflow:
 
 
 def play(storage: PostgresStorage, workflow: Workflow, results: Sequence[Any], run_id: str) -> None:
-    """Start a run and give these results to its steps, one after another."""
+    """Start a run and complete its steps with these results, one after another."""
     squid = Squid(storage, workflow)
     squid.start(workflow.name, run_id=run_id)
     for result in results:

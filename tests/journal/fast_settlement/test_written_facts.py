@@ -82,7 +82,7 @@ def test_a_result_that_a_template_cannot_take_is_refused_alone(postgres: Postgre
     results: list[Any] = ["nul \0", float("nan"), "fine"]
     group = [Settlement(claim.ref, Completed(result)) for claim, result in zip(claims[1:], results, strict=True)]
     answers = settle(squid.runtime, group).answers
-    # what cannot be written down fails its step, as ever
+    # a result that cannot be written fails its step, as always
     assert [answer.unwrap().status for answer in answers] == ["failed", "failed", "completed"]
     assert taken[:2] == [1, 1]
     assert_views_agree_with_the_journal(postgres)

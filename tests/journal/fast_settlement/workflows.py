@@ -19,7 +19,7 @@ from tests.journal.access import facts_of
 ALONE = ("one", "chain")
 """Workflows whose first step is planned for without the run's state: it ends the run, or does not."""
 BY_STATE = ("turn", "loop")
-"""The same of workflows that may come back to a step."""
+"""The same for workflows that may come back to a step."""
 SHAPES = (*ALONE, *BY_STATE, "fan out", "approval", "wait", "condition", "priority", "fails", "undone")
 
 
@@ -104,7 +104,7 @@ def fast(
 
 
 def facts_without_names(storage: Storage, run_id: str) -> list[str]:
-    """Return a run's facts as JSON, without what is made by chance."""
+    """Return a run's facts as JSON, without random names."""
     made = {"claim_id", "claim_token_hash"}
     return [fact.model_dump_json(exclude=made).replace(run_id, "<run>") for fact in facts_of(storage.read_run(run_id))]
 

@@ -1,4 +1,4 @@
-"""A reader that is delayed between two calls of the storage judges what it read by the time at which it was so."""
+"""A reader that is delayed between two calls of the storage decides by the time at which it read."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +18,7 @@ LEASE = timedelta(seconds=6)
 
 
 class SlowStorage(MemoryStorage):
-    """A storage whose readers are held up once, after the answer is there."""
+    """A storage whose readers are delayed once, after the answer is there."""
 
     meanwhile: Callable[[], None] | None = None
 

@@ -1,4 +1,4 @@
-"""What a process keeps of threads that it has read: the same as a fold of the whole thread, whatever is on it."""
+"""What a process caches of threads that it has read: the same as a fold of the whole thread, whatever is on it."""
 
 from datetime import timedelta
 
@@ -91,7 +91,7 @@ def test_two_stores_over_one_storage_see_what_the_other_one_wrote(clock: Virtual
 
 
 class _Counted(MemoryStorage):
-    """A storage that counts the entries that it gives."""
+    """A storage that counts the entries that it returns."""
 
     given = 0
 
@@ -107,7 +107,7 @@ class _Counted(MemoryStorage):
 
 
 class Payload(BaseModel):
-    """What runs get."""
+    """The payload of runs."""
 
     n: int = 0
 

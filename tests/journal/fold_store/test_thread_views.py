@@ -1,4 +1,4 @@
-"""Views of threads that are kept: read on from where they stood, and dropped when that was interrupted."""
+"""Cached folds of threads: read on from their last entry, and dropped when that was interrupted."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.journal.access import THREAD
 
 
 class CountingView:
-    """A view that counts what it is given, and is interrupted once."""
+    """A fold that records its entries, and is interrupted once."""
 
     interrupt_at = 0
 

@@ -11,7 +11,7 @@ from tests.journal.access import raw
 
 
 def write(storage: PostgresStorage, count: int) -> None:
-    """Count up, and tell about it, so many times; then end at once."""
+    """Count up and notify, so many times; then exit at once."""
     notifier = PostgresNotifier(storage)
     with raw(storage) as connection:
         for _ in range(count):

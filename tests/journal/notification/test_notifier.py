@@ -1,4 +1,4 @@
-"""Hints that a queue has news: one suite for those within a process and those by Postgres."""
+"""Wakeups of a queue: one suite for those within a process and those by Postgres."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ LONG = 30.0  # seconds: a wait takes so long only if something is broken
 
 
 class NotifierFixture:
-    """A notifier, and listeners of it that are ready to hear and are closed in the end."""
+    """A notifier, and its listeners, which are connected, and closed at the end."""
 
     def __init__(self, notifier: Notifier, another: Notifier) -> None:
         self.notifier = notifier
@@ -22,7 +22,7 @@ class NotifierFixture:
         self.opened: list[Listener] = []
 
     def listen(self, *queues: str) -> Listener:
-        """Listen, and be sure of it."""
+        """Listen, and wait until the listener is connected."""
         listener = self.notifier.listen(queues)
         self.opened.append(listener)
         if isinstance(self.notifier, PostgresNotifier):

@@ -1,4 +1,4 @@
-"""Hints by Postgres: debounced and never lost, from any process, over broken connections, and gone without a trace."""
+"""Wakeups by Postgres: debounced and never lost, from any process, over broken connections; no thread is left."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ def no_threads() -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Every test leaves no thread behind."""
+    """No test leaves a thread behind."""
     yield
     eventually(no_threads)
 
@@ -54,7 +54,7 @@ def notifier(postgres: PostgresStorage) -> Iterator[PostgresNotifier]:
 
 
 class RecordingSend:
-    """Sends nothing, and remembers what it was given; the first of it only when told."""
+    """Records wakeups instead of sending them; waits for `go_on`."""
 
     def __init__(self) -> None:
         self.sent: list[list[Wakeup]] = []
@@ -70,7 +70,7 @@ class RecordingSend:
 
 @pytest.fixture
 def send() -> RecordingSend:
-    """A send that is not held up."""
+    """A send that does not wait."""
     made = RecordingSend()
     made.go_on.set()
     return made
@@ -164,7 +164,7 @@ def test_a_thousand_hints_from_four_processes_wake_seldom_and_the_last_is_never_
             Child("tests.journal.notification.notifier_processes", "write", postgres_url, postgres.schema, "250")
             for _ in range(4)
         ]
-        # a reader that looks only when it is woken sees all there is in the end
+        # a reader that reads only after a wakeup reads everything in the end
         while seen < 1000:
             assert listener.wait(LONG), f"nobody told about what came after {seen}"
             woken += 1
@@ -292,7 +292,7 @@ def test_a_server_that_restarts_is_found_again(
         assert listener.wait(LONG)
         notifier.notify(["default"])
         assert listener.wait(LONG)
-    # one word about it, however often it was tried
+    # one log line, however often it was tried
     listening = [record for record in caplog.records if record.name.endswith("listener")]
     assert [record.levelno for record in listening] == [logging.WARNING]
 
@@ -311,7 +311,7 @@ def test_one_that_cannot_connect_waits_and_warns_once_and_says_no_secret(
 
 @pytest.fixture
 def elsewhere(postgres_url: str, schema: str) -> Iterator[str]:
-    """The URL of another database: who listens there hears nothing from here, as behind a transaction pooler."""
+    """The URL of another database: a listener there receives nothing from here, as behind a transaction pooler."""
     url = plain_url(postgres_url)
     name = sql.Identifier(f"elsewhere_{schema}")
     with psycopg.connect(url, autocommit=True) as connection:
@@ -326,7 +326,7 @@ def test_one_that_is_deaf_notices_warns_once_and_goes_by_timeouts(
     patience = ListenerTimes(quiet=0.05, answer=5, echo=0.2, rest=0.2)
     misled = PostgresNotifier(postgres, listen_url=elsewhere, patience=patience)
     with closing(misled) as notifier, closing(notifier.listen(["default"])) as listener:
-        # it comes back from its rest more than once, and looks whether something was missed
+        # it wakes up more than once, and checks whether a wakeup was missed
         assert [listener.wait(LONG) for _ in range(3)] == [True] * 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -339,7 +339,7 @@ def test_one_with_a_url_of_its_own_hears(postgres: PostgresStorage, postgres_url
     )
     with closing(direct) as notifier, closing(notifier.listen(["default"])) as listener:
         assert listener.wait(LONG)
-        # longer than it takes to be found deaf
+        # longer than it takes to find out that it receives nothing
         assert not listener.wait(1)
         notifier.notify(["default"])
         assert listener.wait(LONG)

@@ -18,7 +18,7 @@ from tests.journal.queries.test_plans import touched, ways
 from tests.journal.test_plans import explain
 
 LANE = "orders/abc:external"
-# Thousands that a worker may claim, in the lane beside.
+# Thousands that a worker may claim, in another lane.
 _MORE_ATTEMPTS: LiteralString = """
     INSERT INTO attempts
     SELECT (jsonb_populate_record(a, jsonb_build_object(
@@ -78,7 +78,7 @@ def test_only_what_is_due_and_unclaimed_in_these_lanes_is_shown(storage: Storage
     assert waiting_in_lanes(storage, ["default"], []) == []
     clock.advance(t(600) - T0)
     assert runs(storage) == ["run-1", "run-2", "later"]
-    # a claim that ran out is for the next worker to take over, and waits nowhere
+    # a claim that ran out is taken over by the next worker, and waits nowhere
     put(storage, claimed("run-1", at=0, lease=10))
     assert runs(storage) == ["run-2", "later"]
 

@@ -38,7 +38,7 @@ def busy(fixture: QueriesFixture) -> QueriesFixture:
     fixture.put(started("a4", workflow="billing", at=40, context={"parent": {"run_id": "a1"}}), queued("a4"))
     fixture.put(started("a5", workflow="refund", at=50, context={"parent": {"run_id": "a1"}}), planned(run="a5"))
     fixture.put(started("a6", workflow="billing", at=60), queued("a6", queue="slow"), quarantined("a6"))
-    # a1 gets news last, which does not move it
+    # a1 changes last, which does not move it
     fixture.put(signal("a1", at=70))
     return fixture
 

@@ -1,4 +1,4 @@
-"""What questions cost in a journal of thousands of runs: the rows of the answer, and where all is well, nothing."""
+"""What queries cost in a journal of thousands of runs: the rows of the answer, and nothing if all is well."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -74,7 +74,7 @@ def ways(plan: Plan, table: str) -> set[str | None]:
 
 
 def ask(storage: PostgresStorage, text: LiteralString, values: dict[str, Any]) -> Plan:
-    """Run a question and tell what it read."""
+    """Run a query and return what it read."""
     with raw(storage) as connection:
         return explain(connection, storage.sql(text), values)
 
@@ -126,7 +126,7 @@ def test_one_run_is_found_by_its_id(large: PostgresStorage) -> None:
 def test_a_healthy_journal_is_searched_for_repairs_at_next_to_no_cost(large: PostgresStorage) -> None:
     values = {"after": "", "limit": 100, "queue": None, "definitions": [], "steps": []}
     plan = ask(large, queries_module._TO_REPAIR, values)
-    # only attempts that failed and were tried again are looked at, with their runs and their successors
+    # only attempts that failed and were tried again are read, with their runs and their successors
     with raw(large) as connection:
         (retried,) = connection.execute("SELECT count(*) FROM attempts WHERE status = 'failed'").fetchone() or (0,)
     assert 0 < retried < RUNS / 20
@@ -164,7 +164,7 @@ def test_where_nothing_is_to_be_listed_and_nothing_is_dead_nothing_is_read(large
 def test_counting_the_work_of_queues_costs_what_is_counted(large: PostgresStorage, now: datetime) -> None:
     plan = ask(large, queries_module._QUEUES, {"now": now, "limit": 50})
     assert ways(plan, "attempts") <= {"attempts_due", "attempts_leased"}
-    # so many of each kind, of each lane, and a look at its head; not thousands
+    # so many of each kind, of each lane, and its first row; not thousands
     assert touched(plan, "attempts") <= 300
 
 
@@ -202,7 +202,7 @@ def test_a_step_of_a_run_writes_no_index_of_its_row(postgres: PostgresStorage) -
 
 def _updates(storage: PostgresStorage) -> tuple[int, int]:
     """Return how often rows of runs were updated so far, and how often without touching an index."""
-    # on the one connection that the storage has used, which has not told all of it yet
+    # on the storage's one connection, which has not flushed its statistics yet
     storage.rows("SELECT pg_stat_force_next_flush()")
     ((updates, in_place),) = storage.rows(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = '{schema}.runs'::regclass"

@@ -1,4 +1,4 @@
-"""Journals of every earlier schema version with open runs in them: upgraded, they are as new ones, and all runs end."""
+"""Journals of every earlier schema version with open runs in them: upgraded, they equal new ones, and all runs end."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -40,7 +40,7 @@ def nothing() -> None:
 
 
 def parent() -> Workflow:
-    """Start a child, rest, and go on."""
+    """Start a child, wait, and go on."""
     workflow = Workflow("parent", version="1")
 
     @workflow.step
@@ -84,7 +84,7 @@ RUNS = {
 
 
 class RecordingStorage(MemoryStorage):
-    """A storage that remembers its commits."""
+    """A storage that records its commits."""
 
     def __init__(self, clock: VirtualClock) -> None:
         """Create an empty journal."""
@@ -93,7 +93,7 @@ class RecordingStorage(MemoryStorage):
         self.commits: list[Sequence[Append]] = []
 
     def commit(self, appends: Sequence[Append], commit_id: UUID | None = None) -> dict[str, int]:
-        """Write, then remember."""
+        """Write, then record."""
         receipt = super().commit(appends, commit_id)
         self.commits.append(appends)
         return receipt

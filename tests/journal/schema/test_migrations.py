@@ -1,4 +1,4 @@
-"""Making and upgrading the schema: by many at once, beside others, with few rights, on every Postgres that we ship."""
+"""Creating and upgrading the schema: by many at once, beside others, with few rights, on every Postgres of a wheel."""
 
 import os
 import subprocess

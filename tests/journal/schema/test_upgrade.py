@@ -1,4 +1,4 @@
-"""An upgrade while others work: code of version 5 goes on, nothing is lost, and no circle is waited in."""
+"""An upgrade while others work: code of version 5 goes on, nothing is lost, and there is no deadlock."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_dat
 
 @pytest.fixture
 def no_deadlocks(postgres_url: str) -> Iterator[None]:
-    """See to it that the server ends no deadlock meanwhile."""
+    """Assert that the server had to end no deadlock."""
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
         before = connection.execute(_DEADLOCKS).fetchone()
         yield
@@ -105,7 +105,7 @@ def test_a_transaction_that_reads_and_then_writes_does_not_wait_in_a_circle_with
     # given a transaction that has read what the upgrade alters, and comes to the gate only when the upgrade has it
     storage = make_released(open_storage(), 3)
     given_way = threading.Event()
-    monkeypatch.setattr(table_locks, "_TABLES_SECONDS", 2.0)  # more than after which Postgres looks for circles
+    monkeypatch.setattr(table_locks, "_TABLES_SECONDS", 2.0)  # longer than `deadlock_timeout`
 
     def end_vacuums(connection: PgConnection, schema: str, names: Sequence[str]) -> None:
         given_way.set()

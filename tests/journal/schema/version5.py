@@ -1,6 +1,6 @@
 """What code of schema version 5 sends: starts, claims and ends of runs, by the signatures of that version.
 
-It knows nothing of later code, and does what that code did when the database told it to begin again.
+It knows nothing of later code, and repeats a transaction after the same errors as that code did.
 """
 
 import json
@@ -93,7 +93,7 @@ class Worker(threading.Thread):
         """Connect."""
         super().__init__(daemon=True)
         self.queues, self.ended, self.appended, self.again = queues, list[str](), 0, 0
-        self.states: list[str] = []  # of errors that are no reason to begin again
+        self.states: list[str] = []  # errors after which a transaction is not repeated
         self._own = f"own-{uuid4().hex}"
         self._stop_it = threading.Event()
         self._connection = psycopg.connect(url, autocommit=True, prepare_threshold=None)

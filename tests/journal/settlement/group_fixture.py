@@ -1,4 +1,4 @@
-"""Groups of settlements whose members are of every kind, and other sessions that hold what they need."""
+"""Groups of settlements whose members are of every kind, and other sessions that lock their rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ SMALL = 3_000  # bytes that a fact may have in these tests
 
 
 class BadPlanner(Planner):
-    """A planner that raises, or plans what cannot be written, for runs that are named so."""
+    """A planner that raises, or plans what cannot be written, for runs with such names."""
 
     def __call__(self, request: PlanRequest) -> list[Fact]:
         if "defect" in request.run_id:
@@ -73,7 +73,7 @@ class GroupFixture:
 
     @classmethod
     def of(cls, dispatch: DispatchFixture, names: Sequence[str]) -> "GroupFixture":
-        """Start a run for each name and claim all of them; some are then made bad ones."""
+        """Start a run for each name and claim all of them; then spoil those whose names say so."""
         dispatch.storage.max_fact_bytes = SMALL  # type: ignore[misc]
         for name in names:
             start(dispatch, name)
@@ -178,7 +178,7 @@ def others_hold(dispatch: DispatchFixture, runs: Sequence[str], table: str = "ru
 
 
 def repeat_unavailable(answers: Sequence[Answer], write: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
-    """Return the answers, those anew that were neither written nor refused."""
+    """Return the answers; settle those again that were neither written nor refused."""
     left = [i for i, answer in enumerate(answers) if answer.unavailable]
     again = dict(zip(left, write(left), strict=True))
     return [again.get(i, answer) for i, answer in enumerate(answers)]

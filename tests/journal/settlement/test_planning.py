@@ -59,7 +59,7 @@ def test_a_planner_sees_all_that_was_settled_of_a_run_at_once(dispatch: Dispatch
     claims = claim(dispatch, limit=3)
     plan = Planner(last_visit=0)
     dispatch.store.settle([done(c) for c in claims[:1]] + [broke(claims[2])] + [done(claims[1])], plan)
-    # it may be asked again, where the fast way does not do
+    # it may be asked again, if the fast way does not apply
     asked = {(r.run_id, *sorted(a.step for a in r.settled)) for r in plan.asked}
     assert asked == {(RUN, "charge", "ship"), ("run-2", "charge")}
 

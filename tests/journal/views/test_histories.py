@@ -1,4 +1,4 @@
-"""Whatever is appended, in whichever commits: the views kept on the way equal those folded from the journal."""
+"""Whatever is appended, in whichever commits: the live views equal those folded from the journal."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -16,7 +16,7 @@ _numbers = count(1)
 
 
 def pieces(facts: list[Fact], sizes: list[int]) -> Iterator[list[Fact]]:
-    """Cut a history into pieces of these sizes."""
+    """Split a history into pieces of these sizes."""
     rest = list(facts)
     while rest:
         size = sizes.pop() if sizes else 1

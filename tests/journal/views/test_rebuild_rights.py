@@ -1,4 +1,4 @@
-"""Views and cards that are made anew belong to whom they belonged to, and may be used by whom they could be used by."""
+"""Rebuilt views and cards keep their owners and their grants."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ TABLES = (*VIEWS, "backlog")
 
 @pytest.fixture
 def roles(postgres: PostgresStorage) -> Iterator[tuple[str, str]]:
-    """One role that may read, and hand that on, and one that owns everything."""
+    """One role that may read and grant that, and one that owns everything."""
     reader, owner = f"reader_{postgres.schema}", f"owner_{postgres.schema}"
     with raw(postgres) as connection:
         for role in (reader, owner):

@@ -1,4 +1,4 @@
-"""`verify` names what was changed behind our back, and names nothing on a healthy journal."""
+"""`verify` names what was changed past the library, and names nothing on a healthy journal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

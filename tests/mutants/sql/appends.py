@@ -25,12 +25,12 @@ REVISION, TAKE_STALE = function("revision_of"), function("take_positions")
 DIGEST, CHANGE = function("entry_digest"), function("refuse_change")
 STALE, ANNOUNCE = function("refuse_stale"), function("announce_positions")
 
-# Where lists of columns are filled in: what a row that is there takes from the new one.
+# Where lists of columns are filled in: what an existing row takes from the new one.
 COLUMNS, EXCLUDED = "journal/postgres/schema/functions/__init__.py", 'f"EXCLUDED.{name}" for name in values'
 
 
 def kept(table: str, column: str) -> str:
-    """Return what fills in the lists so that rows of a table keep what they have in a column."""
+    """Return the lists of columns with which rows of a table keep their value of one column."""
     return f'("{table}." if name == "{column}" and table in "{table}" else "EXCLUDED.") + name for name in values'
 
 

@@ -31,7 +31,7 @@ _CLAIM_ATTEMPTS = (
     Mutant(
         "a pause of one queue stops all", FILE, "WHERE queue = p_queue AND paused", "WHERE paused", (CLAIMING,), times=2
     ),
-    # The first look at pauses saves the search; the second one decides.
+    # The first check for pauses saves the search; the second one decides.
     Mutant(
         "a pause that a claim had to wait for is not seen",
         FILE,
@@ -109,7 +109,7 @@ _CLAIM_ATTEMPTS = (
     Mutant("any suspect may be taken", FILE, "v_stop := v_doubt <= p_suspects", "v_stop := true", (SUSPECTS,)),
     Mutant("a suspect is taken along with others of its page", FILE, "v_taken := v_stop AND v_live = 0 AND NOT EXISTS (\n                    SELECT FROM unnest(v_new_dead) WITH ORDINALITY AS d(dead, n) WHERE d.n < v_suspect AND NOT d.dead);", "v_taken := v_stop AND v_live = 0;", (SUSPECTS,)),
     Mutant("a suspect is taken along with others of an earlier page", FILE, "v_taken := v_stop AND v_live = 0 AND NOT EXISTS", "v_taken := v_stop AND NOT EXISTS", (SUSPECTS,)),
-    # That dead letters before a suspect do not count saves a call: the caller comes back for more after dead letters.
+    # That dead letters before a suspect do not count saves a call: the caller claims again after dead letters.
     Mutant("a suspect that is passed over is not reported", FILE, "v_passed := v_doubt;", "NULL;", (SUSPECTS,)),
     Mutant("a suspect that is passed over by an empty claim is not reported", FILE, "'taken', 0, 'passed_over', v_passed,", "'taken', 0, 'passed_over', 0,", (SUSPECTS,)),
     Mutant("suspects that may not be taken are", FILE, "ELSE d.doubt = 0 END", "ELSE true END", (SUSPECTS,)),

@@ -1,4 +1,4 @@
-"""The dispatch fold: what keeps the late and the ended out."""
+"""The dispatch fold: fences against late workers and ended runs."""
 
 import pytest
 

@@ -15,7 +15,7 @@ RUN = "run-1"
 
 
 class Ok(NamedTuple):
-    """The step gave this."""
+    """The step returned this."""
 
     result: Any = None
 
@@ -28,7 +28,7 @@ class Error(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The attempt was delivered as often as it may be, and never came back."""
+    """The attempt was delivered as often as it may be, and none of its workers settled it."""
 
 
 class FoldedRun:

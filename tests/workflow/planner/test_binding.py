@@ -1,4 +1,4 @@
-"""From state to input to call: what is missing or does not fit is told by step, parameter and type."""
+"""From state to input to call: errors name what is missing or does not fit by step, parameter and type."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Retry maths: when there is no further attempt, how pauses grow, and what chance may do to them."""
+"""Retry maths: when there is no further attempt, how pauses grow, and how jitter changes them."""
 
 from datetime import timedelta
 from typing import Any

@@ -245,7 +245,7 @@ near = st.timedeltas(timedelta(hours=-40), timedelta(hours=30))
 
 @st.composite
 def moments(draw: st.DrawFn, expression: st.SearchStrategy[str]) -> tuple[Cron, datetime]:
-    """Generate a trigger and a time at which its clock is often about to be turned."""
+    """Generate a trigger and a time that is often close to a change of its clock's offset."""
     zone = draw(st.sampled_from(sorted(TURNS)))
     turn = at(draw(st.sampled_from(TURNS[zone])))
     return Cron(draw(expression), timezone=zone), turn + draw(near)
