@@ -1,4 +1,4 @@
-"""The tables that Spark makes of the journal, and a job for them each quarter of an hour (its schedule is off at first)."""
+"""The tables that Spark makes of the journal, and a job for them every quarter of an hour; its schedule is off."""
 
 from squid_dagster import build_projection_assets, build_projections_job, build_projections_schedule
 

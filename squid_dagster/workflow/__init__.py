@@ -1,4 +1,4 @@
-"""Authoring: what a workflow is, whether it makes sense, and what it means. Pure: no database, no clock, no chance."""
+"""Workflows: their declaration, checks, fingerprints, crons and planner. Pure: no database, no clock, no randomness."""
 
 from squid_dagster.protocol.folds.plan_state import FAIL
 from squid_dagster.workflow.authoring.conditions import Condition, Operator, path

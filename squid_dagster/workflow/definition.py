@@ -1,4 +1,4 @@
-"""`Definition`: a workflow that was checked and will not change. What planner, workers and inspection read, by name."""
+"""`Definition`: a workflow that was checked and does not change, as planner, workers and inspection read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from squid_dagster.workflow.payload import accept_payload
 
 
 class Mode(StrEnum):
-    """How a workflow says what comes next."""
+    """Whether routes or dependencies say what comes next."""
 
     ROUTES = "routes"
     DEPENDENCIES = "dependencies"
@@ -47,11 +47,11 @@ class Route:
 
     @property
     def ends_run(self) -> bool:
-        """Tell whether the run ends here."""
+        """Whether the run ends here."""
         return self.to in ENDS
 
     def decision(self) -> JsonObject:
-        """Give the record of having taken this route, as `runnable_applied` stores it."""
+        """Return the decision for this route, as `runnable_applied` stores it."""
         record: JsonObject = {"from": self.source, "on": self.outcome, "to": self.to}
         if self.when is not None:
             record["condition"] = self.when.to_json()
@@ -88,11 +88,11 @@ class StepDefinition:
 
     @property
     def is_manual(self) -> bool:
-        """Tell whether the run stands still here until somebody acts."""
+        """Whether the run waits here for a person."""
         return self.kind in MANUAL_KINDS
 
     def recovery(self) -> JsonObject:
-        """Give what a `Runnable` carries about replaying and undoing this step."""
+        """Return what a `Runnable` says about replaying and undoing this step."""
         return {
             "irreversible": self.irreversible,
             "compensated": self.compensation is not None,
@@ -105,10 +105,11 @@ class StepDefinition:
 class Definition:
     """A checked workflow. Mappings are read-only and in order of declaration.
 
+    `payload` is the declared model, or the one made of what steps take; None if runs are started without values.
     `routes` holds, by step and outcome, the conditional routes in their order and then the fallback. `dependents`
     holds, by step, the steps that come after it; `producers`, by the name of an output, the step that gives it.
-    `narrow` holds the steps that are visited once, and beside which nothing else of a run can be under way, each with
-    the steps that are done for certain when it begins.
+    `narrow` holds the steps that are visited once and beside which no other step of a run can be open, each with the
+    steps that are certainly done when it begins.
     `resources` are the keys that a worker must provide. `former_fingerprints` are those that earlier releases computed
     for the same definition: runs that carry one are runs of this definition.
     """
@@ -130,21 +131,21 @@ class Definition:
 
     @property
     def key(self) -> str:
-        """The one string by which a worker says that it can execute this definition."""
+        """The string by which a worker claims attempts of this definition."""
         return definition_key(self.name, self.fingerprint)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The strings by which a worker says that it can execute this definition's runs, those of old code included."""
-        return tuple(definition_key(self.name, each) for each in (self.fingerprint, *self.former_fingerprints))
+        """The strings by which a worker claims attempts of this definition, those of earlier releases included."""
+        return tuple(definition_key(self.name, value) for value in (self.fingerprint, *self.former_fingerprints))
 
     @property
     def external_keys(self) -> tuple[str, ...]:
-        """The strings by which a launcher finds what waits in this definition's external steps; none without any."""
+        """The strings by which a launcher finds attempts of this definition's external steps; empty without any."""
         if not any(step.external is not None for step in self.steps.values()):
             return ()
-        prints = (self.fingerprint, *self.former_fingerprints)
-        return tuple(definition_key(self.name, external_lane(each)) for each in prints)
+        values = (self.fingerprint, *self.former_fingerprints)
+        return tuple(definition_key(self.name, external_lane(value)) for value in values)
 
     @property
     def default_trigger(self) -> Trigger:
@@ -152,13 +153,13 @@ class Definition:
         return next(trigger for trigger in self.triggers.values() if isinstance(trigger, Manual))
 
     def taking(self, step: str, place: int) -> "Definition":
-        """Return this definition for where it is known which of its routes a step's success takes."""
+        """Return this definition with one route for a step's success, the one that is known to be taken."""
         route = self.routes[step, "ok"][place]
         met = replace(route, when=None if route.when is None else route.when.met())
         return replace(self, routes=MappingProxyType({**self.routes, (step, "ok"): (met,)}))
 
     def accept_payload(self, values: Mapping[str, object] | BaseModel | None) -> JsonObject:
-        """Check a payload against the contract and give it as JSON, with defaults, by the names of its fields.
+        """Check a payload against the model, and return it as JSON with defaults, by the names of its fields.
 
         Raises:
             InvalidPayload: it does not fit; says where and why, and shows types but no values.

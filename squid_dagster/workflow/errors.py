@@ -14,7 +14,7 @@ Path = tuple[str | int, ...]
 
 
 class Code(StrEnum):
-    """Every way in which a definition can be wrong."""
+    """What can be wrong with a definition."""
 
     # the workflow
     INVALID_WORKFLOW_NAME = "invalid_workflow_name"
@@ -98,7 +98,7 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """Spell it as one line, for people."""
+        """Format the problem as one line, for people."""
         return f"{'.'.join(str(part) for part in self.path) or 'workflow'}: {self.message} [{self.code}]"
 
 
@@ -106,7 +106,7 @@ class InvalidWorkflow(SquidError):
     """A workflow cannot be used as it is declared; `problems` holds everything that is wrong with it."""
 
     def __init__(self, workflow: object, problems: Iterable[Problem]) -> None:
-        """Name the workflow and all of its problems."""
+        """Set the workflow and its problems, and format all of them as the message."""
         self.workflow = workflow
         self.problems = tuple(problems)
         count = len(self.problems)
@@ -114,16 +114,16 @@ class InvalidWorkflow(SquidError):
         super().__init__(f"workflow {shown(workflow)} has {count} {'problem' if count == 1 else 'problems'}:{lines}")
 
     def __reduce__(self) -> tuple[type["InvalidWorkflow"], tuple[object, tuple[Problem, ...]]]:
-        """Cross a process border whole."""
+        """Serialize with workflow and problems."""
         return (type(self), (self.workflow, self.problems))
 
 
 class InvalidInput(SquidError):
-    """What a step is to be called with is missing or does not fit the step's annotations."""
+    """A step's input is missing a value, or one does not fit the step's annotations."""
 
 
 class MissingResource(SquidError):
-    """A step asks for a resource that the worker was not given."""
+    """A step requires a resource that the worker does not have."""
 
 
 class WorkflowsNotLoaded(SquidError):
@@ -131,16 +131,16 @@ class WorkflowsNotLoaded(SquidError):
 
 
 class Problems:
-    """A list that checks add to."""
+    """A list to which checks add problems."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._found: list[Problem] = []
+        """Create an empty list."""
+        self._recorded: list[Problem] = []
 
     def add(self, path: Path, code: Code, message: str) -> None:
-        """Note one problem."""
-        self._found.append(Problem(path, code, message))
+        """Record one problem."""
+        self._recorded.append(Problem(path, code, message))
 
-    def found(self) -> tuple[Problem, ...]:
-        """Give the problems noted so far, in order."""
-        return tuple(self._found)
+    def recorded(self) -> tuple[Problem, ...]:
+        """Return the problems recorded so far, in order."""
+        return tuple(self._recorded)

@@ -1,4 +1,4 @@
-"""Launching external steps: the request, made of a journalled input. Pure."""
+"""The request for an external step: made of its journalled input, for a launcher. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from squid_dagster.workflow.planner.binding import call_arguments
 
 @dataclass(frozen=True, slots=True)
 class ExternalRequest:
-    """What a launcher is to ask for."""
+    """The job or assets that a launcher requests, with config and partition."""
 
     external: External
     run_config: JsonObject
@@ -25,10 +25,10 @@ class ExternalRequest:
 
 
 def request_of(step: StepDefinition, attempt: Attempt) -> ExternalRequest:
-    """Make the request of an external attempt from its journalled input: calls the author's function, if there is one.
+    """Build the request of an external attempt from its journalled input. Calls the author's function, if there is one.
 
     Raises:
-        InvalidInput: the input does not fit the function's annotations, or what it gives is no JSON object.
+        InvalidInput: the input does not fit the function's annotations, or what it returns is no JSON object.
         Exception: whatever the function raises.
     """
     external, task = step.external, step.task
@@ -49,13 +49,13 @@ def request_of(step: StepDefinition, attempt: Attempt) -> ExternalRequest:
             arguments.pop(external.partition_key_from or "", None)
         config = config(**arguments)
     try:
-        found = from_json(to_json({} if config is None else config), allow_inf_nan=False)
+        run_config = from_json(to_json({} if config is None else config), allow_inf_nan=False)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise InvalidInput(f"the run config of {task.label} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(run_config, dict):
         raise InvalidInput(f"the run config of {task.label} must be a mapping, not a {type(config).__name__}")
     key = None if external.partition_key_from is None else str((attempt.input or {})[external.partition_key_from])
-    return ExternalRequest(external, found, key)
+    return ExternalRequest(external, run_config, key)
 
 
 def _parameters(function: Any) -> Collection[str]:

@@ -1,7 +1,7 @@
-"""`External`: what a step asks of another system, and the lane in which it waits. Pure, and no Dagster in it.
+"""`External`: what a step requests of another system, and the lane in which it waits. Pure, without Dagster.
 
 A lane is a queue's attempts of one definition. External attempts have one of their own, beside that of the workers, so
-that nobody claims them who could not execute them: they wait there, claimed by nobody, until a signal has the outcome.
+that no worker claims them: they wait there, without a claim, until a signal has the outcome.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ OnLost = Literal["relaunch", "fail"]
 EXTERNAL_KINDS: tuple[str, ...] = get_args(ExternalKind)
 ON_LOST: tuple[str, ...] = get_args(OnLost)
 
-_LANE = ":external"  # a fingerprint is hex, so that no definition is taken for this
+_LANE = ":external"  # a fingerprint is hex: this is part of none
 
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """One external step's request, as declared. `run_config` is a mapping, a function that gives one, or None."""
+    """One external step's request, as declared. `run_config` is a mapping, a function that returns one, or None."""
 
     kind: ExternalKind
     job: str | None
@@ -32,11 +32,11 @@ class External:
     on_lost: OnLost
 
     def to_json(self) -> JsonObject:
-        """Give what a `Runnable` carries: what is asked for, for people to see without the definition."""
+        """Return the target as a `Runnable` has it, so that it can be shown without the definition."""
         return {"kind": self.kind, **self._target(), "on_lost": self.on_lost}
 
     def meaning(self) -> JsonObject:
-        """Give what belongs into the fingerprint: what is done, not how it is configured or what a loss means."""
+        """Return what the fingerprint covers: the target and its partition, not its configuration or `on_lost`."""
         return {"kind": self.kind, **self._target(), "partition_key_from": self.partition_key_from}
 
     def _target(self) -> JsonObject:
@@ -44,23 +44,23 @@ class External:
 
 
 def target_of(external: Mapping[str, Any]) -> str:
-    """Name in words what a runnable's `external` asks for."""
+    """Name the target of a runnable's `external` in words."""
     if external.get("job") is not None:
         return f"Dagster job {external['job']!r}"
-    return f"Dagster assets {', '.join(repr(each) for each in external.get('assets') or ())}"
+    return f"Dagster assets {', '.join(repr(asset) for asset in external.get('assets') or ())}"
 
 
 def external_lane(fingerprint: str | None) -> str:
-    """Give the fingerprint under which external attempts of a definition are scheduled."""
+    """Return the fingerprint under which external attempts of a definition are scheduled."""
     return f"{fingerprint or ''}{_LANE}"
 
 
 def is_external(attempt: Attempt) -> bool:
-    """Tell whether another system does this attempt: no worker can."""
+    """Return whether another system, not a worker, executes this attempt."""
     return (attempt.definition_fingerprint or "").endswith(_LANE)
 
 
 def plain_fingerprint(attempt: Attempt) -> str | None:
-    """Give the fingerprint of the definition that an attempt belongs to, whichever its lane is."""
-    found = attempt.definition_fingerprint
-    return found.removesuffix(_LANE) or None if found is not None else None
+    """Return the fingerprint of the definition that an attempt belongs to, in either lane."""
+    lane = attempt.definition_fingerprint
+    return lane.removesuffix(_LANE) or None if lane is not None else None

@@ -1,8 +1,8 @@
-"""The fingerprint: one hash over everything that changes what a run means, and over nothing else.
+"""The fingerprint: one hash over everything that changes what a run does, and over nothing else.
 
 In: steps with kind, output, what they and their compensations take from the state, waits, recovery markers, external
 targets; edges and routes with conditions; the payload's contract. Out: function bodies, retries, priorities, caps,
-deadlines, log texts, triggers, versions, and the order of whatever has no order.
+deadlines, log texts, triggers, versions, and the order of declarations that are not ordered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ from squid_dagster.workflow.definition import Mode, Route, StepDefinition
 from squid_dagster.workflow.payload import ParameterPayload
 from squid_dagster.workflow.values import canonical
 
-FORMAT = 1  # raise it only together with a way for runs of the old format to go on
+FORMAT = 1  # raise it only with an alias for runs of the old format
 
 _COMPENSATION_TAKES = "compensation_takes"
 
-# Words for people; and defaults, which are in a run's payload by the time it has a fingerprint.
+# Prose; and defaults, which a run's payload holds already.
 _NO_CONTRACT = frozenset({"title", "description", "examples", "deprecated", "default"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _WITHOUT_ORDER = frozenset({"required", "enum"})
@@ -89,7 +89,7 @@ def _digest(
 
 
 def _step(step: StepDefinition) -> dict[str, Any]:
-    # Only where there is one, so that definitions from before external steps mean what they meant.
+    # Only where there is one: definitions without external steps keep their fingerprint.
     external = {} if step.external is None else {"external": step.external.meaning()}
     undoing = {} if step.compensation is None else {_COMPENSATION_TAKES: sorted(step.compensation.takes)}
     return (
@@ -116,7 +116,7 @@ def _route(route: Route) -> dict[str, JsonValue]:
 
 
 class _QuietSchema(GenerateJsonSchema):
-    """A default that JSON cannot hold is left out without a warning."""
+    """A generator that omits a default that JSON cannot hold without a warning."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  as the base class has it
 
@@ -134,7 +134,7 @@ def payload_contract(model: type[BaseModel]) -> JsonValue:
 
 
 class _Contract:
-    """Walks a schema in sorted order and numbers the shared parts as it meets them."""
+    """A walk through a schema in sorted order, in which shared parts are numbered as they are met."""
 
     def __init__(self, shared: dict[str, Any]) -> None:
         self._shared = shared

@@ -14,14 +14,14 @@ Loadable = Workflow | ModuleType | str
 def load_workflows(source: Loadable | Iterable[Loadable]) -> list[Workflow]:
     """Collect workflows: from a module or its dotted name all that stand in its namespace, or from several of these.
 
-    They come in the order of their definition, each once, and are not checked: that is done where they are handed over.
-    Several workflows of one name are fine if their versions differ: runs of the older one go on beside the new one.
+    They are in the order of their definition, each once, and not checked: `Squid` does that. Several workflows of one
+    name are allowed if their versions differ: runs of the older one go on beside the new one.
 
     Raises:
         WorkflowsNotLoaded: a module cannot be imported or holds no workflow, something else was given, or two
             workflows have the same name and version.
     """
-    found: list[Workflow] = []
+    workflows: list[Workflow] = []
     origin: dict[tuple[str, str | None], tuple[str, Workflow]] = {}
     for where, workflow in _collect(source):
         label, first = origin.setdefault((workflow.name, workflow.version), (where, workflow))
@@ -30,9 +30,9 @@ def load_workflows(source: Loadable | Iterable[Loadable]) -> list[Workflow]:
                 f"{workflow!r} is declared twice, in {label} and in {where}: give them different names, or different "
                 "versions if one replaces the other"
             )
-        if not any(each is workflow for each in found):
-            found.append(workflow)
-    return found
+        if not any(known is workflow for known in workflows):
+            workflows.append(workflow)
+    return workflows
 
 
 def _collect(source: object) -> Iterator[tuple[str, Workflow]]:

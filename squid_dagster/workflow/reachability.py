@@ -1,4 +1,4 @@
-"""Questions about a graph of names: what can be reached, where it turns in circles, what is certain on arrival."""
+"""A graph of names: what can be reached, its circles, and what is certain on arrival at a step."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ Edges = Mapping[str, Iterable[str]]
 
 
 class Arrival(NamedTuple):
-    """A way into a step: the step before it, and the output that is there once this way was taken."""
+    """An edge into a step: the step before it, and the output that exists once the edge was taken."""
 
     source: str
     gained: str | None
 
 
 def reachable(starts: Iterable[str], edges: Edges) -> set[str]:
-    """Give all names that can be reached from `starts`, these included."""
+    """Return all names that can be reached from `starts`, `starts` included."""
     seen = set(starts)
     todo = list(seen)
     while todo:
@@ -28,7 +28,7 @@ def reachable(starts: Iterable[str], edges: Edges) -> set[str]:
 
 
 def reversed_edges(edges: Edges) -> dict[str, list[str]]:
-    """Give the same edges, each in the other direction."""
+    """Return the edges, each in the other direction."""
     turned: dict[str, list[str]] = {}
     for source, targets in edges.items():
         for target in targets:
@@ -37,7 +37,7 @@ def reversed_edges(edges: Edges) -> dict[str, list[str]]:
 
 
 def cycles(edges: Edges) -> list[list[str]]:
-    """Give circles, each as names in the direction of its edges, until no edge is left that closes another.
+    """Return circles, each as names in the direction of its edges, until no edge is left that closes another one.
 
     Every circle begins with the name that comes first in `edges`. No edge is part of two of them.
     """
@@ -45,7 +45,7 @@ def cycles(edges: Edges) -> list[list[str]]:
     left = {
         source: [target for target in dict.fromkeys(targets) if target in order] for source, targets in edges.items()
     }
-    found = []
+    circles = []
     while True:
         try:
             TopologicalSorter(left).prepare()
@@ -54,17 +54,17 @@ def cycles(edges: Edges) -> list[list[str]]:
             circle = list(reversed(error.args[1]))[:-1]
             first = circle.index(min(circle, key=order.__getitem__))
             circle = circle[first:] + circle[:first]
-            found.append(circle)
+            circles.append(circle)
             for source, target in zip(circle, circle[1:] + circle[:1], strict=True):
                 left[source].remove(target)
         else:
-            return found
+            return circles
 
 
 def certain_on_routes(entries: Sequence[str], arrivals: Mapping[str, Sequence[Arrival]]) -> dict[str, frozenset[str]]:
-    """Give, for each step, the outputs that exist whenever it begins, whichever way a run came.
+    """Return, for each step, the outputs that exist whenever it begins, whichever routes were taken.
 
-    The entries begin with nothing. What no entry leads to is said to have everything: it never begins.
+    Entries begin without outputs. A step that no entry leads to has all of them: it never begins.
     """
     everything = frozenset(way.gained for ways in arrivals.values() for way in ways if way.gained is not None)
     certain = {**dict.fromkeys(arrivals, everything), **dict.fromkeys(entries, frozenset[str]())}
@@ -73,7 +73,7 @@ def certain_on_routes(entries: Sequence[str], arrivals: Mapping[str, Sequence[Ar
         for source, gained in ways:
             following.setdefault(source, []).append((step, gained))
     todo = deque(entries)
-    while todo:  # what is certain only ever shrinks, so that this ends
+    while todo:  # the sets only shrink, so that this ends
         source = todo.popleft()
         for step, gained in following.get(source, ()):
             known = certain[step] & (certain[source] if gained is None else certain[source] | {gained})
@@ -84,7 +84,7 @@ def certain_on_routes(entries: Sequence[str], arrivals: Mapping[str, Sequence[Ar
 
 
 def certain_after(after: Edges, outputs: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Give, for each step, the outputs of all steps that it comes after, directly or not."""
+    """Return, for each step, the outputs of all steps that it comes after, directly or not."""
     return {
         step: frozenset(outputs[done] for done in reachable([step], after) if done != step and done in outputs)
         for step in after

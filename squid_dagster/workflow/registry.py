@@ -1,4 +1,4 @@
-"""Which definitions this process can execute: several versions of one workflow may stand side by side."""
+"""The definitions that this process can execute, also several versions of one workflow."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,7 +13,7 @@ class Registry:
     """Definitions by name, fingerprint and version. The one of a name that was given last is used for new runs."""
 
     def __init__(self, definitions: Iterable[Definition] = ()) -> None:
-        """Take definitions in.
+        """Register definitions.
 
         Raises:
             WorkflowsNotLoaded: two definitions of one name carry the same version, and are not the same.
@@ -34,7 +34,7 @@ class Registry:
         self._keys = frozenset(self._by_key)
 
     def __iter__(self) -> Iterator[Definition]:
-        """Give all definitions."""
+        """Iterate over all definitions."""
         return iter(self._definitions)
 
     @property
@@ -43,7 +43,7 @@ class Registry:
         return self._keys
 
     def current(self, workflow: str) -> Definition | None:
-        """Give the definition that new runs of a workflow use, if it is registered."""
+        """Return the definition that new runs of a workflow use, if it is registered."""
         return self._current.get(workflow)
 
     def find(self, workflow: str | None, fingerprint: str | None, version: str | None = None) -> Definition | None:
@@ -52,37 +52,37 @@ class Registry:
         Of several with that fingerprint, which differ in what it does not cover (function bodies, retries), the one
         of that version; without it, the last one given.
         """
-        found = self._by_key.get(definition_key(workflow, fingerprint), ())
-        if len(found) <= 1:
-            return found[0] if found else None
-        ranks = [(each.version == version, each.fingerprint == fingerprint, i) for i, each in enumerate(found)]
-        return found[max(ranks)[2]]
+        same = self._by_key.get(definition_key(workflow, fingerprint), ())
+        if len(same) <= 1:
+            return same[0] if same else None
+        ranks = [(d.version == version, d.fingerprint == fingerprint, place) for place, d in enumerate(same)]
+        return same[max(ranks)[2]]
 
     def select(self, workflow: "str | Workflow | Definition", version: str | None = None) -> Definition:
-        """Give the definition to start a new run with: the current one of that name, or the one of that version.
+        """Return the definition to start a new run with: the current one of that name, or the one of that version.
 
         Raises:
             NotFound: no such workflow, or no such version of it, is registered.
         """
         name = workflow if isinstance(workflow, str) else workflow.name
-        mine = [each for each in self._definitions if each.name == name]
+        versions = [definition for definition in self._definitions if definition.name == name]
         wanted = version if version is not None or isinstance(workflow, str) else workflow.version
-        found = [each for each in mine if wanted is None or each.version == wanted]
-        if not found:
-            known = ", ".join(sorted(f"{each.name} {each.version or ''}".strip() for each in self)) or "none"
-            of = f"version {wanted!r} of workflow {name!r}" if wanted is not None and mine else f"workflow {name!r}"
+        matching = [definition for definition in versions if wanted is None or definition.version == wanted]
+        if not matching:
+            known = ", ".join(sorted(f"{one.name} {one.version or ''}".strip() for one in self)) or "none"
+            of = f"version {wanted!r} of workflow {name!r}" if wanted is not None and versions else f"workflow {name!r}"
             raise NotFound(f"{of} is not registered (registered: {known}): name it in workflows=[...], or with -m")
-        return self._current[name] if self._current[name] in found else found[-1]
+        return self._current[name] if self._current[name] in matching else matching[-1]
 
     def require(self, run_id: str, workflow: str | None, version: str | None, fingerprint: str | None) -> Definition:
-        """Give the definition that a run was started with.
+        """Return the definition that a run was started with.
 
         Raises:
             IncompatibleDefinition: it is not registered; says which one is.
         """
-        found = self.find(workflow, fingerprint, version)
-        if found is not None:
-            return found
+        definition = self.find(workflow, fingerprint, version)
+        if definition is not None:
+            return definition
         current = self.current(workflow or "")
         have = "it is not registered at all"
         if current is not None:
@@ -107,7 +107,7 @@ def _check_same(first: Definition, second: Definition) -> None:
 
 
 def _functions(definition: Definition) -> dict[str, object]:
-    """Return the functions that workers call, by step; those of external steps are made anew by every freeze."""
+    """Return the functions that workers call, by step, without those of external steps: each freeze makes new ones."""
     tasks = {name: step.task for name, step in definition.steps.items() if step.external is None}
     undoing = {f"compensate:{name}": step.compensation for name, step in definition.steps.items()}
     return {name: None if task is None else task.function for name, task in (tasks | undoing).items()}

@@ -1,4 +1,4 @@
-"""Small rules about values that several modules of this room share: JSON, whole numbers, lengths of time."""
+"""Checks of values that several modules share: JSON, whole numbers, durations."""
 
 import json
 from datetime import timedelta
@@ -16,7 +16,7 @@ _json = TypeAdapter[JsonValue](JsonValue, config=ConfigDict(strict=True, allow_i
 
 
 def json_copy(value: object, what: str) -> JsonValue:
-    """Give an independent copy of a JSON value; raise `InvalidArgument` naming `what` if JSON cannot hold it."""
+    """Return a copy of a JSON value. Raises `InvalidArgument` that names `what` if JSON cannot hold it."""
     try:
         return _json.validate_python(value)
     except ValidationError as error:
@@ -26,7 +26,7 @@ def json_copy(value: object, what: str) -> JsonValue:
 
 
 def canonical(value: JsonValue) -> str:
-    """Spell a JSON value in the one way that equal values share: sorted keys, no spaces, 1.0 as 1."""
+    """Format a JSON value so that equal values have one text: sorted keys, no spaces, 1.0 as 1."""
     return json.dumps(_normal(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -39,32 +39,32 @@ def _normal(value: JsonValue) -> JsonValue:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether this is a whole number; a bool is none."""
+    """Return whether this is a whole number; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Tell whether this is a number; a bool is none, and neither is NaN."""
+    """Return whether this is a number; a bool is none, and neither is NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def is_one_of(value: object, allowed: tuple[str, ...]) -> bool:
-    """Tell whether this is one of these texts, whatever was given."""
+    """Return whether this is one of these texts, whatever was given."""
     return isinstance(value, str) and value in allowed
 
 
 def is_duration(value: object, *, at_least: timedelta = timedelta(microseconds=1)) -> TypeGuard[timedelta]:
-    """Tell whether this is a `timedelta` that a plan can add to the present; by default it must be positive."""
+    """Return whether this is a `timedelta` that a plan can add to the present; by default it must be positive."""
     return isinstance(value, timedelta) and at_least <= value <= MAX_DURATION
 
 
 def shown(value: object) -> str:
-    """Return how a value reads in a message, as `errors.shown`, a little longer."""
+    """Return a value as messages show it: as `errors.shown`, up to 80 characters."""
     return errors.shown(value, 80)
 
 
 def explain_types(error: ValidationError) -> str:
-    """Say in one line what pydantic found: paths, reasons and the types of values, but no values."""
+    """Format pydantic's errors as one line: paths, reasons and the types of values, but no values."""
     return "; ".join(
         f"{'.'.join(str(part) for part in problem['loc']) or 'value'}: {problem['msg']}"
         + ("" if problem["type"] == "missing" else f" (got {type(problem['input']).__name__})")

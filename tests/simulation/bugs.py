@@ -96,8 +96,8 @@ BUGS = (
     Bug(
         "a join waits for one alone",
         "workflow.planner.planner:_Planning._is_ready",
-        "return all(each",
-        "return any(each",
+        "return all(before",
+        "return any(before",
     ),
     Bug(
         "a run ends before its last step",

@@ -18,7 +18,7 @@ from squid_dagster.workflow.values import canonical, is_number, json_copy, shown
 
 
 class Operator(StrEnum):
-    """What a condition asks of the value at its path."""
+    """The comparisons that a condition can make with the value at its path."""
 
     EQUAL = "=="
     NOT_EQUAL = "!="
@@ -40,42 +40,42 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One question about the run's state. Made by comparing a `path(...)`; never true or false by itself."""
+    """A comparison with the run's state. Made by comparing a `path(...)`; never true or false by itself."""
 
     segments: tuple[str, ...]
     operator: Operator
     value: JsonValue = None
 
     def holds(self, state: Mapping[str, JsonValue]) -> bool:
-        """Tell whether the condition is true of this state; never raises."""
-        found = _walk(state, self.segments)
-        if found is _MISSING:
+        """Return whether the condition is true of this state. Never raises."""
+        actual = _walk(state, self.segments)
+        if actual is _MISSING:
             return False
         match self.operator:
             case Operator.EXISTS:
                 return True
             case Operator.EQUAL:
-                return _same(found, self.value)
+                return _same(actual, self.value)
             case Operator.NOT_EQUAL:
-                return not _same(found, self.value)
+                return not _same(actual, self.value)
             case order:
-                return _comparable(found, self.value) and _ORDER[order](found, self.value)
+                return _comparable(actual, self.value) and _ORDER[order](actual, self.value)
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Give the condition as data: path, operator and, but for `exists`, value."""
+        """Return the condition as JSON: path, operator and, except for `exists`, value."""
         value: dict[str, JsonValue] = {} if self.operator is Operator.EXISTS else {"value": self.value}
         return {"path": list(self.segments), "operator": self.operator.value, **value}
 
     def met(self) -> "Condition":
-        """Return this condition for where it is known to hold."""
+        """Return this condition as one that holds in every state."""
         return _MetCondition(self.segments, self.operator, self.value)
 
     def canonical(self) -> str:
-        """Spell the condition so that two spellings are equal exactly when the conditions mean the same."""
+        """Return the text that two conditions share exactly when they mean the same."""
         return canonical(self.to_json())
 
     def __str__(self) -> str:
-        """Spell it as its author would."""
+        """Format the condition as its author wrote it."""
         place = ".".join(self.segments)
         return f"{place} exists" if self.operator is Operator.EXISTS else f"{place} {self.operator} {self.value!r}"
 
@@ -94,50 +94,50 @@ class _MetCondition(Condition):
 
 
 class StatePath:
-    """A place in the run's state. Compare it to get a `Condition`."""
+    """A path into the run's state. Comparing it makes a `Condition`."""
 
     __slots__ = ("segments",)
 
     def __init__(self, segments: tuple[str, ...]) -> None:
-        """Name the place by its segments."""
+        """Set the segments."""
         self.segments = segments
 
     def __eq__(self, value: object) -> Condition:  # type: ignore[override]  # a condition, as in query builders
-        """Ask whether the value equals this one."""
+        """Build the condition that the value equals this one."""
         return Condition(self.segments, Operator.EQUAL, json_copy(value, f"the value compared with {self}"))
 
     def __ne__(self, value: object) -> Condition:  # type: ignore[override]
-        """Ask whether there is a value that differs from this one."""
+        """Build the condition that there is a value that differs from this one."""
         return Condition(self.segments, Operator.NOT_EQUAL, json_copy(value, f"the value compared with {self}"))
 
     def __lt__(self, value: float | str) -> Condition:
-        """Ask whether the value is less than this one."""
+        """Build the condition that the value is less than this one."""
         return self._ordered(Operator.LESS, value)
 
     def __le__(self, value: float | str) -> Condition:
-        """Ask whether the value is less than this one, or equal."""
+        """Build the condition that the value is less than this one, or equal."""
         return self._ordered(Operator.LESS_OR_EQUAL, value)
 
     def __gt__(self, value: float | str) -> Condition:
-        """Ask whether the value is greater than this one."""
+        """Build the condition that the value is greater than this one."""
         return self._ordered(Operator.GREATER, value)
 
     def __ge__(self, value: float | str) -> Condition:
-        """Ask whether the value is greater than this one, or equal."""
+        """Build the condition that the value is greater than this one, or equal."""
         return self._ordered(Operator.GREATER_OR_EQUAL, value)
 
-    __hash__ = None  # type: ignore[assignment]  # `==` asks a question, so that there is no equality to hash by
+    __hash__ = None  # type: ignore[assignment]  # `==` makes a condition: there is no equality to hash by
 
     def exists(self) -> Condition:
-        """Ask whether there is anything at this place; null counts as something."""
+        """Build the condition that there is anything at this place; null counts as something."""
         return Condition(self.segments, Operator.EXISTS)
 
     def __bool__(self) -> NoReturn:
-        """Refuse: only conditions say something, and they say it later."""
+        """Refuse: only a condition can be true or false, and only in a run."""
         raise TypeError(f"{self} is a place in a run's state, not a value: compare it, or ask {self}.exists()")
 
     def __repr__(self) -> str:
-        """Spell it as its author did."""
+        """Format the path as its author wrote it."""
         return f"path({'.'.join(self.segments)!r})"
 
     def _ordered(self, operator: Operator, value: float | str) -> Condition:
@@ -158,15 +158,15 @@ def path(place: str) -> StatePath:
 
 
 def _walk(state: Mapping[str, JsonValue], segments: tuple[str, ...]) -> Any:
-    found: Any = state
+    value: Any = state
     for segment in segments:
-        if isinstance(found, Mapping) and segment in found:
-            found = found[segment]
-        elif isinstance(found, list) and _is_index(segment) and int(segment) < len(found):
-            found = found[int(segment)]
+        if isinstance(value, Mapping) and segment in value:
+            value = value[segment]
+        elif isinstance(value, list) and _is_index(segment) and int(segment) < len(value):
+            value = value[int(segment)]
         else:
             return _MISSING
-    return found
+    return value
 
 
 def _is_index(segment: str) -> bool:

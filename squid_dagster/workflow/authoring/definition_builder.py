@@ -1,4 +1,4 @@
-"""From a draft to a definition: run every check, refuse with all problems at once, or build what will not change."""
+"""From a draft to a definition: run every check, then raise with all problems at once or build the definition."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from squid_dagster.workflow.authoring.signature import Source, Task, read_task
 from squid_dagster.workflow.checks.dependencies import After, check_dependencies
 from squid_dagster.workflow.checks.externals import read_external
 from squid_dagster.workflow.checks.flow import check_flow
-from squid_dagster.workflow.checks.parameters import Callee, check_parameters, payload_of_parameters
+from squid_dagster.workflow.checks.parameters import StepTask, check_parameters, payload_of_parameters
 from squid_dagster.workflow.checks.routes import RouteGroups, check_routes
 from squid_dagster.workflow.checks.steps import check_outputs, check_steps
-from squid_dagster.workflow.checks.workflow import check_cron_payloads, check_workflow, triggers_by_name
+from squid_dagster.workflow.checks.workflow import check_cron_payloads, check_workflow
 from squid_dagster.workflow.definition import Definition, Mode, StepDefinition
 from squid_dagster.workflow.errors import Code, InvalidWorkflow, Path, Problems
 from squid_dagster.workflow.fingerprint import fingerprint, former_fingerprints
@@ -28,7 +28,7 @@ Tasks = dict[str, Task | None]
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """How the steps hang together."""
+    """The graph of the steps: edges or routes, entries, and the outputs that are certain for each step."""
 
     mode: Mode
     entries: list[str]
@@ -44,12 +44,12 @@ def freeze(draft: Draft) -> Definition:
     steps = check_steps(draft.steps, problems)
     outputs = check_outputs(steps, payload_fields(payload), problems)
     is_known = payload is draft.payload  # else nothing is known of the fields, and one problem is recorded already
-    before = len(problems.found())
+    before = len(problems.recorded())
     tasks, compensations = _read_functions(steps, problems)
-    callees = {name: _callees(name, tasks[name], compensations[name]) for name in steps}
+    step_tasks = {name: _step_tasks(name, tasks[name], compensations[name]) for name in steps}
     if draft.payload is None:
-        payload = payload_of_parameters(chain.from_iterable(callees.values()), outputs, problems)
-        is_known = len(problems.found()) == before
+        payload = payload_of_parameters(chain.from_iterable(step_tasks.values()), outputs, problems)
+        is_known = len(problems.recorded()) == before
     if is_known:
         check_cron_payloads(draft, payload, problems)
     fields = payload_fields(payload)
@@ -59,20 +59,20 @@ def freeze(draft: Draft) -> Definition:
         for name in steps:
             certain = shape.certain.get(name, frozenset())
             own = frozenset({gives[name]} if name in gives else ())
-            for callee in callees[name]:
-                there = certain if callee.task is tasks[name] else certain | own
-                check_parameters(callee, there, outputs, None if draft.payload is None else fields, problems)
-    if recorded := problems.found():
+            for step_task in step_tasks[name]:
+                there = certain if step_task.task is tasks[name] else certain | own
+                check_parameters(step_task, there, outputs, None if draft.payload is None else fields, problems)
+    if recorded := problems.recorded():
         raise InvalidWorkflow(draft.name, recorded)
     provided = fields | frozenset(outputs)
     return _build(draft, payload, steps, _bound(tasks, provided), _bound(compensations, provided), shape)
 
 
-def _callees(step: str, task: Task | None, compensation: Task | None) -> list[Callee]:
+def _step_tasks(step: str, task: Task | None, compensation: Task | None) -> list[StepTask]:
     """Return the functions of a step that were read."""
     path: Path = ("steps", step)
     both = [(task, path), (compensation, (*path, "compensate"))]
-    return [Callee(function, place) for function, place in both if function is not None]
+    return [StepTask(function, place) for function, place in both if function is not None]
 
 
 def _read_functions(steps: Mapping[str, DeclaredStep], problems: Problems) -> tuple[Tasks, Tasks]:
@@ -154,7 +154,7 @@ def _build(
         version=draft.version,
         mode=shape.mode,
         payload=payload,
-        triggers=MappingProxyType(triggers_by_name(draft.triggers)),
+        triggers=MappingProxyType({trigger.name: trigger for trigger in draft.triggers}),
         steps=MappingProxyType(built),
         entry_steps=tuple(shape.entries),
         routes=MappingProxyType(shape.groups),

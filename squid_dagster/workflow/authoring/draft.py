@@ -1,4 +1,4 @@
-"""A workflow as its author wrote it down: steps and routes in the order of declaration, nothing checked yet."""
+"""A workflow as its author declared it: steps and routes in the order of declaration, not checked yet."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ StepRef = str | Function
 
 
 class StepKind(StrEnum):
-    """What a step is: a function of the author's, or one of the built-ins."""
+    """Whether a step is a function of the author's, an external step, or which of the built-ins."""
 
     STEP = "step"
     WAIT = "wait"
@@ -43,14 +43,14 @@ SILENT_KINDS = frozenset({StepKind.WAIT, StepKind.LOG})  # built-ins that give n
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a step should be done, counted from its start. Evidence for inspection: nothing is fired by it."""
+    """When a step should be done, counted from its start. Shown by inspection; it fires nothing."""
 
     within: timedelta
     due_soon: timedelta | None = None
     escalate_after: timedelta | None = None
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Give the fields that are wrong, each with a sentence that says why."""
+        """Yield the fields that are wrong, each with a sentence that says why."""
         if not is_duration(self.within):
             yield "within", f"must be a positive timedelta, not {shown(self.within)}"
         if self.due_soon is not None:

@@ -1,4 +1,4 @@
-"""How often a step is tried, and how long it rests between two attempts. Pure: chance is handed in."""
+"""How often a step is tried, and the pause between two attempts. Pure: random numbers are arguments."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MAX_FACTOR = 1000
 @dataclass(frozen=True, slots=True)
 class Retry:
     """A policy: `max_attempts` in all, the first pause `initial`, each further one `factor` times as long, none longer
-    than `maximum`. `jitter` is the share of each pause, from 0 to 1, that chance may take away.
+    than `maximum`. `jitter` is the share of each pause, from 0 to 1, by which it may be shortened at random.
 
     Numbers are checked when the workflow is frozen.
     """
@@ -27,7 +27,7 @@ class Retry:
     jitter: float = 0.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Give the fields that are wrong, each with a sentence that says why."""
+        """Yield the fields that are wrong, each with a sentence that says why."""
         if not is_whole(self.max_attempts) or self.max_attempts < 1:
             yield "max_attempts", f"must be a whole number of at least 1, not {shown(self.max_attempts)}"
         initial_is_good = is_duration(self.initial, at_least=timedelta(0))
@@ -47,7 +47,7 @@ class Retry:
 def delay(
     policy: Retry | None, failed_attempt_number: int, random_unit: float, error: BaseException | None = None
 ) -> timedelta | None:
-    """Say how long to wait before the next attempt, or None when there is none.
+    """Return the pause before the next attempt, or None when there is none.
 
     There is none without a policy, after the last attempt, and after an `error` that is a `Fail`. `random_unit` is a
     number from 0 up to 1 that the caller drew; the longest pause comes from 0.

@@ -1,4 +1,4 @@
-"""What a step's function takes: read once from its signature, each value parameter with a validator of its own."""
+"""What a step's function takes: its signature, read once, with a validator for each parameter that is data."""
 
 import inspect
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from squid_dagster.workflow.authoring.step_context import Resource, StepContext
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.values import shown
 
-# By name, so that nobody has to import a database driver for a workflow that has none of them.
+# By name, so that a workflow without any of them imports no database driver.
 _CONNECTIONS = {("sqlalchemy.engine.base", "Connection"): "sqlalchemy", ("psycopg", "Connection"): "psycopg"}
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -57,17 +57,21 @@ class Task:
     @property
     def resources(self) -> frozenset[str]:
         """The keys of the resources that it cannot do without."""
-        wanted = (each for each in self.parameters if each.source is Source.RESOURCE and each.required)
-        return frozenset(each.resource for each in wanted if each.resource is not None)
+        required = (parameter for parameter in self.parameters if parameter.required)
+        return frozenset(
+            parameter.resource
+            for parameter in required
+            if parameter.source is Source.RESOURCE and parameter.resource is not None
+        )
 
     @property
     def connection(self) -> Parameter | None:
         """The parameter that takes the connection of a transactional step, if there is one."""
-        return next((each for each in self.parameters if each.source is Source.CONNECTION), None)
+        return next((parameter for parameter in self.parameters if parameter.source is Source.CONNECTION), None)
 
 
 def read_task(function: object, label: str, path: Path, problems: Problems) -> Task | None:
-    """Read a function's signature; note what is wrong under `path`, and give None if nothing can be said of it."""
+    """Read a function's signature, and record what is wrong under `path`. Return None if it cannot be read at all."""
     if not inspect.isfunction(function):
         problems.add(path, Code.NOT_A_FUNCTION, f"{shown(function)} is not a function: use def or async def")
         return None

@@ -1,4 +1,4 @@
-"""What a step is told about its own execution, and how it asks for things that are not data."""
+"""`StepContext`, which describes an attempt to its step, and `Resource`, which names what is not data."""
 
 import logging
 import threading
@@ -15,32 +15,32 @@ _log = redacting_logger("squid_dagster.step")
 
 
 class Cancellation:
-    """Set when the step's result is not wanted any more. True once it is set; a step may also `wait` on it."""
+    """A flag that is set once the step's result is not needed any more. A step may test it, or `wait` for it."""
 
     __slots__ = ("_event", "_set")
 
     def __init__(self) -> None:
-        """Not set yet."""
+        """Create the flag, not set."""
         self._set = False
-        self._event: threading.Event | None = None  # made for the first who waits: few do, and one is there per step
+        self._event: threading.Event | None = None  # created by the first `wait`: few steps wait
 
     def __bool__(self) -> bool:
-        """Tell whether it is set, so that `if ctx.cancelled:` says what it means."""
+        """Return whether it is set, so that `if ctx.cancelled:` works."""
         return self._set
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Return whether it is set."""
         return self._set
 
     def set(self) -> None:
-        """Say that the result is not wanted any more."""
+        """Set the flag and wake all threads that wait."""
         with _waiting:
             self._set = True
             if self._event is not None:
                 self._event.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, or for so many seconds; tell whether it is."""
+        """Wait until it is set, or for that many seconds. Return whether it is set."""
         with _waiting:
             if self._set:
                 return True
@@ -53,7 +53,7 @@ _waiting = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """One attempt at one step, as the step sees it. Ask for it with a parameter annotated `StepContext`.
+    """One attempt of one step, passed to a parameter annotated `StepContext`.
 
     Hand `idempotency_key` to external systems: it is the same for all attempts and deliveries of this visit. Hand
     `fencing_token` to those that can refuse an older one.
@@ -72,9 +72,9 @@ class StepContext:
     child_starter: "Callable[..., Any] | None" = field(default=None, repr=False, compare=False)
 
     def start_child_run(self, workflow: Any, payload: Any = None, *, child_key: str, **options: Any) -> Any:
-        """Start a child run, linked to this one, once for this step and `child_key`; give its receipt.
+        """Start a child run, linked to this one, once for this step and `child_key`. Return its receipt.
 
-        Takes and raises what `Squid.start_child_run` does. The child goes on by itself: nobody waits for it.
+        Takes and raises what `Squid.start_child_run` does. The step does not wait for the child.
 
         Raises:
             RuntimeError: the step does not run in a worker, as in a unit test: pass a `child_starter` of your own.
@@ -86,6 +86,6 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A thing that the worker holds, not the journal: `slack: Annotated[Slack, Resource("slack")]`."""
+    """An object of the worker, not of the journal: `slack: Annotated[Slack, Resource("slack")]`."""
 
     key: str

@@ -1,4 +1,4 @@
-"""What a step raises to say more than "it failed": that trying again is pointless, or that it should be tried later."""
+"""What a step raises for an outcome other than a failure that is retried: `Fail` for good, `Defer` until later."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,7 +13,7 @@ class Fail(Exception):
     """The step has failed for good: whatever its `Retry` says, it is not tried again. An error route is followed."""
 
     def __init__(self, message: str, details: Mapping[str, JsonValue] | None = None) -> None:
-        """Say why, and with which details, which are stored with the failure; they must be JSON."""
+        """Set the message, and details that are stored with the failure; they must be JSON."""
         if details is not None and not isinstance(details, Mapping):
             raise InvalidArgument(f"Fail(details={shown(details)}): use a mapping of texts to JSON values")
         super().__init__(message)
@@ -25,7 +25,7 @@ class Defer(Exception):
     """The step has nothing to do yet: run it again after a while. Neither a failure nor an attempt is counted."""
 
     def __init__(self, reason: str | None = None, *, after: timedelta) -> None:
-        """Say how long to wait and why; raises `InvalidArgument` unless these are a positive `timedelta` and a text."""
+        """Set how long to wait and why. Raises `InvalidArgument` unless these are a positive `timedelta` and a text."""
         if not is_duration(after):
             raise InvalidArgument(
                 f"Defer(after={shown(after)}): use a positive timedelta of at most {MAX_DURATION.days} days"
@@ -37,7 +37,7 @@ class Defer(Exception):
         self.after = after
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Cross a process border whole, for steps that run in a process of their own."""
+        """Serialize with all arguments, for steps that run in a process of their own."""
         return (_defer, (self.reason, self.after))
 
 

@@ -1,4 +1,4 @@
-"""`Workflow`: how an author declares steps and routes. It only takes notes; `freeze` judges them, all at once."""
+"""`Workflow`: the declaration of steps and routes. Nothing is checked before `freeze`, which checks all at once."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -60,7 +60,7 @@ class Workflow:
         self._routes: list[DeclaredRoute] = []
 
     def __repr__(self) -> str:
-        """Name it, with its version if it has one."""
+        """Format the name, with the version if there is one."""
         version = "" if self.version is None else f", version={self.version!r}"
         return f"Workflow({self.name!r}{version})"
 
@@ -105,7 +105,7 @@ class Workflow:
         max_deliveries: int = DEFAULT_MAX_DELIVERIES,
         max_visits: int | None = None,
     ) -> F | Callable[[F], F]:
-        """Declare a function, sync or async, as a step; used as a decorator, it gives the plain function back.
+        """Declare a function, sync or async, as a step; used as a decorator, it returns the plain function.
 
         `name` defaults to the function's, `output` to the step's name. `compensate` undoes the step when the run fails
         later; its parameters are bound like the step's, and it may take the step's own output. `irreversible` forbids
@@ -150,7 +150,7 @@ class Workflow:
         after: Iterable[StepRef] | StepRef = (),
         max_visits: int | None = None,
     ) -> None:
-        """Declare a step after which the run rests for that long. No worker is occupied meanwhile."""
+        """Declare a step that ends after that time. It occupies no worker."""
         self._steps.append(
             DeclaredStep(name=name, kind=StepKind.WAIT, duration=duration, after=_tuple(after), max_visits=max_visits)
         )
@@ -184,7 +184,7 @@ class Workflow:
         deadline: Deadline | timedelta | None = None,
         max_visits: int | None = None,
     ) -> None:
-        """Declare a step at which the run stands still until somebody resumes it."""
+        """Declare a step at which the run waits until a person resumes it."""
         self._manual(StepKind.PAUSE, name, output, deadline, max_visits)
 
     def approval(
@@ -195,7 +195,7 @@ class Workflow:
         deadline: Deadline | timedelta | None = None,
         max_visits: int | None = None,
     ) -> None:
-        """Declare a step at which somebody approves (outcome `ok`) or rejects (`error`); both give the output."""
+        """Declare a step at which a person approves (outcome `ok`) or rejects (`error`); both give the output."""
         self._manual(StepKind.APPROVAL, name, output, deadline, max_visits)
 
     def external(
@@ -220,12 +220,12 @@ class Workflow:
     ) -> None:
         """Declare a step that another system does: a Dagster job, or a run that materializes Dagster assets.
 
-        No worker is held: the step waits on its queue until the outcome comes back as a signal, which the plugin's
+        It occupies no worker: it waits on its queue until the outcome comes back as a signal, which the plugin's
         sensor sends. `kind` is "dagster_job" with the `job`'s name, or "dagster_assets" with keys such as "raw/orders".
-        `run_config` is a mapping, or a function that gives one; its parameters are bound by name, as a step's are.
+        `run_config` is a mapping, or a function that returns one; its parameters are bound by name, as a step's are.
         `partition_key_from` names the payload field or output that holds the partition key. `retry` governs runs that
-        fail. `on_lost` says what it means that Dagster does not know a run any more that was asked for: "relaunch"
-        asks for it again, "fail" lets the step fail for good. The output is what the signal reports, for Dagster a
+        fail. `on_lost` says what happens when Dagster does not know a requested run any more: "relaunch"
+        requests it again, "fail" lets the step fail for good. The output is what the signal reports, for Dagster a
         dict with the run's id. Everything else is as `step` has it.
         """
         self._steps.append(
@@ -259,12 +259,12 @@ class Workflow:
 
         Of the routes for one outcome, those with a condition are tried in order of declaration; the one without is
         the fallback, wherever it stands. Conditions of an error route may ask about the `error`, as in
-        `path("error.type") == "Timeout"`. `recovery` marks an error route that makes good what went wrong.
+        `path("error.type") == "Timeout"`. `recovery` marks an error route that repairs what went wrong.
         """
         self._routes.append(DeclaredRoute(source, to, on, when, recovery))
 
     def draft(self) -> Draft:
-        """Give everything that was declared so far."""
+        """Return what was declared so far."""
         return Draft(
             self.name,
             self.version,
@@ -276,7 +276,7 @@ class Workflow:
         )
 
     def freeze(self) -> Definition:
-        """Give the definition; raises `InvalidWorkflow` with everything that is wrong with it."""
+        """Return the definition. Raises `InvalidWorkflow` with everything that is wrong with it."""
         return freeze(self.draft())
 
     def check(self) -> None:
@@ -298,5 +298,5 @@ T = TypeVar("T")
 
 
 def _tuple(value: Iterable[T] | T) -> tuple[T, ...]:
-    """Give many as a tuple and one as a tuple of one: a text and a function are one."""
+    """Return an iterable as a tuple, and a text or another single value as a tuple of one."""
     return (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)

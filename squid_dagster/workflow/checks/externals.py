@@ -1,4 +1,4 @@
-"""Checks of external steps: what is asked for, and the function that makes the run config."""
+"""Checks of external steps: their requests, and the functions that make run configs."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -20,63 +20,63 @@ _HERE = (Source.STATE, Source.CONTEXT)
 
 
 def check_external(external: External, path: Path, problems: Problems) -> None:
-    """Note everything that is wrong with a request, by itself."""
+    """Record everything that is wrong with a request by itself."""
 
-    def note(field: str, message: str) -> None:
+    def record(field: str, message: str) -> None:
         problems.add((*path, field), Code.INVALID_EXTERNAL, message)
 
     if not is_one_of(external.kind, EXTERNAL_KINDS):
-        note("kind", f"must be one of {', '.join(EXTERNAL_KINDS)}, not {shown(external.kind)}")
+        record("kind", f"must be one of {', '.join(EXTERNAL_KINDS)}, not {shown(external.kind)}")
     elif external.kind == "dagster_job":
         if not isinstance(external.job, str) or not external.job:
-            note("job", f"must be the name of a Dagster job, not {shown(external.job)}")
+            record("job", f"must be the name of a Dagster job, not {shown(external.job)}")
         if external.assets:
-            note("assets", "a step is one job or some assets: remove assets=, or use kind='dagster_assets'")
+            record("assets", "a step is one job or some assets: remove assets=, or use kind='dagster_assets'")
     else:
         if not external.assets:
-            note("assets", "name at least one asset key, such as assets=['raw/orders']")
-        for each in external.assets:
-            if not isinstance(each, str) or not all(each.split("/")):
-                note("assets", f"{shown(each)} is no asset key: write its parts with '/' between them")
+            record("assets", "name at least one asset key, such as assets=['raw/orders']")
+        for asset in external.assets:
+            if not isinstance(asset, str) or not all(asset.split("/")):
+                record("assets", f"{shown(asset)} is no asset key: write its parts with '/' between them")
         if external.job is not None:
-            note("job", "a step is one job or some assets: remove job=, or use kind='dagster_job'")
+            record("job", "a step is one job or some assets: remove job=, or use kind='dagster_job'")
     if not is_one_of(external.on_lost, ON_LOST):
-        note("on_lost", f"must be one of {', '.join(ON_LOST)}, not {shown(external.on_lost)}")
+        record("on_lost", f"must be one of {', '.join(ON_LOST)}, not {shown(external.on_lost)}")
     partition = external.partition_key_from
     if partition is not None and not (isinstance(partition, str) and partition.isidentifier()):
-        note("partition_key_from", f"must be the name of a payload field or output, not {shown(partition)}")
-    _check_mappings(external, note)
+        record("partition_key_from", f"must be the name of a payload field or output, not {shown(partition)}")
+    _check_mappings(external, record)
 
 
-def _check_mappings(external: External, note: Any) -> None:
+def _check_mappings(external: External, record: Any) -> None:
     tags = external.tags
-    if not isinstance(tags, Mapping) or any(not isinstance(each, str) for pair in tags.items() for each in pair):
-        note("tags", f"must be a mapping of texts to texts, not {shown(tags)}")
+    if not isinstance(tags, Mapping) or any(not isinstance(text, str) for pair in tags.items() for text in pair):
+        record("tags", f"must be a mapping of texts to texts, not {shown(tags)}")
     if isinstance(external.run_config, Mapping):
         try:
             json_copy(dict(external.run_config), "run_config")
         except InvalidArgument as error:
-            note("run_config", str(error))
+            record("run_config", str(error))
     elif external.run_config is not None and not inspect.isfunction(external.run_config):
-        note("run_config", f"must be a mapping or a function, not {shown(external.run_config)}")
+        record("run_config", f"must be a mapping or a function, not {shown(external.run_config)}")
 
 
 def read_external(external: External, label: str, path: Path, problems: Problems) -> Task | None:
-    """Give the task that binds the step's input: the parameters of the run config's function, and the partition's."""
+    """Return a task with what the step takes: the parameters of the run config's function, and the partition key."""
     task: Task | None = Task(label, no_config, (), False)
     if inspect.isfunction(external.run_config):
         task = read_task(external.run_config, label, (*path, "run_config"), problems)
-        for each in task.parameters if task is not None else ():
-            if each.source not in _HERE:
+        for parameter in task.parameters if task is not None else ():
+            if parameter.source not in _HERE:
                 message = "a run config is made where no resource and no connection is: take values of the run only"
-                problems.add((*path, "run_config", "parameters", each.name), Code.INVALID_EXTERNAL, message)
+                problems.add((*path, "run_config", "parameters", parameter.name), Code.INVALID_EXTERNAL, message)
         if task is not None and task.is_async:
             problems.add((*path, "run_config"), Code.INVALID_EXTERNAL, "must be a plain function: write def, not async")
     partition = external.partition_key_from
     if task is None or not isinstance(partition, str):
         return task
-    others = [each for each in task.parameters if each.name != partition]
-    taken = next((each for each in task.parameters if each.name == partition), None)
+    others = [parameter for parameter in task.parameters if parameter.name != partition]
+    taken = next((parameter for parameter in task.parameters if parameter.name == partition), None)
     own = (
         Parameter(partition, Source.STATE, True, _TEXT, annotation=str)
         if taken is None
@@ -86,22 +86,22 @@ def read_external(external: External, label: str, path: Path, problems: Problems
 
 
 def no_config() -> dict[str, Any]:
-    """Give no run config: the job's own defaults are all there is."""
+    """Return an empty run config: the job's own defaults apply."""
     return {}
 
 
 def unknown_targets(
     definition: Definition, jobs: Mapping[str, object], assets: Mapping[str, object] | None
 ) -> Iterator[Problem]:
-    """Give a problem for each job and asset that a step names and that is not among these; None leaves assets be."""
+    """Yield a problem for each job and asset that a step names and that is not among these; None skips the assets."""
     for step in definition.steps.values():
         if step.external is None:
             continue
         if step.external.kind == "dagster_job" and step.external.job not in jobs:
             yield _unknown(step.name, "job", f"Dagster job {step.external.job!r}", step.external.job or "", jobs)
-        for each in step.external.assets if assets is not None else ():
-            if assets is not None and each not in assets:
-                yield _unknown(step.name, "assets", f"Dagster asset {each!r} that can be executed", each, assets)
+        for asset in step.external.assets if assets is not None else ():
+            if assets is not None and asset not in assets:
+                yield _unknown(step.name, "assets", f"Dagster asset {asset!r} that can be executed", asset, assets)
 
 
 def _unknown(step: str, field: str, what: str, wanted: str, known: Mapping[str, object]) -> Problem:

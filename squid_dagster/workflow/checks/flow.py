@@ -16,7 +16,7 @@ def check_flow(
     outputs: Mapping[str, str],
     problems: Problems,
 ) -> tuple[list[str], dict[str, frozenset[str]]]:
-    """Check the flow; give the entries, one if all is well, and the outputs that are certain when each step begins."""
+    """Check the flow. Return the entries, one if nothing is wrong, and the outputs that are certain for each step."""
     routes = [route for group in groups.values() for route in group]
     edges: dict[str, list[str]] = {name: [] for name in steps}
     for route in routes:
@@ -46,7 +46,7 @@ def _entries(
             return [References(steps).name_of(entry)]
         except Unknown as unknown:
             problems.add(("entry",), Code.UNKNOWN_ENTRY, str(unknown))
-    targets = {target for source, found in edges.items() for target in found if target != source}
+    targets = {target for source, following in edges.items() for target in following if target != source}
     roots = [name for name in steps if name not in targets]
     if entry is None and steps and not roots:
         message = "every step is the target of a route: say which one begins, with Workflow(..., entry=...)"
@@ -58,9 +58,9 @@ def _entries(
 
 
 def _check_end(edges: Mapping[str, Sequence[str]], reached: set[str], problems: Problems) -> None:
-    # a step without any route is another problem, and not noted twice
-    ends = {target for found in edges.values() for target in found if target not in edges}
-    ends |= {name for name, found in edges.items() if not found}
+    # a step without any route is another problem, recorded already
+    ends = {target for following in edges.values() for target in following if target not in edges}
+    ends |= {name for name, following in edges.items() if not following}
     ending = reachable(ends, reversed_edges(edges))
     for name in edges:
         if name in reached and name not in ending:
@@ -69,7 +69,7 @@ def _check_end(edges: Mapping[str, Sequence[str]], reached: set[str], problems: 
 
 
 def _check_loops(steps: Mapping[str, DeclaredStep], edges: Mapping[str, Sequence[str]], problems: Problems) -> None:
-    unbounded = {name: found for name, found in edges.items() if steps[name].max_visits is None}
+    unbounded = {name: following for name, following in edges.items() if steps[name].max_visits is None}
     for circle in cycles(unbounded):
         message = f"{' -> '.join([*circle, circle[0]])} may turn for ever: give one of these steps max_visits="
         problems.add(("steps", circle[0], "max_visits"), Code.LOOP_WITHOUT_MAX_VISITS, message)

@@ -17,15 +17,15 @@ from squid_dagster.workflow.payload import ParameterPayload, function_default
 from squid_dagster.workflow.values import explain_types, shown
 
 
-class Callee(NamedTuple):
-    """A function that a worker calls, and where problems of it are noted."""
+class StepTask(NamedTuple):
+    """A function that a worker calls, and the path under which its problems are recorded."""
 
     task: Task
     path: Path
 
 
 def check_parameters(
-    callee: Callee,
+    step_task: StepTask,
     certain: frozenset[str],
     outputs: Mapping[str, str],
     fields: frozenset[str] | None,
@@ -35,12 +35,12 @@ def check_parameters(
 
     `fields` are those of the payload; None where each name that is no output is one.
     """
-    task = callee.task
+    task = step_task.task
     for parameter in task.parameters:
         name = parameter.name
         if parameter.source is not Source.STATE or not parameter.required or name in certain:
             continue
-        place = (*callee.path, "parameters", name)
+        place = (*step_task.path, "parameters", name)
         if name in outputs and name not in (fields or ()):
             message = (
                 f"{task.label} takes the output of step {outputs[name]!r}, which may not be there: a run can come here "
@@ -63,14 +63,14 @@ class _Use(NamedTuple):
 
 
 def payload_of_parameters(
-    callees: Iterable[Callee], outputs: Mapping[str, str], problems: Problems
+    tasks: Iterable[StepTask], outputs: Mapping[str, str], problems: Problems
 ) -> type[BaseModel] | None:
     """Return a model of what the functions take that is no output; None if they take nothing else.
 
     A parameter with a default that cannot be a field is left out: it has its default, whatever a run is started with.
     """
     uses: dict[str, list[_Use]] = {}
-    for task, path in callees:
+    for task, path in tasks:
         for parameter in task.parameters:
             if parameter.source is Source.STATE and parameter.name not in outputs:
                 use = _read_use(task.label, (*path, "parameters", parameter.name), parameter, problems)

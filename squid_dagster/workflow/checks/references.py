@@ -1,4 +1,4 @@
-"""From what an author writes for a step, its name or its function, to the step's name."""
+"""References to steps: an author writes a step's name or its function."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -8,18 +8,18 @@ from squid_dagster.workflow.values import shown
 
 
 class Unknown(LookupError):
-    """No step, or more than one, is meant by a reference; the message says why."""
+    """A reference means no step, or more than one; the message says why."""
 
 
 class References:
-    """Knows the steps of one workflow."""
+    """The steps of one workflow, to be found by name or function."""
 
     def __init__(self, steps: Mapping[str, DeclaredStep]) -> None:
-        """Remember names and functions."""
+        """Keep the steps."""
         self._steps = steps
 
     def name_of(self, reference: object) -> str:
-        """Give the name of the step that is meant; raises `Unknown`."""
+        """Return the name of the step that is meant. Raises `Unknown`."""
         if isinstance(reference, str):
             if reference in self._steps:
                 return reference
@@ -38,7 +38,7 @@ class References:
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """Give the end of a message: the name that was probably meant, or those that there are."""
+    """Return the end of a message: the name that was probably meant, or those that exist."""
     close = get_close_matches(name[:200], known, n=1)
     if close:
         return f": did you mean {close[0]!r}?"

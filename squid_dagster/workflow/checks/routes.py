@@ -28,7 +28,7 @@ def check_routes(
     known: frozenset[str] | None,
     problems: Problems,
 ) -> RouteGroups:
-    """Check all routes; give those that lead from a step to a step or an end, conditional ones first.
+    """Check all routes. Return those that lead from a step to a step or an end, conditional ones first.
 
     `known` are the names that a condition may begin with; None where any name may be in the payload.
     """
@@ -52,10 +52,10 @@ def check_routes(
             message = f"{source!r} is a pause: it can only be resumed, so this route is never taken"
             problems.add(path, Code.IMPOSSIBLE_ROUTE, message)
         if target is not None:
-            found = Route(source, route.on, target, when, route.recovery)
+            accepted = Route(source, route.on, target, when, route.recovery)
             group = groups.setdefault((source, route.on), [])
-            _note_duplicate(found, group, path, problems)
-            group.append(found)
+            _check_duplicate(accepted, group, path, problems)
+            group.append(accepted)
     _check_groups(groups, begun, steps, problems)
     return {
         (name, outcome): tuple(sorted(groups[name, outcome], key=lambda route: route.when is None))
@@ -107,14 +107,14 @@ def _condition(
         message = f"{step.name!r} waits for a person, whose decision alone chooses the route: route on a later step"
         problems.add(place, Code.MANUAL_STEP_CONDITION, message)
     root = route.when.segments[0]
-    of_error = root == "error" and route.on == "error"  # on the way from a failure, the error itself can be asked about
+    of_error = root == "error" and route.on == "error"  # a route from a failure may compare the error
     if known is not None and root not in known and not of_error:
         message = f"({route.when}) can never hold: {root!r} is neither a payload field nor an output"
         problems.add(place, Code.UNKNOWN_CONDITION_PATH, message)
     return route.when
 
 
-def _note_duplicate(route: Route, group: list[Route], path: Path, problems: Problems) -> None:
+def _check_duplicate(route: Route, group: list[Route], path: Path, problems: Problems) -> None:
     for other in group:
         if route.when is None and other.when is None:
             message = f"{route.source!r} on {route.outcome!r} already leads to {other.to!r} without a condition"

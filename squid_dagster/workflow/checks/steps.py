@@ -8,7 +8,7 @@ from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
 from squid_dagster.workflow.authoring.draft import ENDS, Deadline, DeclaredStep, LogLevel, StepKind
 from squid_dagster.workflow.authoring.retry import Retry
 from squid_dagster.workflow.checks.externals import check_external
-from squid_dagster.workflow.checks.workflow import is_name, note_bad_name
+from squid_dagster.workflow.checks.workflow import is_name, record_bad_name
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.values import MAX_DURATION, is_duration, is_one_of, is_whole, shown
 
@@ -16,13 +16,13 @@ _LEVELS = get_args(LogLevel)
 
 
 def check_steps(declared: tuple[DeclaredStep, ...], problems: Problems) -> dict[str, DeclaredStep]:
-    """Check names and options; give the steps by name, the first one where a name was used twice."""
+    """Check names and options. Return the steps by name, of two with one name the first."""
     if not declared:
         problems.add(("steps",), Code.MISSING_STEPS, "declare at least one step")
     steps: dict[str, DeclaredStep] = {}
     for index, step in enumerate(declared):
         path: Path = ("steps", step.name if isinstance(step.name, str) else index)
-        bad = note_bad_name(step.name, "step", (*path, "name"), Code.INVALID_STEP_NAME, problems)
+        bad = record_bad_name(step.name, "step", (*path, "name"), Code.INVALID_STEP_NAME, problems)
         if isinstance(step.name, str):
             if step.name in ENDS:
                 message = f"{step.name!r} names an end of the run: give the step another name"
@@ -42,12 +42,12 @@ def check_steps(declared: tuple[DeclaredStep, ...], problems: Problems) -> dict[
 
 
 def check_outputs(steps: dict[str, DeclaredStep], fields: frozenset[str], problems: Problems) -> dict[str, str]:
-    """Check that every output has a name of its own that a parameter can have; give steps by their outputs."""
+    """Check that every output has a name of its own that a parameter can have. Return steps by their outputs."""
     outputs: dict[str, str] = {}
     for step in steps.values():
         name = step.output_name
         path = ("steps", step.name, "output")
-        if name is None or (step.output is None and not is_name(step.name)):  # a bad name is noted already
+        if name is None or (step.output is None and not is_name(step.name)):  # a bad name is recorded already
             continue
         if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
             message = f"{shown(name)} cannot be the name of a parameter: give output= a Python identifier"

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from squid_dagster.protocol.errors import InvalidPayload, InvalidThread
 from squid_dagster.protocol.threads import check_part
 from squid_dagster.workflow.authoring.draft import Draft
-from squid_dagster.workflow.cron.triggers import CATCH_UPS, CRON_IDEMPOTENCIES, Cron, Manual, Trigger
+from squid_dagster.workflow.cron.triggers import CATCH_UPS, CRON_IDEMPOTENCIES, Cron, Manual
 from squid_dagster.workflow.errors import Code, Path, Problems
 from squid_dagster.workflow.fingerprint import payload_contract
 from squid_dagster.workflow.payload import accept_payload, is_payload_model
@@ -15,8 +15,8 @@ _MAX_VERSION_LENGTH = 1000  # as the fact `run_started` has it
 
 
 def check_workflow(draft: Draft, problems: Problems) -> type[BaseModel] | None:
-    """Check name, version, payload and triggers; give the payload's model if it can be used."""
-    note_bad_name(draft.name, "workflow", ("name",), Code.INVALID_WORKFLOW_NAME, problems)
+    """Check name, version, payload and triggers. Return the declared payload model if it can be used."""
+    record_bad_name(draft.name, "workflow", ("name",), Code.INVALID_WORKFLOW_NAME, problems)
     version = draft.version
     if version is not None and not (isinstance(version, str) and 0 < len(version) <= _MAX_VERSION_LENGTH):
         message = f"must be a text of 1 to {_MAX_VERSION_LENGTH} characters, not {shown(version)}"
@@ -28,7 +28,7 @@ def check_workflow(draft: Draft, problems: Problems) -> type[BaseModel] | None:
         if not isinstance(trigger, Manual | Cron):
             problems.add(path, Code.INVALID_TRIGGER, f"{shown(trigger)} is no trigger: use Manual() or Cron(...)")
             continue
-        if note_bad_name(trigger.name, "trigger", (*path, "name"), Code.INVALID_TRIGGER_NAME, problems):
+        if record_bad_name(trigger.name, "trigger", (*path, "name"), Code.INVALID_TRIGGER_NAME, problems):
             continue
         if trigger.name in names:
             message = f"there are two triggers {trigger.name!r}: give one another name="
@@ -40,7 +40,7 @@ def check_workflow(draft: Draft, problems: Problems) -> type[BaseModel] | None:
 
 
 def is_name(name: object) -> bool:
-    """Tell whether a name can stand in thread ids and runnable keys."""
+    """Return whether a name can be part of thread ids and runnable keys."""
     try:
         check_part(name, "name")  # type: ignore[arg-type]  # anything may have been given
     except InvalidThread:
@@ -48,8 +48,8 @@ def is_name(name: object) -> bool:
     return True
 
 
-def note_bad_name(name: object, what: str, path: Path, code: Code, problems: Problems) -> bool:
-    """Note a name that cannot stand in thread ids and runnable keys; tell whether it is bad."""
+def record_bad_name(name: object, what: str, path: Path, code: Code, problems: Problems) -> bool:
+    """Record a name that cannot be part of thread ids and runnable keys. Return whether it is bad."""
     try:
         check_part(name, what)  # type: ignore[arg-type]  # anything may have been given
     except InvalidThread as error:
@@ -101,8 +101,3 @@ def check_cron_payloads(draft: Draft, payload: type[BaseModel] | None, problems:
         except InvalidPayload as error:
             message = f"{error}; the clock starts runs with this payload: give Cron(payload=...) or defaults"
             problems.add(("triggers", index, "payload"), Code.INVALID_CRON_PAYLOAD, message)
-
-
-def triggers_by_name(triggers: tuple[Trigger, ...]) -> dict[str, Trigger]:
-    """Give checked triggers by their names."""
-    return {trigger.name: trigger for trigger in triggers}

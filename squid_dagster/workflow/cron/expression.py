@@ -52,17 +52,17 @@ class CronFields:
 
     @property
     def any_day(self) -> bool:
-        """Tell whether the day of the month is left open."""
+        """Whether every day of the month is named."""
         return len(self.days) == 31
 
     @property
     def any_weekday(self) -> bool:
-        """Tell whether the day of the week is left open."""
+        """Whether every day of the week is named."""
         return len(self.weekdays) == 7
 
 
 def parse_cron(expression: str) -> CronFields:
-    """Read an expression of the grammar above.
+    """Parse an expression of the grammar above.
 
     Raises:
         ValueError: it is none, or it would never fire; says which field is wrong and what stands there.

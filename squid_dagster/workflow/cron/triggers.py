@@ -1,4 +1,4 @@
-"""What may start a workflow: a person or program (`Manual`), or the clock (`Cron`). Only declared here, never fired."""
+"""What may start a workflow: a command (`Manual`), or the clock (`Cron`). Only declared here, never fired."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Manual:
 class Cron:
     """Started by the clock, with `payload`, at the times that the expression names in the timezone.
 
-    `catch_up` says what happens to windows that nobody was there for: start the latest, all, or none of them.
+    `catch_up` says which windows are started that were missed while no process ran: the latest, all, or none.
     `idempotency` says what a second start for the same window gives: the existing run, or a note that it was skipped.
     Everything is checked when the workflow is frozen.
     """
@@ -40,13 +40,13 @@ class Cron:
     payload: Mapping[str, JsonValue] = field(default_factory=dict)
 
     def fields(self) -> CronFields:
-        """Give the values at which it fires; raises `ValueError` for a bad expression."""
+        """Return the values at which it fires. Raises `ValueError` for a bad expression."""
         if not isinstance(self.expression, str):
             raise ValueError(f"{shown(self.expression)} is not a text")
         return parse_cron(self.expression)
 
     def zone(self) -> ZoneInfo:
-        """Give the timezone; raises `ValueError` for one that this machine does not know."""
+        """Return the timezone. Raises `ValueError` for one that this machine does not know."""
         try:
             return ZoneInfo(self.timezone if isinstance(self.timezone, str) else "")
         except (KeyError, ValueError, OSError, TypeError, AttributeError):
@@ -60,5 +60,5 @@ Trigger = Manual | Cron
 
 
 def with_manual(triggers: tuple[Trigger, ...]) -> tuple[Trigger, ...]:
-    """Give the triggers with a `Manual` one among them, so that a workflow can always be started by hand."""
+    """Return the triggers with a `Manual` one among them, so that a workflow can always be started by hand."""
     return triggers if any(isinstance(trigger, Manual) for trigger in triggers) else (*triggers, Manual())

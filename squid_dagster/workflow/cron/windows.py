@@ -1,4 +1,4 @@
-"""When a cron trigger fires, and which of its windows are due. Pure: the time is an argument, nothing is read or kept.
+"""When a cron trigger fires, and which of its windows are due. Pure: the time is an argument, there is no state.
 
 A window begins when the trigger fires and ends when it fires next. All times that come out are UTC.
 
@@ -51,9 +51,9 @@ class Window(NamedTuple):
 
 
 def fire_times(cron: Cron, after: datetime, upto: datetime, limit: int) -> list[datetime]:
-    """Give the first `limit` times, ascending, at which it fires after `after` and not later than `upto`.
+    """Return the first `limit` times, ascending, at which it fires after `after` and not later than `upto`.
 
-    It costs what it gives, however far apart the two are. For the latest such time, ask `previous_fire(cron, upto)`.
+    It costs as much as it returns, however far apart the two are. `previous_fire(cron, upto)` returns the latest one.
 
     Raises:
         InvalidArgument: a time without a timezone or out of range, or a limit below 1.
@@ -65,7 +65,7 @@ def fire_times(cron: Cron, after: datetime, upto: datetime, limit: int) -> list[
 
 
 def next_fire(cron: Cron, after: datetime) -> datetime:
-    """Give the first time after `after` at which it fires. There always is one.
+    """Return the first time after `after` at which it fires. There always is one.
 
     Raises:
         InvalidArgument: a time without a timezone or out of range.
@@ -75,7 +75,7 @@ def next_fire(cron: Cron, after: datetime) -> datetime:
 
 
 def previous_fire(cron: Cron, at: datetime) -> datetime | None:
-    """Give the latest time up to and including `at` at which it fires; `None` where the calendar begins before one.
+    """Return the latest time up to and including `at` at which it fires; `None` where the calendar begins before one.
 
     Raises:
         InvalidArgument: a time without a timezone or out of range.
@@ -92,18 +92,18 @@ def due_windows(
     limit: int,
     started: Collection[datetime] = (),
 ) -> list[Window]:
-    """Give the windows to start now, oldest first.
+    """Return the windows to start now, oldest first.
 
     Missed are the windows that began after `last`, the start of the latest window that was started (`None`: no window
     was), not before `since`, when the schedule became known, and not after `now`; but for those that begin at one of
     the times in `started`, which were started ahead of their time. The trigger's `catch_up` chooses:
 
     - `"latest"`: the newest missed window.
-    - `"all"`: every missed window, but at most `limit`; with the last of them as `last`, the next call gives the rest.
-    - `"none"`: the newest missed window, if it began at most a minute (`GRACE`) ago. So a caller that looks a bit late
-      still starts it, and one that was away does not. Whoever looks less often than once a minute misses windows.
+    - `"all"`: every missed window, but at most `limit`; a call with the last of them as `last` returns the rest.
+    - `"none"`: the newest missed window, if it began at most a minute (`GRACE`) ago. So a caller that is a bit late
+      still starts it, and one that was away does not. A caller that looks less than once a minute misses windows.
 
-    A `last` or `since` later than `now` (a wrong clock) gives nothing, until the time has come.
+    For a `last` or `since` later than `now` (a wrong clock), nothing is returned until that time has come.
 
     Raises:
         InvalidArgument: a time without a timezone or out of range, or a limit below 1.
@@ -128,7 +128,7 @@ def due_windows(
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The moments at which the clock of a timezone shows what an expression names."""
+    """The moments at which the clock of a timezone shows a time that an expression names."""
 
     fields: CronFields
     zone: ZoneInfo
@@ -138,22 +138,22 @@ class _Clock:
         return cls(cron.fields(), cron.zone())
 
     def ascending(self, after: datetime) -> Iterator[datetime]:
-        """Give the moments after `after`, each once."""
+        """Return the moments after `after`, ascending, each once."""
         return (moment for moment, _ in groupby(merge(*(self._rising(after, fold) for fold in self._occurrences()))))
 
     def descending(self, at: datetime) -> Iterator[datetime]:
-        """Give the moments up to and including `at`, backwards, each once."""
+        """Return the moments up to and including `at`, descending, each once."""
         streams = (self._falling(at, fold) for fold in self._occurrences())
         return (moment for moment, _ in groupby(merge(*streams, reverse=True)))
 
     def between(self, after: datetime, upto: datetime, limit: int) -> list[datetime]:
-        """Give the first `limit` moments after `after` and up to and including `upto`."""
+        """Return the first `limit` moments after `after` and up to and including `upto`."""
         return list(islice(takewhile(lambda moment: moment <= upto, self.ascending(after)), limit))
 
     def latest(self, after: datetime, upto: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """Give the last moment after `after` and up to and including `upto`, if there is one, and the one behind it."""
-        found = (moment for moment in islice(self.descending(upto), 1) if moment > after)
-        return ((moment, next(self.ascending(moment))) for moment in found)
+        """Yield the last moment after `after` and up to and including `upto`, if any, with the one behind it."""
+        newest = (moment for moment in islice(self.descending(upto), 1) if moment > after)
+        return ((moment, next(self.ascending(moment))) for moment in newest)
 
     @property
     def _every_hour(self) -> bool:
@@ -182,7 +182,7 @@ class _Clock:
                 yield moment
 
     def _moment(self, day: date, fold: int, time_of_day: time) -> datetime:
-        """Give the moment of a local time; of a skipped one, the first moment after the gap."""
+        """Return the moment of a local time; of a skipped one, the first moment after the gap."""
         local = datetime.combine(day, time_of_day)
         moment = self._to_utc(local, fold)
         if self._shows(moment) == local:
@@ -211,7 +211,7 @@ def _times_of_day(fields: CronFields) -> tuple[time, ...]:
 
 
 def _dates(fields: CronFields, start: date, step: Literal[1, -1]) -> Iterator[date]:
-    """Give the dates that the expression names, from `start` on, forwards or backwards to the calendar's end."""
+    """Yield the dates that the expression names, from `start` on, forwards or backwards to the calendar's end."""
     months = sorted(fields.months)[::step]
     for year in range(start.year, 9999 if step == 1 else 1, step):
         for month in months:
@@ -224,7 +224,7 @@ def _dates(fields: CronFields, start: date, step: Literal[1, -1]) -> Iterator[da
 
 
 def _names(fields: CronFields, day: date) -> bool:
-    """Tell whether the expression names the date, whose month it does name."""
+    """Return whether the expression names a date of a month that it names."""
     by_weekday = day.isoweekday() % 7 in fields.weekdays
     if fields.any_day:
         return by_weekday

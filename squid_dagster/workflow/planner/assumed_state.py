@@ -1,7 +1,7 @@
-"""A state assumed for a run that is at one step alone, by what is known when the step was claimed. Pure.
+"""The plan state that is assumed of a run with one open visit, from what is known when its step is claimed. Pure.
 
-In a chain, the step's definition, its input and its result say what comes next, whatever else the run has been through:
-its thread need not be read. A plan that looks at more raises `StateMissing`. The store checks, when it writes, that no
+In a chain, the step's definition, its input and its result determine what comes next, whatever the run did before: its
+thread need not be read. A plan that looks at more raises `StateMissing`. The store checks, when it writes, that no
 other visit of the run is open.
 """
 
@@ -17,12 +17,12 @@ from squid_dagster.protocol.folds.unknown_state import StateMissing
 from squid_dagster.protocol.threads import idempotency_key
 from squid_dagster.workflow.definition import Definition
 
-_MOST_STEPS = 50  # that are done before: a longer chain is planned by its state
+_MOST_STEPS = 50  # done before; for a longer chain, the state is read
 _DONE = StepState(visits=1, applied=1)
 
 
 class _TakenInput(Mapping[str, JsonValue]):
-    """What a step took: still what the run knows by these names. Of any other name, nothing is known."""
+    """The values that a step took, which the run still has. Any other name raises `StateMissing`."""
 
     __slots__ = ("_values",)
 
@@ -45,7 +45,7 @@ class _TakenInput(Mapping[str, JsonValue]):
 
 
 class _AssumedStart(NamedTuple):
-    """What the planner asks of a `RunStarted`."""
+    """The fields of a `RunStarted` that the planner reads."""
 
     workflow: str | None
     input: Mapping[str, JsonValue]
@@ -56,7 +56,7 @@ class _AssumedStart(NamedTuple):
 
 
 def assumed_state(definition: Definition, attempt: Attempt) -> PlanState:
-    """Return the state of the attempt's run, as far as its one open visit says. Raises `StateMissing`."""
+    """Return the state of the attempt's run, as far as its one open visit determines it. Raises `StateMissing`."""
     step, run_id = attempt.step, attempt.run_id
     done = definition.narrow.get(step)
     if (

@@ -1,4 +1,4 @@
-"""From a run's state to a step's input, and from the input to the call.
+"""A step's input, made of a run's state, and the arguments of the call, made of the input.
 
 The input is JSON and is journalled with the attempt; the arguments are what the function's annotations make of it.
 Messages name the step, the parameter and the type of the value, never the value: it may be a secret.
@@ -41,9 +41,9 @@ def bind_compensation(step: StepDefinition, values: Mapping[str, JsonValue]) -> 
 def call_arguments(
     step: StepDefinition, values: Mapping[str, JsonValue], ctx: StepContext, resources: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Give the keyword arguments for a step's function: validated values, the context, and resources by their keys.
+    """Return the keyword arguments for a step's function: validated values, the context, and resources by their keys.
 
-    `values` is the input that `bind` gave, as the journal kept it; fields that the function does not take are ignored.
+    `values` is the input that `bind` returned, as journalled; fields that the function does not take are ignored.
 
     Raises:
         InvalidInput: a value is missing, or does not fit its parameter's annotation.
@@ -55,7 +55,7 @@ def call_arguments(
 def compensation_arguments(
     step: StepDefinition, values: Mapping[str, JsonValue], ctx: StepContext, resources: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Give the keyword arguments for a step's compensation; promises and raises what `call_arguments` does."""
+    """Return the keyword arguments for a step's compensation, as `call_arguments` does for the step."""
     return _arguments(_compensation(step), values, ctx, resources)
 
 
@@ -66,18 +66,18 @@ def _compensation(step: StepDefinition) -> Task:
 
 
 def _gather(task: Task, values: Mapping[str, JsonValue]) -> JsonObject:
-    found: JsonObject = {}
+    taken: JsonObject = {}
     for parameter in task.parameters:
         if parameter.source is not Source.STATE:
             continue
         if parameter.name in values:
-            found[parameter.name] = values[parameter.name]
+            taken[parameter.name] = values[parameter.name]
         elif parameter.required:
             raise InvalidInput(
                 f"{task.label} takes {parameter.name!r}, but the run has no such output or payload field; "
                 f"it has {', '.join(sorted(values)) or 'none'}"
             )
-    return found
+    return taken
 
 
 def _arguments(
@@ -89,7 +89,7 @@ def _arguments(
         if parameter.source is Source.CONTEXT:
             arguments[name] = ctx
         elif parameter.source is Source.CONNECTION:
-            continue  # whoever opens the transaction puts it in
+            continue  # passed by the executor that opens the transaction
         elif parameter.source is Source.RESOURCE:
             if parameter.resource is not None and parameter.resource in resources:
                 arguments[name] = resources[parameter.resource]

@@ -1,4 +1,4 @@
-"""What a run knows at a moment: its payload, and the outputs of its steps by their names. Pure."""
+"""The values of a run at one revision: its payload, and the outputs of its steps by their names. Pure."""
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ class Outputs(Mapping[str, JsonValue]):
     __slots__ = ("_definition", "_state")
 
     def __init__(self, definition: Definition, state: PlanState) -> None:
-        """Read from a run's state."""
+        """Set the definition and the run's state."""
         self._definition, self._state = definition, state
 
     def __getitem__(self, name: str) -> JsonValue:
@@ -28,11 +28,11 @@ class Outputs(Mapping[str, JsonValue]):
         return step.output
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of outputs that are there."""
+        """Iterate over the names of outputs that exist."""
         return (name for name in self._definition.producers if name in self)
 
     def __len__(self) -> int:
-        """Count the outputs that are there."""
+        """Count the outputs that exist."""
         return sum(1 for _ in self)
 
 
@@ -54,5 +54,5 @@ def payload_of(run: PlanState | RunProjection) -> JsonObject:
 
 
 def state_of(run: PlanState | RunProjection) -> PlanState:
-    """Return a state that may be worked on: the one given, or that of a run whose whole thread was folded."""
+    """Return a state that may be changed: the argument, or one made of a run whose whole thread was folded."""
     return run if isinstance(run, PlanState) else PlanState.of(run)

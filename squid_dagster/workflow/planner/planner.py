@@ -8,7 +8,6 @@ is undone one step after another, newest first, before it ends.
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -30,21 +29,20 @@ from squid_dagster.protocol.folds.plan_state import FAIL, PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.unknown_state import StateMissing
 from squid_dagster.protocol.folds.visits import COMPENSATE
-from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.authoring.draft import COMPLETE, Outcome, StepKind
 from squid_dagster.workflow.definition import Definition, Mode, Route, StepDefinition
 from squid_dagster.workflow.errors import InvalidInput
 from squid_dagster.workflow.planner.binding import bind, bind_compensation
 from squid_dagster.workflow.planner.dead_letters import goes_on_from_dead_letter
 from squid_dagster.workflow.planner.known_values import known_values, state_of
-from squid_dagster.workflow.planner.schedule import deadline_of, plan_end, queue_of, schedule
-from squid_dagster.workflow.planner.size_limits import Room, brief_error
+from squid_dagster.workflow.planner.schedule import pause_of, plan_end, queue_of, runnable_of, schedule
+from squid_dagster.workflow.planner.size_limits import SizeLimit, brief_error
 
 _ACTIONS: dict[str, Outcome] = {"resumed": "ok", "approved": "ok", "rejected": "error"}
 
 
 def plan_start(definition: Definition, start: RunStarted) -> list[Fact]:
-    """Give the facts that follow a start: the first steps planned and scheduled, or the run paused.
+    """Return the facts that follow a start: the first steps planned and scheduled, or the run paused.
 
     Raises:
         InvalidInput: the payload does not provide what a first step takes.
@@ -68,7 +66,7 @@ def plan_settled(
 
     `attempts` are the attempts of these visits, among them the retries that failures have created. Nothing follows from
     what is applied already, from a deferral, or for a run that has stopped or cannot be read whole. A `PlanState` is
-    worked on: what is returned is folded into it. With `max_fact_bytes`, every fact is one that can be written: a
+    changed: what is returned is folded into it. With `max_fact_bytes`, every fact is one that can be written: a
     successor whose input is too large fails the run, with the outcome applied as it is.
     """
     state = state_of(run)
@@ -92,7 +90,7 @@ def taken_route(definition: Definition, state: PlanState, step_name: str, result
 
 
 def _fitting(routes: Sequence[Route], values: Mapping[str, JsonValue]) -> int | None:
-    return next((place for place, each in enumerate(routes) if each.when is None or each.when.holds(values)), None)
+    return next((place for place, route in enumerate(routes) if route.when is None or route.when.holds(values)), None)
 
 
 def plan_resolution(
@@ -107,7 +105,7 @@ def plan_resolution(
 ) -> list[Fact]:
     """Return the facts that follow from a person's decision: "resumed", "approved" or "rejected".
 
-    As of settled attempts: a `PlanState` is worked on.
+    As in `plan_settled`, a `PlanState` is changed.
 
     Raises:
         InvalidTransition: the run does not wait for such a decision.
@@ -122,7 +120,7 @@ def plan_resolution(
 
 
 class _Planning:
-    """Facts in the making: each one is folded at once, so that the next decision sees it."""
+    """A plan: each fact is folded as it is added, so that the next decision sees it."""
 
     def __init__(
         self, definition: Definition, state: PlanState, now: datetime, max_fact_bytes: int | None = None
@@ -133,7 +131,9 @@ class _Planning:
         self.run_id = state.run_id or ""
         self.queue = queue_of(state)
         self.facts: list[Fact] = []
-        self.room = None if max_fact_bytes is None else Room(max_fact_bytes)  # None: facts are checked by the caller
+        self.limit = (
+            None if max_fact_bytes is None else SizeLimit(max_fact_bytes)
+        )  # None: facts are checked by the caller
         self.not_undone: list[JsonValue] = []
 
     def add(self, fact: Fact) -> None:
@@ -238,7 +238,7 @@ class _Planning:
             occurred_at=self.now,
         )
         error = (transition or {}).get("error")
-        if self.room is not None and isinstance(error, dict) and not self.room.holds(fact):
+        if self.limit is not None and isinstance(error, dict) and not self.limit.holds(fact):
             fact = fact.model_copy(update={"transition": {**(transition or {}), "error": brief_error(error)}})
         self.add(fact)
 
@@ -247,7 +247,7 @@ class _Planning:
     def _follow(
         self, step: StepDefinition, outcome: Outcome, values: Mapping[str, JsonValue], error: JsonObject | None
     ) -> tuple[JsonObject, list[Runnable | ManualStepPaused]]:
-        """Choose the route and prepare where it leads; anything that is wrong with that fails the run, in words."""
+        """Choose the route and prepare its target. What is wrong with that fails the run, with a message."""
         route = self._choose(step, outcome, values, error)
         decision: JsonObject = {"from": step.name, "on": outcome, "to": FAIL} if route is None else route.decision()
         if error is not None:
@@ -301,15 +301,15 @@ class _Planning:
     def _is_ready(self, name: str, last: str, done: int) -> bool:
         """Return whether a step can be entered now that `last` is done, one of so many steps that are."""
         after = self.definition.steps[name].after
-        if done < len(after) or self.state.visits(name):  # counted first: a join of thousands is looked at once
+        if done < len(after) or self.state.visits(name):  # counted first: a join of thousands is walked once
             return False
-        return all(each == last or self.state.is_done(each) for each in after)
+        return all(before == last or self.state.is_done(before) for before in after)
 
     def prepare(self, names: Iterable[str], values: Mapping[str, JsonValue]) -> list[Runnable | ManualStepPaused]:
-        """Return what entering these steps takes. Raises `InvalidInput` when one of them cannot be entered."""
+        """Return the runnables and pauses for these steps. Raises `InvalidInput` when one of them cannot be entered."""
         entered = [self._entry(self.definition.steps[name], values) for name in names]
-        if self.room is not None:
-            self.room.check([each for each in entered if isinstance(each, Runnable)])
+        if self.limit is not None:
+            self.limit.check([runnable for runnable in entered if isinstance(runnable, Runnable)])
         return entered
 
     def _entry(self, step: StepDefinition, values: Mapping[str, JsonValue]) -> Runnable | ManualStepPaused:
@@ -317,57 +317,24 @@ class _Planning:
         if step.max_visits is not None and visit > step.max_visits:
             raise InvalidInput(f"step {step.name!r} may be visited {step.max_visits} times (max_visits), not once more")
         if step.is_manual:
-            metadata: JsonObject = {"visit": visit}
-            if step.deadline is not None:
-                metadata["deadline"] = deadline_of(step, self.now)
-            return ManualStepPaused(
-                run_id=self.run_id,
-                step=step.name,
-                kind=step.kind.value,  # type: ignore[arg-type]  # a manual kind
-                metadata=metadata,
-                occurred_at=self.now,
-            )
+            return pause_of(self.state, step, visit, self.now)
         visible_at = self.now + step.duration if step.kind is StepKind.WAIT and step.duration else self.now
-        return self._runnable(step, step.name, visit, bind(step, values), visible_at)
-
-    def _runnable(
-        self, step: StepDefinition, name: str, visit: int, values: JsonObject, visible_at: datetime
-    ) -> Runnable:
-        run_priority = self.state.start.priority if self.state.start is not None else 0
-        more: dict[str, Any] = {}
-        if step.deadline is not None and name == step.name:
-            more["deadline"] = deadline_of(step, visible_at)
-        if step.external is not None and name == step.name:
-            more["external"] = step.external.to_json()
-        return Runnable(
-            run_id=self.run_id,
-            runnable_key=runnable_key(self.run_id, name, visit, 1),
-            idempotency_key=idempotency_key(self.run_id, name, visit),
-            attempt_number=1,
-            queue=self.queue,
-            step=name,
-            input=values,
-            visible_at=visible_at,
-            priority=run_priority if step.priority is None else step.priority,
-            max_deliveries=step.max_deliveries,
-            recovery=step.recovery(),
-            **more,
-        )
+        return runnable_of(self.state, step, step.name, visit, bind(step, values), visible_at)
 
     def enter(self, entered: Sequence[Runnable | ManualStepPaused]) -> None:
         for pause in entered:
             if isinstance(pause, ManualStepPaused):
                 self.add(pause)
-        runnables = [each for each in entered if isinstance(each, Runnable)]
-        for part in [runnables] if self.room is None else self.room.parts(runnables):
+        runnables = [runnable for runnable in entered if isinstance(runnable, Runnable)]
+        for part in [runnables] if self.limit is None else self.limit.parts(runnables):
             if part:
                 self.add(RunnablesPlanned(run_id=self.run_id, runnables=part, occurred_at=self.now))
-        self.facts += [schedule(each, self.state.start, self.now) for each in runnables]
+        self.facts += [schedule(runnable, self.state.start, self.now) for runnable in runnables]
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _undo_or_end(self) -> None:
-        """Undo the newest step that was not undone yet; end the run when there is none, and nothing is under way."""
+        """Undo the newest step that was not undone yet. End the run when there is none and no visit is open."""
         if self.state.assumed:
             raise StateMissing(f"what run {self.run_id!r} has done is not known")
         under_way = self.state.open
@@ -381,7 +348,7 @@ class _Planning:
 
     @property
     def _compensates(self) -> bool:
-        """Tell whether a step that is still under way would have to be undone once it is done."""
+        """Whether an open step may have to be undone once it is done."""
         return any(step.compensation is not None for step in self.definition.steps.values())
 
     def _next_compensation(self) -> Runnable | None:
@@ -394,14 +361,14 @@ class _Planning:
                 values = ChainMap({step.output: result}, values)  # type: ignore[arg-type]  # read only
             try:
                 taken = bind_compensation(step, values)
-                found = self._runnable(step, COMPENSATE + name, visit, taken, self.now)
-                if self.room is not None:
-                    self.room.check([found])
-            except InvalidInput as problem:  # it cannot be undone, which is told in the end and stops no other one
+                runnable = runnable_of(self.state, step, COMPENSATE + name, visit, taken, self.now)
+                if self.limit is not None:
+                    self.limit.check([runnable])
+            except InvalidInput as problem:  # it cannot be undone: the run's error says so, and the others are undone
                 error: JsonObject = {"code": "invalid_input", "message": str(problem)}
                 self.not_undone.append({"step": name, "error": error})
                 continue
-            return found
+            return runnable
         return None
 
     def _error(self) -> JsonObject:
@@ -413,7 +380,7 @@ class _Planning:
         # What a sibling settled beside this one has just planned never begins: its schedule could come after the end.
         self.facts = [fact for fact in self.facts if not isinstance(fact, AttemptScheduled)]
         facts = plan_end(self.state, status, self.now, error)
-        if self.room is not None and error is not None and not self.room.holds(*facts):
+        if self.limit is not None and error is not None and not self.limit.holds(*facts):
             facts = plan_end(self.state, status, self.now, brief_error(error))
         for fact in facts:
             self.add(fact)

@@ -1,12 +1,14 @@
-"""The small decisions around planning: scheduling, retrying, ending, and what is still to be done. Pure."""
+"""Facts and parts of facts that plans are made of: runnables, pauses, schedules, retries and the end. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from squid_dagster.protocol.errors import InvalidTransition
 from squid_dagster.protocol.facts import (
     AttemptScheduled,
     Fact,
+    ManualStepPaused,
     RunFenced,
     Runnable,
     RunnablesPlanned,
@@ -17,6 +19,7 @@ from squid_dagster.protocol.facts.base import JsonObject
 from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
+from squid_dagster.protocol.threads import idempotency_key, runnable_key
 from squid_dagster.workflow.definition import StepDefinition
 from squid_dagster.workflow.external_step import external_lane
 from squid_dagster.workflow.planner.known_values import state_of
@@ -58,10 +61,10 @@ def plan_end(run: PlanState | RunProjection, status: str, now: datetime, error: 
 
 
 def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[Attempt]:
-    """Give the settled attempts from which something should follow and nothing is on record, oldest first."""
+    """Return the settled attempts from which something should follow and nothing is on record, oldest first."""
     if run.stopped:
         return []
-    found = [
+    settled = [
         attempt
         for key, attempt in attempts.items()
         if attempt.status in _FINAL
@@ -70,11 +73,51 @@ def unprogressed(run: RunProjection, attempts: Mapping[str, Attempt]) -> list[At
         and key not in run.applied
         and f"{attempt.idempotency_key}:{attempt.attempt_number + 1}" not in run.planned
     ]
-    return sorted(found, key=lambda a: (a.settled_at or a.last_at, a.runnable_key))
+    return sorted(settled, key=lambda a: (a.settled_at or a.last_at, a.runnable_key))
+
+
+def runnable_of(
+    state: PlanState, step: StepDefinition, name: str, visit: int, values: JsonObject, visible_at: datetime
+) -> Runnable:
+    """Return the first attempt of a visit; `name` is the step's, or that of its compensation."""
+    run_id, run_priority = state.run_id or "", state.start.priority if state.start is not None else 0
+    optional: dict[str, Any] = {}
+    if step.deadline is not None and name == step.name:
+        optional["deadline"] = deadline_of(step, visible_at)
+    if step.external is not None and name == step.name:
+        optional["external"] = step.external.to_json()
+    return Runnable(
+        run_id=run_id,
+        runnable_key=runnable_key(run_id, name, visit, 1),
+        idempotency_key=idempotency_key(run_id, name, visit),
+        attempt_number=1,
+        queue=queue_of(state),
+        step=name,
+        input=values,
+        visible_at=visible_at,
+        priority=run_priority if step.priority is None else step.priority,
+        max_deliveries=step.max_deliveries,
+        recovery=step.recovery(),
+        **optional,
+    )
+
+
+def pause_of(state: PlanState, step: StepDefinition, visit: int, now: datetime) -> ManualStepPaused:
+    """Return the fact that pauses a run at a manual step."""
+    metadata: JsonObject = {"visit": visit}
+    if step.deadline is not None:
+        metadata["deadline"] = deadline_of(step, now)
+    return ManualStepPaused(
+        run_id=state.run_id or "",
+        step=step.name,
+        kind=step.kind.value,  # type: ignore[arg-type]  # a manual kind
+        metadata=metadata,
+        occurred_at=now,
+    )
 
 
 def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> AttemptScheduled:
-    """Give the fact that puts a planned runnable on its queue; an external one in the lane that no worker serves."""
+    """Return the fact that puts a planned runnable on its queue; an external one in the lane that no worker serves."""
     fingerprint = start.definition_fingerprint if start else None
     return AttemptScheduled(
         run_id=runnable.run_id,
@@ -95,18 +138,18 @@ def schedule(runnable: Runnable, start: RunStarted | None, now: datetime) -> Att
 
 
 def queue_of(run: PlanState | RunProjection) -> str:
-    """Give the one queue that all work of a run goes through."""
+    """Return the one queue that all work of a run goes through."""
     return (run.start.queue if run.start is not None else None) or DEFAULT_QUEUE
 
 
 def deadline_of(step: StepDefinition, starts_at: datetime) -> JsonObject:
-    """Give when a step that starts at that time is due, as its runnable or pause carries it."""
+    """Return when a step that starts at that time is due, as its runnable or pause carries it."""
     assert step.deadline is not None  # noqa: S101  asked for by the caller
     deadline = step.deadline
     due_at = starts_at + deadline.within
-    found: JsonObject = {"due_at": due_at.isoformat()}
+    times: JsonObject = {"due_at": due_at.isoformat()}
     if deadline.due_soon is not None:
-        found["due_soon_at"] = (due_at - deadline.due_soon).isoformat()
+        times["due_soon_at"] = (due_at - deadline.due_soon).isoformat()
     if deadline.escalate_after is not None:
-        found["escalate_at"] = (due_at + deadline.escalate_after).isoformat()
-    return found
+        times["escalate_at"] = (due_at + deadline.escalate_after).isoformat()
+    return times

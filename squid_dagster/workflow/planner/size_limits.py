@@ -1,4 +1,4 @@
-"""Room: whether the facts of a plan can be written down, and what becomes of those that cannot. Pure."""
+"""Size limits of a plan: whether its facts can be written, and how they are split or shortened. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ _SPARE = 1_000  # bytes that a fact has beside its runnables
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How much a plan may write: so many bytes in a fact, and a few times that in all."""
+class SizeLimit:
+    """The bytes that a plan may write: a maximum for each fact, and a few times that in all."""
 
     max_fact_bytes: int
 
     def holds(self, *facts: Fact) -> bool:
-        """Return whether each of the facts can be written down."""
+        """Return whether each of the facts is small enough."""
         try:
             for fact in facts:
                 encode(fact, self.max_fact_bytes)
@@ -34,9 +34,9 @@ class Room:
         return True
 
     def check(self, runnables: Sequence[Runnable]) -> None:
-        """Raise `InvalidInput`, with sizes, if one of the runnables cannot be written down, or not all of them."""
+        """Raise `InvalidInput`, with sizes, if one of the runnables is too large, or all of them together."""
         sizes = [self._size(runnable) for runnable in runnables]
-        most = 3 * commit_bytes(self.max_fact_bytes) // 8  # an input stands in two facts, beside others
+        most = 3 * commit_bytes(self.max_fact_bytes) // 8  # an input is part of two facts, beside others
         if sum(sizes) > most:
             steps = ", ".join(sorted({repr(runnable.step) for runnable in runnables}))
             raise InvalidInput(
@@ -70,10 +70,10 @@ class Room:
 
 def brief_error(error: JsonObject) -> JsonObject:
     """Return what identifies an error, without what makes it large."""
-    found: JsonObject = {name: error[name] for name in ("code", "type") if isinstance(error.get(name), str)}
+    brief: JsonObject = {name: error[name] for name in ("code", "type") if isinstance(error.get(name), str)}
     message = error.get("message")
-    found["message"] = message[:_LONGEST_MESSAGE] if isinstance(message, str) else ""
-    return {**found, "omitted": "the rest of this error is too large to be repeated here"}
+    brief["message"] = message[:_LONGEST_MESSAGE] if isinstance(message, str) else ""
+    return {**brief, "omitted": "the rest of this error is too large to be repeated here"}
 
 
 def _largest(values: JsonObject) -> str:
