@@ -1,4 +1,4 @@
-"""A headless Chromium for tests and pictures: found wherever one is, or installed where the machine lets us.
+"""A headless Chromium for tests and pictures: one that is installed, or can be installed.
 
 `make browser` installs one: Playwright's own, else the system's package. `SQUID_BROWSER` names another one to use.
 """
@@ -46,7 +46,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def _candidates(playwright: Playwright) -> Iterator[str | None]:
-    """Give paths to try; None is Playwright's own."""
+    """Yield paths to try; None is Playwright's own."""
     if named := os.environ.get(BROWSER):
         yield named
         return
@@ -56,7 +56,7 @@ def _candidates(playwright: Playwright) -> Iterator[str | None]:
 
 
 def _arguments() -> list[str]:
-    # Chromium's sandbox cannot be had by root; small containers have little shared memory.
+    # Chromium refuses its sandbox to root; small containers have little shared memory.
     return ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
 
 
@@ -70,7 +70,7 @@ def _starts() -> bool:
 
 
 def install() -> int:
-    """Try what the machine allows until a Chromium starts; 0 when one does."""
+    """Try each way of installing until a Chromium starts. Return 0 when one does."""
     own = [sys.executable, "-m", "playwright"]
     package = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
     ways = [[[*own, "install", "chromium"]]]

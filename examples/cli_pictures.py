@@ -1,6 +1,6 @@
 """`python -m examples.cli_pictures`: a worker is killed in the middle of a step, and another one finishes its run.
 
-Three pictures of what `squid run explain` and `squid run timeline` say of that, as SVG in docs/images. The run is real:
+Three pictures of the output of `squid run explain` and `squid run timeline`, as SVG in docs/images. The run is real:
 an embedded Postgres, two workers as processes, a SIGKILL. Ids of workers are masked, and times begin at nine o'clock.
 """
 
@@ -46,19 +46,19 @@ _FRAME = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTA
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ])(\d\d:\d\d:\d\d)(Z?)")
 
 
-class Camera:
-    """Takes pictures of what commands show, with ids and times that are the same every time."""
+class TerminalPictures:
+    """Pictures of the output of commands, with the same ids and times every time."""
 
     def __init__(self, folder: Path, began: datetime) -> None:
-        """Take the folder, and the time that is shown as nine o'clock."""
+        """Set the folder, and the time that is shown as nine o'clock."""
         self._folder, self._shift = folder, NINE - began.replace(microsecond=0)
         self._workers: dict[str, str] = {}
 
     def take(self, name: str, command: str, shown: "list[RenderableType]") -> None:
-        """Write one picture: the command, and what it shows."""
+        """Write one picture: a command and its output."""
         plain = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True, color_system="truecolor")
-        for each in shown:
-            plain.print(each, highlight=False, markup=False) if isinstance(each, str) else plain.print(each)
+        for part in shown:
+            plain.print(part, highlight=False, markup=False) if isinstance(part, str) else plain.print(part)
         text = Text.from_ansi(self._masked(plain.export_text(styles=True)))
         drawn = Console(width=WIDTH, record=True, file=StringIO(), force_terminal=True, color_system="truecolor")
         drawn.print(text, soft_wrap=True)
@@ -68,8 +68,8 @@ class Camera:
 
     def _masked(self, text: str) -> str:
         names = self._workers
-        text = _WORKER.sub(lambda found: names.setdefault(found[0], f"worker-{len(names) + 1}"), text)
-        return _TIME.sub(lambda found: self._moved(found[0], found[1], found[3]), text)
+        text = _WORKER.sub(lambda match: names.setdefault(match[0], f"worker-{len(names) + 1}"), text)
+        return _TIME.sub(lambda match: self._moved(match[0], match[1], match[3]), text)
 
     def _moved(self, text: str, between: str, zone: str) -> str:
         at = datetime.fromisoformat(text.removesuffix("Z") + "+00:00") + self._shift
@@ -92,7 +92,7 @@ def worker(folder: Path, url: str) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something holds; raises `TimeoutError` when it does not within a minute."""
+    """Wait until a condition holds. Raises `TimeoutError` when it does not within a minute."""
     ends = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > ends:
@@ -105,25 +105,25 @@ def play(folder: Path, url: str, squid: Squid) -> None:
     squid.start("coffee", {"drink": "lungo", "seconds": STEP_SECONDS}, run_id=RUN, actor="ada")
     started = squid.inspect_run(RUN).started_at
     assert started is not None
-    camera = Camera(IMAGES, started)
+    pictures = TerminalPictures(IMAGES, started)
 
     def reason(wanted: str) -> Callable[[], bool]:
         def holds() -> bool:
-            found = squid.explain_run(RUN)
-            return found.reason == wanted and (found.step in (None, SLOW_STEP))
+            explanation = squid.explain_run(RUN)
+            return explanation.reason == wanted and (explanation.step in (None, SLOW_STEP))
 
         return holds
 
     with worker(folder, url) as first:
         wait_for(reason("attempt_claimed"))
-        camera.take("kill-1-claimed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
+        pictures.take("kill-1-claimed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
         first.kill()
         first.wait()
     wait_for(reason("expired_claim"))
-    camera.take("kill-2-killed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
+    pictures.take("kill-2-killed", f"squid run explain {RUN}", explanation_shown(squid.explain_run(RUN), Place()))
     with worker(folder, url):
         wait_for(lambda: squid.inspect_run(RUN).terminal)
-    camera.take("kill-3-done", f"squid run timeline {RUN}", timeline_shown(squid.inspect_run_timeline(RUN)))
+    pictures.take("kill-3-done", f"squid run timeline {RUN}", timeline_shown(squid.inspect_run_timeline(RUN)))
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def opened(url: str) -> Iterator[Squid]:
 
 
 def main() -> int:
-    """Make all pictures; 0 when they are there."""
+    """Write all pictures. Return 0 when they are written."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="squid-pictures-", dir="/tmp") as name:
         folder = Path(name)

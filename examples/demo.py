@@ -1,7 +1,7 @@
 """`make demo`: Dagster's daemon drives the example workflows; one of its run workers is killed in the middle of a step.
 
-Everything happens on an embedded Postgres and a Dagster in a directory of their own, which is gone afterwards. What is
-told at the end comes from the facts in the journal, and from what the steps did outside of it.
+It runs on an embedded Postgres and a Dagster in a directory of their own, which is removed afterwards. The report at
+the end is made of the facts in the journal, and of what the steps did outside of it.
 """
 
 import os
@@ -30,7 +30,7 @@ _RUNS = "{runsOrError(limit: 100) {... on Runs {results {runId jobName status}}}
 
 
 def start_runs(squid: Squid) -> str:
-    """Start runs of every workflow; give the one whose run worker will be killed."""
+    """Start runs of every workflow. Return the one whose run worker will be killed."""
     amounts = [90, 120, 250, 640, 910]
     payments = [{"account_id": f"acct-{amount}", "amount": amount} for amount in amounts]
     squid.start_many("payment_recovery", payments, actor="demo")
@@ -45,7 +45,7 @@ def start_runs(squid: Squid) -> str:
 
 
 def decide(squid: Squid, decided: set[str]) -> None:
-    """Be the person who reviews: approve, and reject what is too much."""
+    """Decide as the reviewer: approve, but reject amounts above 800."""
     for run in squid.list_runs(status="paused").runs:
         amount = squid.inspect_run(run.run_id).input["amount"]
         key = f"review-{run.run_id}"
@@ -69,11 +69,11 @@ def kill_holder(squid: Squid, book: Path, run_id: str) -> bool:
     return False
 
 
-class Play:
-    """The demo while it runs: what was decided and shown, and whether the run worker was killed."""
+class RunningDemo:
+    """The state of the demo: what was decided and shown, and whether the run worker was killed."""
 
     def __init__(self, squid: Squid, book: Path) -> None:
-        """Begin; nothing is killed yet."""
+        """Set the facade and the ledger's path."""
         self._squid, self._book = squid, book
         self._decided: set[str] = set()
         self._shown = ""
@@ -81,7 +81,7 @@ class Play:
         self.killed = False
 
     def watch(self, hit: str) -> None:
-        """Wait until no run is open, or patience is over; decide, kill and show on the way."""
+        """Wait until no run is open, or for `PATIENCE_SECONDS`. Meanwhile decide, kill and show."""
         while self._squid.list_runs(open_only=True, limit=1).runs and time.monotonic() < self._ends:
             self.killed = self.killed or kill_holder(self._squid, self._book, hit)
             decide(self._squid, self._decided)
@@ -94,13 +94,13 @@ class Play:
 
 
 def play(squid: Squid, stack: Stack, book: Path) -> bool:
-    """Start runs and Dagster, kill a run worker, wait for the end; tell whether it went as it should."""
+    """Start runs and Dagster, kill a run worker, wait for the end. Return whether it went as expected."""
     say("==> starting runs: payments with approval, fan-out and join, a nightly cron, a saga, child runs")
     hit = start_runs(squid)
     say("==> starting Dagster: code location, daemon and webserver")
     stack.start()
     say(f"    at {stack.address}; its sensor looks for work and launches runs that drain the queue")
-    running = Play(squid, book)
+    running = RunningDemo(squid, book)
     running.watch(hit)
     runs: list[dict[str, Any]] = stack.ask(_RUNS)["runsOrError"]["results"]
     stack.stop("daemon")  # its schedule may have started another run just now
@@ -116,8 +116,8 @@ def play(squid: Squid, stack: Stack, book: Path) -> bool:
 
 
 def main() -> int:
-    """Run the demo; 0 when all is well."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken down
+    """Run the demo. Return 0 when all is well."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all `finally` blocks run
     with tempfile.TemporaryDirectory(prefix="squid-demo-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         say("==> starting an embedded Postgres")
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def run_in(folder: Path, url: str) -> int:
-    """Run the demo in a folder, on an empty database; 0 when all is well."""
+    """Run the demo in a folder, on an empty database. Return 0 when all is well."""
     book = folder / "ledger.db"
     journal = PostgresStorage(url)
     journal.upgrade()

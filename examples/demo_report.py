@@ -1,4 +1,4 @@
-"""What `make demo` tells at its end: from the facts in the journal, and from what the steps did outside of it."""
+"""The report of `make demo`: made of the facts in the journal, and of what the steps did outside of it."""
 
 import sys
 from collections import Counter
@@ -15,13 +15,13 @@ ACTING = frozenset({"summarise", "publish", "report", "book_flight", "book_hotel
 
 
 def say(text: str = "") -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def tell(squid: Squid, hit: str) -> None:
-    """Show all runs, the story of the one that was hit, and how the one that failed was undone."""
+    """Show all runs, the timeline of the one whose worker was killed, and how the one that failed was undone."""
     page = squid.list_runs(limit=500).runs
     say(f"    {'run':<38}{'workflow':<18}{'status':<12}{'seconds':>8}")
     for run in reversed(page):
@@ -41,7 +41,7 @@ def tell(squid: Squid, hit: str) -> None:
 
 
 def verdict(squid: Squid, journal: PostgresStorage, book: Path, well: bool) -> int:
-    """Compare facts with side effects and print the last line; 0 when all is well."""
+    """Compare facts with side effects and print the last line. Return 0 when all is well."""
     run_ids = [run.run_id for run in squid.list_runs(limit=500).runs]
     entries = journal.read_between(0, journal.cut())
     claims = Counter(e.fact.runnable_key for e in entries if isinstance(e.fact, AttemptClaimed))
@@ -63,7 +63,7 @@ def verdict(squid: Squid, journal: PostgresStorage, book: Path, well: bool) -> i
     doubled += sum(booked.values()) - len(bookings)
 
     anomalies = len(squid.runtime.queries.anomalies(None, 1000)) + len(verify(journal))
-    # One trip is told to fail.
+    # One trip fails on purpose.
     well = well and not lost and not doubled and not anomalies and redelivered > 0 and completed == len(run_ids) - 1
     say(
         f"{'DEMO OK' if well else 'DEMO FAILED'}: runs={len(run_ids)} completed={completed} "

@@ -1,7 +1,7 @@
 """`make dev`: Dagster's UI and daemon around the example workflows, on an embedded Postgres, until Ctrl-C.
 
 Everything is in one folder: `SQUID_DEV_DIR`, else `dev` in the user's data directory. It stays there, so that the next
-`make dev` goes on where this one stopped. Ctrl-C ends all processes, the Postgres too, and gives claims back.
+`make dev` continues where this one stopped. Ctrl-C ends all processes, the Postgres too, and releases claims.
 """
 
 import os
@@ -29,16 +29,16 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run it all until told to stop; 0 when that was asked for, 1 when something did not work."""
+    """Run it all until Ctrl-C or SIGTERM. Return 0 then, 1 when a part did not work."""
     # Also where the shell started this in the background, with SIGINT ignored.
-    for each in _STOPS:
-        signal.signal(each, _interrupt)
+    for number in _STOPS:
+        signal.signal(number, _interrupt)
     try:
         folder = Path(os.environ.get(FOLDER) or default_data_dir() / "dev").absolute()
         server = EmbeddedPostgres(folder / "postgres")
@@ -60,13 +60,13 @@ def main() -> int:
 
 
 def _hold(folder: Path) -> None:
-    """Keep the folder to this process until it ends; two Dagsters in it would take each other's socket away."""
+    """Lock the folder until this process ends: two Dagsters in it would replace each other's socket."""
     if try_lock(folder / "dev.lock") is None:
         raise StackError(f"make dev runs already in {folder}: stop it, or give this one a folder by {FOLDER}")
 
 
 def _serve(folder: Path, url: str) -> None:
-    """Serve until somebody interrupts; raises `StackError` when a part of Dagster does not start, or ends."""
+    """Serve until an interrupt; raises `StackError` when a part of Dagster does not start, or ends."""
     journal = PostgresStorage(url)
     try:
         journal.upgrade()
@@ -87,7 +87,7 @@ def _serve(folder: Path, url: str) -> None:
 
 
 def _port() -> int:
-    """Give the port that was asked for, else Dagster's usual one, else any that is free."""
+    """Return the port of SQUID_DEV_PORT, else Dagster's usual one, else one that is free."""
     named = os.environ.get(PORT)
     if named:
         if not named.isdigit() or not 0 < int(named) < 65_536:
@@ -100,8 +100,8 @@ def _port() -> int:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # Once: a second Ctrl-C would leave processes behind.
-    for each in _STOPS:
-        signal.signal(each, signal.SIG_IGN)
+    for stop in _STOPS:
+        signal.signal(stop, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Fan out and join: three steps work on one text side by side, and the last one begins when all of them are done."""
+"""Fan out and join: three steps read one text at the same time, and the last one begins when all of them are done."""
 
 import time
 from datetime import timedelta
@@ -11,7 +11,7 @@ from squid_dagster import Retry, StepContext, Workflow
 
 class Document(BaseModel):
     title: str
-    seconds: float = 0.2  # how long the model thinks
+    seconds: float = 0.2  # of the model
 
 
 digest = Workflow("digest", payload=Document)
@@ -24,7 +24,7 @@ def fetch(title: str) -> str:
 
 @digest.step(output="summary", retry=Retry(max_attempts=3, initial=timedelta(milliseconds=50), jitter=0.5))
 def summarise(ctx: StepContext, text: str, seconds: float) -> str:
-    """Like a call of a language model: slow, and at times refused for no good reason."""
+    """Simulate a call of a language model: slow, and refused at times."""
     ledger.call(ctx)
     time.sleep(seconds)
     if ctx.attempt == 1 and len(text) % 4 == 0:

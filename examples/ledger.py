@@ -1,6 +1,6 @@
-"""The world outside the journal: a small system of its own that steps act on, and that remembers every call.
+"""A system outside the journal, with a database of its own, that steps act on and that records every call.
 
-It stands for a mail server or a bank: it takes an idempotency key, and does what it is asked for once for each key.
+It stands for a mail server or a bank: it takes an idempotency key, and acts once for each key.
 """
 
 import getpass
@@ -25,14 +25,14 @@ def _open(path: str | Path | None = None) -> sqlite3.Connection:
 
 
 def call(ctx: StepContext) -> None:
-    """Note that a step has begun: also one that will never come to its end."""
+    """Record that a step has begun, also one that never ends."""
     with closing(_open()) as ledger:
         row = (ctx.idempotency_key, ctx.step, ctx.fencing_token, os.getpid())
         ledger.execute("INSERT INTO calls VALUES (?, ?, ?, ?)", row)
 
 
 def act(ctx: StepContext) -> bool:
-    """Do the thing once for the idempotency key; tell whether it was done now."""
+    """Record the effect once for the idempotency key. Return whether it was recorded now."""
     with closing(_open()) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         known = ledger.execute("SELECT 1 FROM effects WHERE key = ?", (ctx.idempotency_key,)).fetchone()
@@ -43,7 +43,7 @@ def act(ctx: StepContext) -> bool:
 
 
 def read(path: Path) -> tuple[Counter[str], Counter[str]]:
-    """Give how often each key was called with, and how often something was done for it."""
+    """Return how often each key was called with, and how many effects it has."""
     with closing(_open(path)) as ledger:
         calls: Counter[str] = Counter(row[0] for row in ledger.execute("SELECT key FROM calls"))
         effects: Counter[str] = Counter(row[0] for row in ledger.execute("SELECT key FROM effects"))
@@ -51,6 +51,6 @@ def read(path: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def callers(path: Path) -> list[tuple[str, int]]:
-    """Give key and process of every call so far."""
+    """Return key and process of every call so far."""
     with closing(_open(path)) as ledger:
         return [(row[0], row[1]) for row in ledger.execute("SELECT key, pid FROM calls")]

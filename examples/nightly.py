@@ -1,4 +1,4 @@
-"""By the clock: one report for each night, however often the clock is read."""
+"""A cron trigger: one run for each night, however often the window is started."""
 
 from pydantic import BaseModel
 

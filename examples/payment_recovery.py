@@ -1,4 +1,4 @@
-"""An invoice that was not paid: wait, ask the gateway, and let a person decide where the machine cannot."""
+"""An invoice that was not paid: wait, check the gateway, and wait for a person's decision above an amount."""
 
 from datetime import timedelta
 from typing import Any
@@ -35,7 +35,7 @@ def check_gateway(ctx: StepContext, invoice: dict[str, Any]) -> dict[str, Any]:
 
 @payment_recovery.step(transactional=True, irreversible=True)
 def book(ctx: StepContext, connection: sqlalchemy.Connection, invoice: dict[str, Any]) -> int:
-    """Written to the journal's own database, in the transaction that completes the step: exactly once."""
+    """Insert into the journal's own database, in the transaction that completes the step: exactly once."""
     row = {"key": ctx.idempotency_key, "amount": invoice["amount"]}
     connection.execute(sqlalchemy.text("INSERT INTO demo_bookings (key, amount) VALUES (:key, :amount)"), row)
     return int(invoice["amount"])

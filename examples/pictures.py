@@ -42,37 +42,37 @@ ops:
 """
 
 
-class Camera:
-    """Takes pictures into a folder."""
+class Screenshots:
+    """Pictures of a page, written into a folder."""
 
     def __init__(self, ui: Ui, folder: Path) -> None:
-        """Make the folder, if it is not there."""
+        """Create the folder if it does not exist."""
         self._ui, self._folder = ui, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def page(self, name: str, height: int) -> None:
-        """Take the page, as it is in a window of that height."""
+        """Write a picture of the page in a window of that height."""
         self._resize(height)
         self._ui.page.screenshot(path=self._path(name), animations="disabled")
 
     def part(self, name: str, part: Locator) -> None:
-        """Take one part of the page, in a window that is large enough for it."""
+        """Write a picture of one part of the page, in a window that is large enough for it."""
         self._resize(2 * HEIGHT, 2 * WIDTH)
         part.screenshot(path=self._path(name), animations="disabled")
 
     def _resize(self, height: int, width: int = WIDTH) -> None:
         self._ui.page.set_viewport_size({"width": width, "height": height})
-        self._ui.page.wait_for_timeout(500)  # what fades in
+        self._ui.page.wait_for_timeout(500)  # for transitions
 
     def _path(self, name: str) -> Path:
         sys.stdout.write(f"    {name}.png\n")
         return self._folder / f"{name}.png"
 
 
-def take(ui: Ui, squid: Squid, camera: Camera) -> None:
-    """Start a run, approve it, and take what a person sees on the way."""
+def take(ui: Ui, squid: Squid, screenshots: Screenshots) -> None:
+    """Start a run, approve it, and write the pictures of what a person sees."""
     ui.fill_launchpad("squid_start", START)
-    camera.page("launchpad", 640)
+    screenshots.page("launchpad", 640)
     ui.launch()
     ui.wait_for_end()
     (run,) = squid.list_runs(limit=1).runs
@@ -80,20 +80,20 @@ def take(ui: Ui, squid: Squid, camera: Camera) -> None:
     ui.fill_launchpad("squid_approve", APPROVE.format(run_id=run.run_id))
     ui.launch()
     ui.wait_for_end()
-    camera.page("approved", 860)
+    screenshots.page("approved", 860)
     ui.open_output()
     for name in ("graph", "timeline"):
-        camera.part(name, ui.open_markdown(name))
+        screenshots.part(name, ui.open_markdown(name))
         ui.close_markdown()
     ui.open("/automation")
     ui.page.get_by_text("squid_recovery_schedule", exact=True).first.wait_for()
-    camera.page("automation", 430)
-    # A drain run tells at its end what it has done: when nothing came for a while.
+    screenshots.page("automation", 430)
+    # A drain run shows its attempts when it ends: when nothing was due for a while.
     claim = next(attempt.owner_id for attempt in squid.inspect_run(run.run_id).attempts if attempt.owner_id)
     ui.open(f"/runs/{claim.removeprefix('dagster:')}")
     ui.wait_for_end()
     ui.open_output()
-    camera.part("attempts", ui.open_markdown("squid/attempts"))
+    screenshots.part("attempts", ui.open_markdown("squid/attempts"))
 
 
 def _wait(condition: Callable[[], bool]) -> None:
@@ -105,7 +105,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def main() -> int:
-    """Make all pictures; 0 when they are there."""
+    """Write all pictures. Return 0 when they are written."""
     with tempfile.TemporaryDirectory(prefix="squid-pictures-", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -124,7 +124,7 @@ def main() -> int:
                     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
                     page.set_default_timeout(_PATIENCE_SECONDS * 1000)
                     ui = Ui(page, stack.address)
-                    take(ui, squid, Camera(ui, IMAGES))
+                    take(ui, squid, Screenshots(ui, IMAGES))
         except NoBrowser as error:
             sys.stderr.write(f"make pictures: {error}\n")
             return 1

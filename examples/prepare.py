@@ -1,4 +1,4 @@
-"""What the example workflows need beside the journal: the table that `payment_recovery` books into.
+"""The table that `payment_recovery` books into, beside the journal.
 
 `make dev` does this by itself. Elsewhere, once, after `squid db upgrade`: `python -m examples.prepare`.
 """
@@ -11,13 +11,13 @@ TABLE = "CREATE TABLE IF NOT EXISTS public.demo_bookings (key text, amount integ
 
 
 def prepare(journal: PostgresStorage) -> None:
-    """Make the table, unless it is there. Raises `StorageUnavailable`."""
+    """Create the table if it does not exist. Raises `StorageUnavailable`."""
     with journal.connection() as connection:
         connection.execute(TABLE)
 
 
 def main() -> int:
-    """Make the table in the database that the environment names."""
+    """Create the table in the database that the environment names."""
     journal = open_journal()
     try:
         prepare(journal)

@@ -1,7 +1,7 @@
 """A Dagster instance in a folder, with its code server, daemon and webserver as processes of this one.
 
 They listen on loopback and on a Unix socket only. Each is the head of a process group, which its run workers belong to,
-so that all of them can be ended by id; a guard ends them too when this process is killed. Nothing is left behind.
+so that all of them can be ended by id; a guard process ends them too when this one is killed.
 """
 
 import json
@@ -70,7 +70,7 @@ class Stack:
         config: str = CONFIG,
         port: int | None = None,
     ) -> None:
-        """Say where, which module holds the location, and what it finds in its environment. Nothing is started."""
+        """Set the folder, the module of the location and its environment. Nothing is started."""
         self.home, self.logs = folder / "home", folder / "logs"
         self._module, self._config = module, config
         self._port = free_port() if port is None else port
@@ -101,7 +101,7 @@ class Stack:
     # --- processes --------------------------------------------------------------------------------------------------
 
     def start(self, *names: str, patience_seconds: float = 60.0) -> None:
-        """Start these parts, or all, if they are not there, and wait until they answer.
+        """Start these parts, or all, if they do not run, and wait until they answer.
 
         Raises:
             StackError: one of them ended, or the location could not be loaded; with the end of its log.
@@ -133,7 +133,7 @@ class Stack:
             self._forget(name)
 
     def stop(self, *names: str, patience_seconds: float = 10.0) -> None:
-        """End these parts, or all, by SIGTERM, run workers too; what is there after a while, by SIGKILL."""
+        """End these parts, or all, by SIGTERM, run workers too; after a while by SIGKILL."""
         self._signal(signal.SIGTERM, names or PARTS)
         ends = time.monotonic() + patience_seconds
         for name in names or PARTS:
@@ -145,7 +145,7 @@ class Stack:
         self.kill(*names)
 
     def wipe(self) -> None:
-        """Remove Dagster's storage directory, with all that Dagster knows. For when nothing runs."""
+        """Remove Dagster's storage directory. Only while no part runs."""
         shutil.rmtree(self.home)
 
     def close(self) -> None:
@@ -162,11 +162,11 @@ class Stack:
         return [name for name, process in self._parts.items() if process.poll() is not None]
 
     def pid(self, name: str) -> int:
-        """Give the process id of a part that runs."""
+        """Return the process id of a part that runs."""
         return self._parts[name].pid
 
     def log(self, name: str, lines: int = 40) -> str:
-        """Give the end of what a part has written."""
+        """Return the last lines of a part's log."""
         path = self.logs / f"{name}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
@@ -216,10 +216,10 @@ class Stack:
         self._guard.stdin.write(f"{line}\n")
         self._guard.stdin.flush()
 
-    # --- what it says -----------------------------------------------------------------------------------------------
+    # --- GraphQL ----------------------------------------------------------------------------------------------------
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Ask the webserver by GraphQL.
+        """Query the webserver by GraphQL.
 
         Raises:
             StackError: the answer is an error.
@@ -236,14 +236,14 @@ class Stack:
 
     def _is_loaded(self) -> bool:
         try:
-            found = self.ask(_LOADED)["workspaceOrError"].get("locationEntries", [])
+            locations = self.ask(_LOADED)["workspaceOrError"].get("locationEntries", [])
         except OSError:
             return False
-        for entry in found:
+        for entry in locations:
             problem = entry["locationOrLoadError"]
             if problem and problem["__typename"] == "PythonError":
                 raise StackError(f"location {entry['name']!r} cannot be loaded: {problem['message']}")
-        return any(entry["locationOrLoadError"] for entry in found)
+        return any(entry["locationOrLoadError"] for entry in locations)
 
 
 _LOADED = """{workspaceOrError {... on Workspace {locationEntries {
@@ -251,7 +251,7 @@ _LOADED = """{workspaceOrError {... on Workspace {locationEntries {
 
 
 def free_port() -> int:
-    """Give a port of the loopback interface that nobody uses now."""
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Dagster's UI as a person uses it, driven in a browser: launch from the launchpad, look at what a run shows."""
+"""Dagster's UI, driven in a browser: launch from the launchpad, and open what a run shows."""
 
 import re
 from pathlib import Path
@@ -16,11 +16,11 @@ class Ui:
     """One page of the browser, at one Dagster."""
 
     def __init__(self, page: Page, address: str) -> None:
-        """Take a page; nothing is opened."""
+        """Set the page and the address. Nothing is opened."""
         self.page, self._address = page, address
 
     def open(self, path: str) -> None:
-        """Go to a path of the webserver."""
+        """Open a path of the webserver."""
         self.page.goto(self._address + path, wait_until="domcontentloaded")
 
     def fill_launchpad(self, job: str, config: str) -> None:
@@ -34,7 +34,7 @@ class Ui:
         self._launch_button().and_(self.page.locator(":enabled")).wait_for()
 
     def launch(self, *, of_no_day: bool = False) -> str:
-        """Click "Launch Run"; give the id of the Dagster run, whose page is open then.
+        """Click "Launch Run"; return the id of the Dagster run, whose page is open then.
 
         Of a job that has days, a run of none in particular is to be confirmed.
         """
@@ -42,12 +42,12 @@ class Ui:
         if of_no_day:
             self.page.get_by_role("button", name="Confirm").click()
         self.page.wait_for_url(_RUN_URL)
-        found = _RUN_URL.search(self.page.url)
-        assert found is not None
-        return found[1]
+        match = _RUN_URL.search(self.page.url)
+        assert match is not None
+        return match[1]
 
     def wait_for_end(self, patience_seconds: float = 60) -> str:
-        """Wait until the run whose page is open has ended; give the event that says so."""
+        """Wait until the run whose page is open has ended; return the event that says so."""
         event = self.page.get_by_text(_ENDED).first
         event.wait_for(timeout=patience_seconds * 1000)
         return event.inner_text()
@@ -66,13 +66,13 @@ class Ui:
         return self._dialog()
 
     def close_markdown(self) -> None:
-        """Close it; what is below is open then."""
+        """Close it; the dialog below is open then."""
         below = self.page.locator(".bp5-dialog").count() - 1
         self._dialog().get_by_role("button", name="Close").click()
         self.page.locator(".bp5-dialog").nth(below).wait_for(state="detached")
 
     def keep(self, folder: Path, name: str) -> None:
-        """Keep the page as it is: a picture, and the document."""
+        """Save the page: a picture, and the document."""
         folder.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=folder / f"{name}.png", animations="disabled")
         (folder / f"{name}.html").write_text(self.page.content())

@@ -1,4 +1,4 @@
-"""A plain worker for the example workflows: no Dagster near it. `python -m examples.worker` goes on until SIGTERM."""
+"""A worker for the example workflows without Dagster. `python -m examples.worker` runs until SIGTERM."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ from squid_dagster import Squid, load_workflows
 
 
 def main() -> int:
-    """Work off the default queue of the journal that the environment names."""
+    """Execute attempts of the default queue of the journal that the environment names."""
     logging.basicConfig(level=logging.INFO)
     with Squid.connect(workflows=load_workflows(MODULES)) as squid:
         sys.stdout.write(f"{squid.worker()}\n")

@@ -1,7 +1,7 @@
 """Commands from the launchpad: jobs that start, approve, reject, resume, cancel, replay and retry.
 
-A job records one signal in the journal, once for each Dagster run however often that is tried, and shows the run as it
-is then. What cannot be done fails the Dagster run with our error's text, and writes nothing.
+A job records one signal in the journal, once for each Dagster run however often that is retried, and shows the run as
+it is then. A command that is refused fails the Dagster run with the error's text, and writes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,15 +43,15 @@ def build_command_jobs(
     """Build the jobs `squid_start`, `squid_approve`, `squid_reject`, `squid_resume`, `squid_cancel`, `squid_replay`
     and `squid_retry`. Each has one op, which needs the resource `squid`.
 
-    `actor` names who asks, from the run's tags for instance; without it that is what the launchpad was told. Every
-    signal says `actor_source: dagster_launchpad` and the Dagster run. `queues` are those that the location serves: a
-    start elsewhere is refused, unless somebody serves that queue or it has been used before.
+    `actor` returns who gives the command, from the run's tags for instance; without it, the launchpad's field counts.
+    Every signal has `actor_source: dagster_launchpad` and the Dagster run. `queues` are those that the location serves:
+    a start on another one is refused, unless a worker serves that queue or it has been used before.
 
     Raises:
         InvalidWorkflow, WorkflowsNotLoaded: as `Squid`.
     """
     registry = Registry(definitions(list(workflows)) if workflows else ())
-    current = [each for each in registry if registry.current(each.name) is each]
+    current = [definition for definition in registry if registry.current(definition.name) is definition]
 
     def start(squid: Squid, config: Any, options: dict[str, Any]) -> Receipt:
         if config.queue is not None:
@@ -66,38 +66,38 @@ def build_command_jobs(
             **options,
         )
 
-    made = _Maker(workflows, actor)
+    jobs = _JobBuilder(workflows, actor)
     return [
-        made.job(names.START_JOB, "squid_start_run", "Start a run of a workflow.", start_config(current), start),
-        made.job(
+        jobs.job(names.START_JOB, "squid_start_run", "Start a run of a workflow.", start_config(current), start),
+        jobs.job(
             names.APPROVE_JOB,
             "squid_approve_run",
             "Approve what a run waits for.",
             DecisionConfig,
             lambda squid, config, options: squid.approve(config.run_id, step=config.step, **options),
         ),
-        made.job(
+        jobs.job(
             names.REJECT_JOB,
             "squid_reject_run",
             "Reject what a run waits for.",
             DecisionConfig,
             lambda squid, config, options: squid.reject(config.run_id, step=config.step, **options),
         ),
-        made.job(
+        jobs.job(
             names.RESUME_JOB,
             "squid_resume_run",
             "Let a paused run go on.",
             DecisionConfig,
             lambda squid, config, options: squid.resume(config.run_id, step=config.step, **options),
         ),
-        made.job(
+        jobs.job(
             names.CANCEL_JOB,
             "squid_cancel_run",
             "End a run as cancelled. Results that come later are refused.",
             CancelConfig,
             lambda squid, config, options: squid.cancel(config.run_id, cascade=config.cascade, **options),
         ),
-        made.job(
+        jobs.job(
             names.REPLAY_JOB,
             "squid_replay_run",
             "Start a new run with the workflow, trigger and payload of an earlier one.",
@@ -106,7 +106,7 @@ def build_command_jobs(
                 config.run_id, allow_irreversible=config.allow_irreversible, **options
             ),
         ),
-        made.job(
+        jobs.job(
             names.RETRY_JOB,
             "squid_retry_attempt",
             "Put a dead letter back on its queue.",
@@ -116,8 +116,8 @@ def build_command_jobs(
     ]
 
 
-class _Maker:
-    """Makes a job of what a command does."""
+class _JobBuilder:
+    """Builds the job of a command."""
 
     def __init__(self, workflows: Workflows, actor: ActorHook | None) -> None:
         self._workflows = workflows
@@ -155,7 +155,7 @@ class _Maker:
 
 
 def _options(context: dg.OpExecutionContext, config: CommandConfig, hook: ActorHook | None) -> dict[str, Any]:
-    # Of a re-execution the first run's id: whoever clicks twice, or whatever Dagster tries again, does it once.
+    # Of a re-execution the first run's id: a second click, or a retry of Dagster's, repeats nothing.
     first = context.run.root_run_id or context.run_id
     return {
         "actor": _actor(context, config, hook),
@@ -180,7 +180,7 @@ def _actor(context: dg.OpExecutionContext, config: CommandConfig, hook: ActorHoo
 
 
 def _check_queue(squid: Squid, queue: str, served: Sequence[str]) -> None:
-    """Raise `NotFound` for a queue that nobody serves and nothing was ever put on: the run would wait for ever."""
+    """Raise `NotFound` for a queue without workers that was never used: the run would wait for ever."""
     check_part(queue, "queue")
     if queue == squid.runtime.queue or queue in served or squid.journal.revision(dispatch_thread(queue)) > 0:
         return
@@ -194,7 +194,7 @@ def _check_queue(squid: Squid, queue: str, served: Sequence[str]) -> None:
 
 
 def _show(context: dg.OpExecutionContext, squid: Squid, receipt: Receipt) -> None:
-    """Tell what was done and show the run. It is done by now: what cannot be shown is no failure."""
+    """Log the command and show the run. The command is done by now: a run that cannot be shown is no failure."""
     done = "was done before, by the same key" if receipt.repeated else "done"
     context.log.info(f"{receipt.signal_type} {done}: run {receipt.run_id}")
     context.instance.add_run_tags(context.run_id, {names.RUN_ID_TAG: receipt.run_id})

@@ -1,4 +1,4 @@
-"""What the launchpad asks for: the configuration of each command, with a description and a default for each field."""
+"""The launchpad's forms: the configuration of each command, with a description and a default for each field."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,14 +80,14 @@ class StartConfig(CommandConfig):
 
 
 def start_config(workflows: Sequence[Definition]) -> type[StartConfig]:
-    """Give the configuration of `squid_start` for these workflows: the first is the default, examples are shown.
+    """Return the configuration of `squid_start` for these workflows: the first is the default, examples are shown.
 
-    The name is a text and no enumeration: a wrong one makes a run that fails with our own words.
+    The name is a text, not an enumeration: a wrong one makes a run that fails with our message.
     """
     if not workflows:
         return StartConfig
-    names = ", ".join(f"`{each.name}`" for each in workflows)
-    examples = "; ".join(f"`{each.name}`: `{example_text(each.payload)}`" for each in workflows)
+    names = ", ".join(f"`{workflow.name}`" for workflow in workflows)
+    examples = "; ".join(f"`{workflow.name}`: `{example_text(workflow.payload)}`" for workflow in workflows)
 
     class LocationStartConfig(StartConfig):
         """What `squid_start` takes in this location."""

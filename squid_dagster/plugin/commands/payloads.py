@@ -1,4 +1,4 @@
-"""Payloads in the launchpad: an example made from a workflow's model, and values that are named instead of typed."""
+"""Payloads in the launchpad: an example made from a workflow's model, and references to values in the environment."""
 
 import json
 import os
@@ -27,15 +27,15 @@ _TEXTS = {
 
 
 def example_payload(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Give a payload of the right shape: a field's own example or default, else a value of its type. Redacted."""
+    """Return an example payload: a field's own example or default, else a value of its type. Redacted."""
     if model is None:
         return {}
     try:
         schema = model.model_json_schema()
-    except PydanticInvalidForJsonSchema:  # a type that JSON Schema has no word for
+    except PydanticInvalidForJsonSchema:  # a type without a JSON schema
         return {name: field.default for name, field in model.model_fields.items() if _plain(field.default)}
-    made = shown(_example(schema, schema.get("$defs", {}), 0))
-    return dict(made) if isinstance(made, dict) else {}
+    example = shown(_example(schema, schema.get("$defs", {}), 0))
+    return dict(example) if isinstance(example, dict) else {}
 
 
 def _plain(value: object) -> bool:
@@ -71,20 +71,20 @@ def _of_type(schema: dict[str, Any], known: dict[str, Any], depth: int) -> Any:
             return [_example(schema["items"], known, depth + 1)] if "items" in schema else []
         case "object":
             fields = schema.get("properties", {})
-            return {name: _example(each, known, depth + 1) for name, each in fields.items()}
+            return {name: _example(field, known, depth + 1) for name, field in fields.items()}
     return None
 
 
 def example_text(model: type[BaseModel] | None) -> str:
-    """Give the example on one line, as JSON: that is YAML, too."""
+    """Return the example on one line, as JSON, which is YAML too."""
     return json.dumps(example_payload(model), ensure_ascii=False, default=str)
 
 
 def with_values(payload: dict[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the payload with the value of `SQUID_PAYLOAD_NAME` in place of every `{"$env": "NAME"}` in it.
 
-    Dagster stores what is typed into the launchpad; the value is read here, in the code location, and goes nowhere but
-    into the journal. Only variables of that prefix can be named: whoever may launch a job may not read all others.
+    Dagster stores what is typed into the launchpad; the value is read here, in the code location, and is written to the
+    journal only. Only variables of that prefix can be named: a user who may launch a job may not read all others.
 
     Raises:
         NotFound: there is no such variable.
@@ -95,7 +95,7 @@ def with_values(payload: dict[str, Any], environ: Mapping[str, str] = os.environ
 
 def _with_values(value: Any, environ: Mapping[str, str]) -> Any:
     if isinstance(value, list):
-        return [_with_values(each, environ) for each in value]
+        return [_with_values(item, environ) for item in value]
     if not isinstance(value, dict):
         return value
     return _value(value[REFERENCE], environ) if value.keys() == {REFERENCE} else with_values(value, environ)
