@@ -1,4 +1,4 @@
-"""`squid status`: one screen that says where the journal is, what there is to do, who does it, and who is needed."""
+"""`squid status`: one screen about the database, queues, workers, and what needs a person."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,12 @@ def status(place: Place, as_json: bool) -> None:
 
     Reads live views alone. Runs and open work are counted up to 10,000 of each kind.
     """
-    from squid_dagster.api import ALIVE_WITHIN
-    from squid_dagster.inspection.attention import attention
+    from squid_dagster.api import Squid
     from squid_dagster.journal.postgres.views.counts import count_runs
-    from squid_dagster.runtime.adapters import adapters
 
     with place.storage() as storage:
-        sides, now = adapters(storage), storage.now()
-        queues, workers = sides.queries.queues(), sides.liveness.workers(ALIVE_WITHIN)
-        needed = attention(storage, sides.queries, queues, workers, now)
+        squid, now = Squid(storage), storage.now()
+        queues, workers, needed = squid.queues(), squid.live_workers(), squid.attention()
         serving = [row for row in workers if row.queues]
         facts = {
             "database": _database(storage, place),

@@ -1,4 +1,4 @@
-"""What of a whole journal needs a person: one line for each kind of trouble, with the commands that help.
+"""`attention`: what of a whole journal needs a person. One line for each kind of trouble, with commands that help.
 
 Costs what is open and what is shown, never what has ended.
 """
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from squid_dagster.inspection.attention_items import DEAD_LETTER, QUARANTINED, WAITING, AttentionItem, open_items
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView, open_deadlines
 from squid_dagster.inspection.display import span
 from squid_dagster.inspection.hold import Worker
-from squid_dagster.inspection.run_list import RunSummary, list_runs
 from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.queries import JournalQueries, QueueRow
 from squid_dagster.journal.contract.storage import Storage
@@ -27,7 +27,7 @@ _URGENT = frozenset({DeadlineState.DUE_SOON, DeadlineState.OVERDUE, DeadlineStat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One kind of trouble: at least `count` of it (`more` tells that there is more), and some of the runs concerned."""
+    """One kind of trouble: `count` of it, or with `more` at least so many, and some of the runs concerned."""
 
     kind: str
     count: int
@@ -39,62 +39,66 @@ class Attention:
 
 
 def attention(
-    storage: PostgresStorage,
+    storage: Storage,
     queries: JournalQueries,
     queues: Sequence[QueueRow],
     workers: Sequence[WorkerRow],
     now: datetime,
 ) -> list[Attention]:
-    """Say what needs a person, most urgent first."""
-    found = [_quarantined(queries), _dead_letters(queries), *_waiting(storage, queries, now)]
-    found += [_abandoned(worker) for worker in workers]
-    lonely = {lane.queue for lane in due_for_workers(storage) if not serving(lane.queue, workers)}
-    found += [each for row in queues for each in _of_queue(row, row.queue in lonely, now)]
-    return [each for each in found if each is not None]
+    """Return what needs a person, most urgent first. Beside Postgres, due external steps count as due for workers."""
+    troubles = [_quarantined(queries), _dead_letters(queries), *_waiting(storage, queries, now)]
+    troubles += [_abandoned(worker) for worker in workers]
+    if isinstance(storage, PostgresStorage):
+        due = {lane.queue for lane in due_for_workers(storage)}
+    else:
+        due = {row.queue for row in queues if not row.paused and row.visible + row.expired}
+    unserved = {queue for queue in due if not serving(queue, workers)}
+    troubles += [trouble for row in queues for trouble in _of_queue(row, row.queue in unserved, now)]
+    return [trouble for trouble in troubles if trouble is not None]
 
 
 def due_for_workers(storage: PostgresStorage) -> list[DueLane]:
-    """Give the lanes with work that a worker could claim now: none of a paused queue, none that is done elsewhere."""
+    """Return the lanes with work that a worker could claim now: none of a paused queue, none that is done elsewhere."""
     elsewhere = external_lane(None)
     return [lane for lane in due_lanes(storage) if not lane.paused and not lane.definition.endswith(elsewhere)]
 
 
 def serving(queue: str, workers: Sequence[Worker]) -> list[Worker]:
-    """Give the workers that take work from a queue."""
+    """Return the workers that take work from a queue."""
     return [worker for worker in workers if queue in worker.queues]
 
 
 def _quarantined(queries: JournalQueries) -> Attention | None:
-    page = list_runs(queries, status="quarantined", limit=MOST)
-    if not page.runs:
+    items, following = open_items(queries, QUARANTINED, limit=MOST)
+    if not items:
         return None
     return Attention(
         kind="quarantined",
-        count=len(page.runs),
-        more=page.next_cursor is not None,
-        summary=f"{_several(page.runs, page.next_cursor)} stopped: an entry of theirs cannot be read",
-        commands=(f"squid run explain {page.runs[0].run_id}", "squid journal verify"),
-        run_ids=tuple(run.run_id for run in page.runs),
+        count=len(items),
+        more=following is not None,
+        summary=f"{_several(items, following)} stopped: an entry of theirs cannot be read",
+        commands=(f"squid run explain {items[0].run_id}", "squid journal verify"),
+        run_ids=_run_ids(items),
     )
 
 
 def _dead_letters(queries: JournalQueries) -> Attention | None:
-    found = queries.dead_letters(None, MOST + 1)
-    if not found:
+    items, _ = open_items(queries, DEAD_LETTER, limit=MOST + 1)
+    if not items:
         return None
-    count, more = min(len(found), MOST), len(found) > MOST
+    count, more = min(len(items), MOST), len(items) > MOST
     return Attention(
         kind="dead_letters",
         count=count,
         more=more,
         summary=f"{count}{'+' if more else ''} dead letters wait for somebody to retry them",
-        commands=("squid queue dead", f"squid queue retry {found[0].run_id}"),
-        run_ids=tuple(dict.fromkeys(each.run_id for each in found[:MOST])),
+        commands=("squid queue dead", f"squid queue retry {items[0].run_id}"),
+        run_ids=_run_ids(items[:MOST]),
     )
 
 
 def _abandoned(worker: WorkerRow) -> Attention | None:
-    """Tell of a worker that has left cancelled steps behind, which do not end."""
+    """Return the trouble of a worker that has abandoned cancelled steps which do not end."""
     count = worker.details.get("abandoned")
     if not isinstance(count, int) or count < 1:
         return None
@@ -111,28 +115,32 @@ def _abandoned(worker: WorkerRow) -> Attention | None:
 
 
 def _waiting(storage: Storage, queries: JournalQueries, now: datetime) -> list[Attention | None]:
-    page = list_runs(queries, status="paused", limit=MOST)
-    if not page.runs:
+    items, following = open_items(queries, WAITING, limit=MOST)
+    if not items:
         return []
-    first = page.runs[0]
+    first = items[0]
     verb = "approve" if first.manual_kind == "approval" else "resume"
     waiting = Attention(
         kind="waiting",
-        count=len(page.runs),
-        more=page.next_cursor is not None,
-        summary=f"{_several(page.runs, page.next_cursor)} waiting for a person",
+        count=len(items),
+        more=following is not None,
+        summary=f"{_several(items, following)} waiting for a person",
         commands=("squid run list --status paused", f"squid run {verb} {first.run_id} -m MODULE"),
-        run_ids=tuple(run.run_id for run in page.runs),
+        run_ids=_run_ids(items),
     )
-    return [_deadlines(storage, page.runs[:_JUDGED], now), waiting]
+    return [_deadlines(storage, _run_ids(items[:_JUDGED]), now), waiting]
 
 
-def _deadlines(storage: Storage, runs: Sequence[RunSummary], now: datetime) -> Attention | None:
+def _run_ids(items: Sequence[AttentionItem]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item.run_id for item in items if item.run_id is not None))
+
+
+def _deadlines(storage: Storage, run_ids: Sequence[str], now: datetime) -> Attention | None:
     urgent: list[tuple[datetime, str, DeadlineView]] = []
-    for run in runs:
-        deadlines = open_deadlines(read_record(storage, run.run_id).unit.run, now)
+    for waiting_id in run_ids:
+        deadlines = open_deadlines(read_record(storage, waiting_id).unit.run, now)
         if deadlines and deadlines[0].state in _URGENT:
-            urgent.append((deadlines[0].due_at, run.run_id, deadlines[0]))
+            urgent.append((deadlines[0].due_at, waiting_id, deadlines[0]))
     if not urgent:
         return None
     _, run_id, first = min(urgent, key=lambda each: each[:2])
@@ -147,14 +155,14 @@ def _deadlines(storage: Storage, runs: Sequence[RunSummary], now: datetime) -> A
     )
 
 
-def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
+def _of_queue(row: QueueRow, is_unserved: bool, now: datetime) -> list[Attention]:
     due = row.visible + row.expired
     attempts = "1 attempt" if due == 1 else f"{due} attempts"
     claims = "1 claim" if row.expired == 1 else f"{row.expired} claims"
     since = f", the oldest for {span(now - row.oldest_due_at)}" if row.oldest_due_at is not None else ""
-    found: list[Attention] = []
+    troubles: list[Attention] = []
     if due and row.paused:
-        found.append(
+        troubles.append(
             Attention(
                 kind="queue_paused",
                 count=due,
@@ -163,8 +171,8 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
                 commands=(f"squid queue resume {row.queue}",),
             )
         )
-    elif is_lonely:
-        found.append(
+    elif is_unserved:
+        troubles.append(
             Attention(
                 kind="no_worker",
                 count=due,
@@ -174,7 +182,7 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
             )
         )
     if row.expired:
-        found.append(
+        troubles.append(
             Attention(
                 kind="expired_leases",
                 count=row.expired,
@@ -183,8 +191,9 @@ def _of_queue(row: QueueRow, is_lonely: bool, now: datetime) -> list[Attention]:
                 commands=(f"squid queue inspect {row.queue}", "squid recover -m MODULE"),
             )
         )
-    return found
+    return troubles
 
 
-def _several(runs: Sequence[RunSummary], more: object) -> str:
-    return f"{len(runs)}+ runs are" if more is not None else "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
+def _several(items: Sequence[AttentionItem], following: object) -> str:
+    count = f"{len(items)}+" if following is not None else str(len(items))
+    return "1 run is" if count == "1" else f"{count} runs are"

@@ -8,9 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Unpack
 
+from squid_dagster.inspection.attention import Attention, attention
+from squid_dagster.inspection.attention_items import ItemCursor, ItemPage, open_items
 from squid_dagster.inspection.explain.case import Case, QueueState, make_case
 from squid_dagster.inspection.explain.explanation import Explanation, explain
 from squid_dagster.inspection.graph.run_graph import RunGraph, graph
+from squid_dagster.inspection.hold import HELD
 from squid_dagster.inspection.queue_state import read_queue_state
 from squid_dagster.inspection.run_list import DEFAULT_LIMIT, RunFilters, RunPage, list_runs
 from squid_dagster.inspection.run_record import Record, read_record
@@ -149,6 +152,26 @@ class Inspection:
         []
         """
         return self._liveness.workers(ALIVE_WITHIN)
+
+    def attention(self) -> list[Attention]:
+        """Return what needs a person, one line for each kind of trouble, most urgent first.
+
+        >>> [(trouble.kind, trouble.run_ids == (run_id,)) for trouble in squid.attention()]
+        [('waiting', True)]
+        """
+        return attention(self._storage, self._queries, self.queues(), self.live_workers(), self._storage.now())
+
+    def attention_items(self, kind: str, limit: int = 100, cursor: ItemCursor = None) -> ItemPage:
+        """Return a page of what needs a person, of one kind: waiting, dead_letter, held or quarantined.
+
+        >>> [item.step for item in squid.attention_items("waiting").items if item.run_id == run_id]
+        ['review']
+
+        Raises:
+            InvalidArgument: an unknown kind, a bad limit, or a cursor of another listing.
+        """
+        workers = self.live_workers() if kind == HELD else None
+        return open_items(self._queries, kind, limit=limit, cursor=cursor, registry=self._definitions, workers=workers)
 
     def _record(self, run_id: str, at_revision: int | None, at: datetime | None) -> Record:
         if at is not None and at_revision is None and at >= self._storage.now():

@@ -6,7 +6,7 @@ Exports everything that a code location needs. Requires the extra `squid-dagster
 from dagster_shared.libraries import DagsterLibraryRegistry
 
 from squid_dagster import __version__
-from squid_dagster.plugin.attention.items import AttentionItem
+from squid_dagster.inspection.attention_items import AttentionItem
 from squid_dagster.plugin.attention.sensor import build_attention_sensor
 from squid_dagster.plugin.commands.jobs import build_command_jobs
 from squid_dagster.plugin.component import SquidComponent

@@ -11,11 +11,11 @@ import pytest
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.storage import PostgresStorage
+from squid_dagster.plugin import AttentionItem
 from squid_dagster.plugin.attention import cursor as attention_memory
 from squid_dagster.plugin.attention import items
 from squid_dagster.plugin.attention import sensor as attention
 from squid_dagster.plugin.attention.cursor import Memory
-from squid_dagster.plugin.attention.items import AttentionItem
 from squid_dagster.plugin.attention.sensor import build_attention_sensor
 from squid_dagster.plugin.resource import SquidResource
 from tests import facts

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.timeout(900)  # hundreds of processes, on a machine tha
 
 # Calls that no scenario can interrupt between two appends, and why.
 WITHOUT_A_WINDOW = {
-    "journal/fold_store/dispatch_store.py _write: self._storage.commit": "one append, where commits span threads",
-    "journal/fold_store/dispatch_store.py commit_in_order: storage.commit": "one append, where commits span threads",
+    "journal/fold_store/commits.py commit_group: storage.commit": "one append, where commits span threads",
+    "journal/fold_store/commits.py commit_in_order: storage.commit": "one append, where commits span threads",
     "runtime/execution/transactional_steps.py run_transactional: store.settle_within": "one transaction with the step",
-    "runtime/worker/committer.py give_back: self._runtime.dispatch.release": "one append",
+    "runtime/worker/committer.py release: self._runtime.dispatch.release": "one append",
     "runtime/leases/lease_backend.py claim: runtime.dispatch.claim": "one append",
     "runtime/leases/lease_backend.py extended: runtime.dispatch.heartbeat": "one append",
     "runtime/leases/claim_by_key.py claim_item: runtime.command": "one append",
@@ -46,9 +46,9 @@ WITHOUT_A_WINDOW = {
 }
 # What `Squid` offers without writing anything.
 READS = {
-    "close", "connect", "dead_letters", "dispatch_agent", "explain_run", "inspect_queue", "inspect_run",
-    "inspect_run_graph", "inspect_run_timeline", "journal", "list_runs", "live_workers", "new_worker", "queues",
-    "workflow_agent",
+    "attention", "attention_items", "close", "connect", "dead_letters", "dispatch_agent", "explain_run",
+    "inspect_queue", "inspect_run", "inspect_run_graph", "inspect_run_timeline", "journal", "list_runs",
+    "live_workers", "new_worker", "queues", "workflow_agent",
 }  # fmt: skip
 STORAGE_READS = {
     "atomic_across_threads", "max_fact_bytes", "now", "find_commit", "read", "revision", "cut", "read_between",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from squid_dagster.plugin.attention.items import KINDS, Anchor, Place
+from squid_dagster.inspection.attention_items import KINDS, ItemCursor
+from squid_dagster.plugin.attention.items import Anchor
 
 VERSION = 1
 MAX_OPEN = 2000  # of each kind: beyond that a pass ends, and what it did not reach is not told one by one
@@ -22,7 +23,7 @@ class Pass:
 
     told: set[str] = field(default_factory=set)
     met: set[str] = field(default_factory=set)
-    place: Place = None
+    place: ItemCursor = None
 
     def knows(self, key: str) -> bool:
         """Tell whether this was told."""
@@ -34,7 +35,7 @@ class Pass:
         if told:
             self.told.add(_mark(key))
 
-    def turn(self, place: Place) -> None:
+    def turn(self, place: ItemCursor) -> None:
         """Go on from there next time. At the end, forget what is not open any more, and begin again."""
         self.place = place
         if place is None or len(self.met) >= MAX_OPEN:
@@ -77,7 +78,7 @@ class Memory:
         return json.dumps(whole, separators=(",", ":"))
 
 
-def _place(value: object) -> Place:
+def _place(value: object) -> ItemCursor:
     return value if isinstance(value, str) or (isinstance(value, int) and value > 0) else None
 
 

@@ -10,15 +10,9 @@ from collections.abc import Callable
 import dagster as dg
 
 from squid_dagster.api import Squid
+from squid_dagster.inspection.attention_items import KINDS, AttentionItem
 from squid_dagster.plugin.attention.cursor import Memory
-from squid_dagster.plugin.attention.items import (
-    KINDS,
-    AttentionItem,
-    anomalies_after,
-    anomaly_items,
-    described,
-    look,
-)
+from squid_dagster.plugin.attention.items import anomalies_after, anomaly_items, described, look
 from squid_dagster.plugin.builders import builds
 from squid_dagster.plugin.failures import run_tick
 from squid_dagster.plugin.names import ATTENTION_SENSOR

@@ -69,6 +69,8 @@ def squid_calls() -> dict[str, Make]:
         "Squid.dead_letters": lambda w: Call(w.squid.dead_letters, {}),
         "Squid.dispatch_agent": lambda w: Call(w.squid.dispatch_agent, {}),
         "Squid.workflow_agent": lambda w: Call(w.squid.workflow_agent, {"run_id": w.open}),
+        "Squid.attention": lambda w: Call(w.squid.attention),
+        "Squid.attention_items": lambda w: Call(w.squid.attention_items, {"kind": "waiting"}),
         "Squid.queues": lambda w: Call(w.squid.queues),
         "Squid.inspect_queue": lambda w: Call(w.squid.inspect_queue, {"queue": w.queue}),
         "Squid.live_workers": lambda w: Call(w.squid.live_workers),

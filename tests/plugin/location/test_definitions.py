@@ -8,8 +8,8 @@ import pytest
 
 from squid_dagster import InvalidArgument, InvalidThread, InvalidWorkflow
 from squid_dagster.api import Squid
+from squid_dagster.inspection.attention_items import WAITING
 from squid_dagster.plugin import DrainConfig, SquidResource, names, squid_definitions
-from squid_dagster.plugin.attention.items import WAITING
 from squid_dagster.plugin.dispatch.job import DRAIN_OP
 from squid_dagster.workflow import Cron, Workflow
 from squid_dagster.workflow.errors import WorkflowsNotLoaded
