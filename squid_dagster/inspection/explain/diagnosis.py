@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.explain.reasons import Finding
-from squid_dagster.inspection.explain.rules_blocked_runs import (
+from squid_dagster.inspection.explain.reasons import Diagnosis
+from squid_dagster.inspection.explain.rules.blocked_runs import (
     dead_letter,
     failure_pending_apply,
     held,
@@ -12,8 +12,8 @@ from squid_dagster.inspection.explain.rules_blocked_runs import (
     pending_schedule,
     result_pending_apply,
 )
-from squid_dagster.inspection.explain.rules_external_steps import waiting_external
-from squid_dagster.inspection.explain.rules_queued_work import (
+from squid_dagster.inspection.explain.rules.external_steps import waiting_external
+from squid_dagster.inspection.explain.rules.queued_work import (
     attempt_claimed,
     attempt_visible,
     compensating,
@@ -24,9 +24,9 @@ from squid_dagster.inspection.explain.rules_queued_work import (
     queue_paused,
     scheduled_for_later,
 )
-from squid_dagster.inspection.explain.rules_stopped_runs import not_started, quarantined, terminal, unreadable_entry
+from squid_dagster.inspection.explain.rules.run_ends import not_started, quarantined, terminal, unreadable_entry
 
-RULES: tuple[Callable[[Case], Finding | None], ...] = (
+RULES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     terminal,
     quarantined,
     unreadable_entry,
@@ -49,6 +49,6 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
 )
 
 
-def diagnose(case: Case) -> Finding:
+def diagnose(case: Case) -> Diagnosis:
     """Say why a run stands where it stands. Pure, and there is always an answer."""
     return next((found for rule in RULES if (found := rule(case)) is not None), None) or nothing_open(case)

@@ -1,4 +1,4 @@
-"""What an explanation is made of: the reasons that there are, the actions that it can name, and one finding."""
+"""What an explanation is made of: its reason, the actions that it names, and what a rule returns."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -46,8 +46,8 @@ class Action(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule found out; `proofs` are the facts that say so."""
+class Diagnosis:
+    """What a rule returns; `proofs` are the facts that say so."""
 
     reason: RunReason
     summary: str
@@ -58,20 +58,20 @@ class Finding:
 
 
 def wait(note: str) -> Action:
-    """Give the advice to leave it alone."""
+    """Return the advice to leave it alone."""
     return Action("wait", None, note)
 
 
 def recover() -> Action:
-    """Give the call that closes what a crash left open; any worker does the same by and by."""
+    """Return the call that closes what a crash left open; any worker does the same by and by."""
     return Action("recover", "squid.recover()", "recovery closes what a crash has left open; it is safe at any time")
 
 
 def cancel(run_id: str) -> Action:
-    """Give the call that ends the run."""
+    """Return the call that ends the run."""
     return Action("cancel", f"squid.cancel({run_id!r})")
 
 
 def inspect_history(run_id: str) -> Action:
-    """Give the call that shows every fact of the run."""
+    """Return the call that shows every fact of the run."""
     return Action("inspect_history", f"squid.inspect_run({run_id!r}, include_history=True)")

@@ -5,7 +5,15 @@ from typing import Any
 
 from squid_dagster.inspection.display import brief, message_of, shown, span, when
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, inspect_history, recover, wait
+from squid_dagster.inspection.explain.reasons import (
+    Action,
+    Diagnosis,
+    RunReason,
+    cancel,
+    inspect_history,
+    recover,
+    wait,
+)
 from squid_dagster.inspection.fact_sentences import named
 from squid_dagster.inspection.hold import Worker, executes
 from squid_dagster.inspection.run_record import RETRY
@@ -14,7 +22,7 @@ from squid_dagster.protocol.folds.attempt import Attempt, AttemptStatus, definit
 from squid_dagster.workflow.authoring.draft import StepKind
 
 
-def queue_paused(case: Case) -> Finding | None:
+def queue_paused(case: Case) -> Diagnosis | None:
     """Explain a run with work that could be claimed, were its queue not paused."""
     due = (*case.visible, *case.expired)
     if not due or not case.queue_paused:
@@ -22,7 +30,7 @@ def queue_paused(case: Case) -> Finding | None:
     state = case.queue_state
     fact = state.fact if state is not None else None
     since = f" since {when(state.since)}" if state is not None and state.since is not None else ""
-    return Finding(
+    return Diagnosis(
         RunReason.QUEUE_PAUSED,
         f"Queue {case.queue!r} is paused{since}: nobody can claim step {due[0].step!r} until it is resumed.",
         due[0].step,
@@ -32,12 +40,12 @@ def queue_paused(case: Case) -> Finding | None:
     )
 
 
-def no_worker_for_queue(case: Case) -> Finding | None:
+def no_worker_for_queue(case: Case) -> Diagnosis | None:
     """Explain a run with work on a queue that no live worker serves."""
     due = (*case.visible, *case.expired)
     if not due or case.workers is None or _serving(case):
         return None
-    return Finding(
+    return Diagnosis(
         RunReason.NO_WORKER_FOR_QUEUE,
         f"{named(due[0].step)} has been waiting for {_waited(case, due[0])}, "
         f"but no live worker has announced itself for queue {case.queue!r}.",
@@ -48,7 +56,7 @@ def no_worker_for_queue(case: Case) -> Finding | None:
     )
 
 
-def no_worker_for_definition(case: Case) -> Finding | None:
+def no_worker_for_definition(case: Case) -> Diagnosis | None:
     """Explain a run with work that no worker of its queue has the definition of."""
     due = (*case.visible, *case.expired)
     if not due or case.workers is None or any(_takers(case, each) for each in due):
@@ -56,7 +64,7 @@ def no_worker_for_definition(case: Case) -> Finding | None:
     first = due[0]
     version = f"version {first.definition_version!r} of " if first.definition_version is not None else ""
     mark = f" (fingerprint {first.definition_fingerprint[:12]})" if first.definition_fingerprint else ""
-    return Finding(
+    return Diagnosis(
         RunReason.NO_WORKER_FOR_DEFINITION,
         f"{named(first.step)} has been waiting for {_waited(case, first)}, but none of the live workers of queue "
         f"{case.queue!r} has {version}workflow {first.workflow!r}{mark}.",
@@ -80,7 +88,7 @@ def no_worker_for_definition(case: Case) -> Finding | None:
     )
 
 
-def expired_claim(case: Case) -> Finding | None:
+def expired_claim(case: Case) -> Diagnosis | None:
     """Explain a run with an attempt whose worker has let its lease run out."""
     if not case.expired:
         return None
@@ -88,7 +96,7 @@ def expired_claim(case: Case) -> Finding | None:
     over = _waited(case, first)
     spent = out_of_deliveries(first)
     next_ = "becomes a dead letter" if spent else _next_delivery(first)
-    return Finding(
+    return Diagnosis(
         RunReason.EXPIRED_CLAIM,
         f"Worker {first.owner_id!r} let its lease on step {first.step!r} run out {over} ago: "
         f"with the next claim on the queue the attempt {next_}.",
@@ -112,14 +120,14 @@ def _next_delivery(attempt: Attempt) -> str:
     return "is handed to another worker, once it has nothing else to do: it is the last delivery"
 
 
-def compensating(case: Case) -> Finding | None:
+def compensating(case: Case) -> Diagnosis | None:
     """Explain a run that has failed and is being undone before it ends."""
     at_work = (*case.claimed, *case.visible)
     if case.failure is None or not at_work:
         return None
     first = at_work[0]
     doing = f"worker {first.owner_id!r} is at it" if first.owner_id is not None else "it waits for a worker"
-    return Finding(
+    return Diagnosis(
         RunReason.COMPENSATING,
         f"The run has failed ({message_of(case.failure)}) and ends once everything is undone. "
         f"{named(first.step)} is next, and {doing}.",
@@ -130,7 +138,7 @@ def compensating(case: Case) -> Finding | None:
     )
 
 
-def attempt_visible(case: Case) -> Finding | None:
+def attempt_visible(case: Case) -> Diagnosis | None:
     """Explain a run with work that any worker may claim now."""
     if not case.visible:
         return None
@@ -140,7 +148,7 @@ def attempt_visible(case: Case) -> Finding | None:
     busy = f"; other attempts of the run are being worked on ({len(case.claimed)})" if case.claimed else ""
     busy += f"; all live workers that could take it are busy ({len(takers)})" if full else ""
     more = (Action("start_worker", f"squid.worker({case.queue!r})"),) if full else ()
-    return Finding(
+    return Diagnosis(
         RunReason.ATTEMPT_VISIBLE,
         f"{named(first.step)} has been waiting for a worker of queue {case.queue!r} for {_waited(case, first)}{busy}.",
         first.step,
@@ -150,7 +158,7 @@ def attempt_visible(case: Case) -> Finding | None:
     )
 
 
-def attempt_claimed(case: Case) -> Finding | None:
+def attempt_claimed(case: Case) -> Diagnosis | None:
     """Explain a run with work that a worker holds."""
     if not case.claimed:
         return None
@@ -158,7 +166,7 @@ def attempt_claimed(case: Case) -> Finding | None:
     claim = case.record.last("attempt_claimed", first.runnable_key)
     since = f" for {span(case.now - claim.fact.occurred_at)}" if claim is not None else ""
     until = f" (lease until {when(first.lease_until)})" if first.lease_until is not None else ""
-    return Finding(
+    return Diagnosis(
         RunReason.ATTEMPT_CLAIMED,
         f"Worker {first.owner_id!r} works on step {first.step!r}{since}{until}.",
         first.step,
@@ -174,13 +182,13 @@ def attempt_claimed(case: Case) -> Finding | None:
     )
 
 
-def scheduled_for_later(case: Case) -> Finding | None:
+def scheduled_for_later(case: Case) -> Diagnosis | None:
     """Explain a run whose next attempt is not due yet: a retry, a deferral, a wait, or something else."""
     if not case.scheduled:
         return None
     first = case.scheduled[0]
     reason, clause, more = _why_later(case, first)
-    return Finding(
+    return Diagnosis(
         reason,
         f"{clause} at {when(first.visible_at)}, in {span(first.visible_at - case.now)}.",
         first.step,
@@ -213,7 +221,7 @@ def _why_later(case: Case, attempt: Attempt) -> tuple[RunReason, str, dict[str, 
     return RunReason.ATTEMPT_SCHEDULED_FOR_LATER, f"{named(attempt.step)} becomes visible", {}
 
 
-def nothing_open(case: Case) -> Finding:
+def nothing_open(case: Case) -> Diagnosis:
     """Explain a run of which no attempt is open; every run that no other rule explains ends up here."""
     run, run_id = case.run, case.record.run_id
     reason, proof = RunReason.WAITING_FOR_DISPATCH, case.record.last("runnables_planned")
@@ -234,7 +242,7 @@ def nothing_open(case: Case) -> Finding:
         "applied_count": len(run.applied),
         "attempt_count": len(case.record.unit.dispatch.attempts),
     }
-    return Finding(reason, summary, None, counts, (inspect_history(run_id), cancel(run_id)), (proof,))
+    return Diagnosis(reason, summary, None, counts, (inspect_history(run_id), cancel(run_id)), (proof,))
 
 
 def _origin(case: Case, attempt: Attempt) -> Entry | None:

@@ -4,11 +4,11 @@ from typing import Any
 
 from squid_dagster.inspection.display import message_of, shown, shown_object, span, when
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, recover
+from squid_dagster.inspection.explain.reasons import Action, Diagnosis, RunReason, cancel, recover
 from squid_dagster.protocol.folds.attempt import Attempt
 
 
-def manual(case: Case) -> Finding | None:
+def manual(case: Case) -> Diagnosis | None:
     """Explain a run that stands still until a person decides."""
     state = case.run.manual_state
     if state is None:
@@ -33,7 +33,7 @@ def manual(case: Case) -> Finding | None:
         details["held"] = case.hold._asdict()
         actions.insert(0, _register(case))
         summary += " Its definition is not registered here, so that a decision would be refused."
-    return Finding(
+    return Diagnosis(
         RunReason.MANUAL_INTERVENTION_REQUIRED,
         summary,
         state.step,
@@ -43,7 +43,7 @@ def manual(case: Case) -> Finding | None:
     )
 
 
-def held(case: Case) -> Finding | None:
+def held(case: Case) -> Diagnosis | None:
     """Explain a run whose definition is not registered."""
     hold = case.hold
     if hold is None:
@@ -52,7 +52,7 @@ def held(case: Case) -> Finding | None:
     have = "no definition of it is registered here, and no live worker announces it"
     if hold.current_fingerprint is not None:
         have = f"registered is version {hold.current_version!r} (fingerprint {hold.current_fingerprint[:12]})"
-    return Finding(
+    return Diagnosis(
         RunReason.HELD,
         f"The run was started with {persisted} (fingerprint {hold.persisted_fingerprint[:12]}), but {have}: "
         "it goes on once its own version is registered.",
@@ -72,7 +72,7 @@ def _whose(case: Case, attempt: Attempt, alone: bool) -> str:
     return " It may have run beside others in its worker, one of which may have ended the process."
 
 
-def dead_letter(case: Case) -> Finding | None:
+def dead_letter(case: Case) -> Diagnosis | None:
     """Explain a run with an attempt that was handed out as often as it may be, and never finished."""
     if not case.missing.dead_letters:
         return None
@@ -80,7 +80,7 @@ def dead_letter(case: Case) -> Finding | None:
     times = "once" if first.deliveries == 1 else f"{first.deliveries} times"
     claim = case.record.last("attempt_claimed", first.runnable_key)
     alone = claim is not None and bool(getattr(claim.fact, "alone", None))
-    return Finding(
+    return Diagnosis(
         RunReason.DEAD_LETTER,
         f"Step {first.step!r} was handed out {times} and never finished; "
         f"it is a dead letter, and nobody tries again by themselves.{_whose(case, first, alone)}",
@@ -106,12 +106,12 @@ def dead_letter(case: Case) -> Finding | None:
     )
 
 
-def result_pending_apply(case: Case) -> Finding | None:
+def result_pending_apply(case: Case) -> Diagnosis | None:
     """Explain a run that has not taken up a result that is on record."""
     if not case.missing.results:
         return None
     first = case.missing.results[0]
-    return Finding(
+    return Diagnosis(
         RunReason.COMPLETED_RESULT_PENDING_APPLY,
         f"Step {first.step!r} was completed{_settled(first)}, but the run has not taken up the result yet.",
         first.step,
@@ -121,12 +121,12 @@ def result_pending_apply(case: Case) -> Finding | None:
     )
 
 
-def failure_pending_apply(case: Case) -> Finding | None:
+def failure_pending_apply(case: Case) -> Diagnosis | None:
     """Explain a run that has not gone on from a failure that is on record."""
     if not case.missing.failures:
         return None
     first = case.missing.failures[0]
-    return Finding(
+    return Diagnosis(
         RunReason.FAILURE_PENDING_APPLY,
         f"Step {first.step!r} failed for good{_settled(first)} ({message_of(first.error)}), "
         "but the run has not gone on from that yet.",
@@ -141,13 +141,13 @@ def failure_pending_apply(case: Case) -> Finding | None:
     )
 
 
-def pending_schedule(case: Case) -> Finding | None:
+def pending_schedule(case: Case) -> Diagnosis | None:
     """Explain a run with planned work that is on no queue."""
     if not case.missing.schedules:
         return None
     first = case.missing.schedules[0]
     keys = [each.runnable_key for each in case.missing.schedules]
-    return Finding(
+    return Diagnosis(
         RunReason.PLANNED_DISPATCH_PENDING_SCHEDULE,
         f"Step {first.step!r} is planned, but not on the queue yet.",
         first.step,

@@ -4,12 +4,12 @@ from typing import Any
 
 from squid_dagster.inspection.display import brief, message_of, shown, when, who, without_values
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, inspect_history, recover
+from squid_dagster.inspection.explain.reasons import Action, Diagnosis, RunReason, cancel, inspect_history, recover
 from squid_dagster.protocol.entries import Entry, MalformedFact
 from squid_dagster.protocol.folds.plan_state import FAIL
 
 
-def terminal(case: Case) -> Finding | None:
+def terminal(case: Case) -> Diagnosis | None:
     """Explain a run that has ended: how, when and, where it is on record, because of what or whom."""
     run = case.run
     if run.terminal_status is None:
@@ -36,17 +36,17 @@ def terminal(case: Case) -> Finding | None:
     if case.missing.fence:
         details["unfenced"] = True
         actions = (*actions, recover())
-    return Finding(RunReason.TERMINAL, summary, step, details, actions, proofs)
+    return Diagnosis(RunReason.TERMINAL, summary, step, details, actions, proofs)
 
 
-def quarantined(case: Case) -> Finding | None:
+def quarantined(case: Case) -> Diagnosis | None:
     """Explain a run that was stopped because one of its entries cannot be read."""
     found = case.run.quarantine
     if found is None:
         return None
     proofs = [e for e in case.record.entries if (e.thread, e.seq) == (found.thread, found.seq)]
     reason = without_values(found.reason)
-    return Finding(
+    return Diagnosis(
         RunReason.QUARANTINED,
         f"The run is quarantined: entry {found.seq} of thread {found.thread!r} cannot be read ({brief(reason)}).",
         details={"thread": found.thread, "revision": found.seq, "reason": reason},
@@ -55,14 +55,14 @@ def quarantined(case: Case) -> Finding | None:
     )
 
 
-def unreadable_entry(case: Case) -> Finding | None:
+def unreadable_entry(case: Case) -> Diagnosis | None:
     """Explain a run with an entry that cannot be read, and that nobody has quarantined yet."""
     found = case.record.unreadable
     if not found:
         return None
     entry = found[0]
     reason = without_values(entry.fact.reason) if isinstance(entry.fact, MalformedFact) else ""
-    return Finding(
+    return Diagnosis(
         RunReason.UNREADABLE_ENTRY,
         f"Entry {entry.seq} of thread {entry.thread!r} cannot be read ({brief(reason)}): "
         "whoever meets it next will quarantine the run.",
@@ -78,12 +78,12 @@ def unreadable_entry(case: Case) -> Finding | None:
     )
 
 
-def not_started(case: Case) -> Finding | None:
+def not_started(case: Case) -> Diagnosis | None:
     """Explain a run that facts name although none of them has started it."""
     if case.run.start is not None:
         return None
     first = case.record.entries[0]
-    return Finding(
+    return Diagnosis(
         RunReason.NOT_STARTED,
         f"Facts name this run since {when(first.fact.occurred_at)}, but no fact has started it.",
         details={"fact_count": len(case.record.entries)},

@@ -4,7 +4,7 @@ from typing import Any
 
 from squid_dagster.inspection.display import shown_object, span
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.explain.reasons import Action, Finding, RunReason, cancel, wait
+from squid_dagster.inspection.explain.reasons import Action, Diagnosis, RunReason, cancel, wait
 from squid_dagster.inspection.fact_sentences import named
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.attempt import Attempt
@@ -14,7 +14,7 @@ from squid_dagster.workflow.external_step import target_of
 _SENSOR = "squid_external_sensor"
 
 
-def waiting_external(case: Case) -> Finding | None:
+def waiting_external(case: Case) -> Diagnosis | None:
     """Explain a run whose step is done by another system: asked for, begun, or not even asked for yet."""
     if not case.external:
         return None
@@ -23,7 +23,7 @@ def waiting_external(case: Case) -> Finding | None:
     external = (planned.runnable.external if planned is not None and planned.runnable is not None else None) or {}
     launch = case.launch_of(first)
     run_id = case.record.run_id
-    return Finding(
+    return Diagnosis(
         RunReason.WAITING_EXTERNAL,
         _summary(case, first, external, launch),
         first.step,
