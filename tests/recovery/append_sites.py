@@ -15,10 +15,11 @@ from squid_dagster.testing import InjectedStorage
 PACKAGE = Path(squid_dagster.__file__).parent
 
 # The modules from which commands and execution write: all above the storages, and the dispatch store on any storage.
-ROOMS = (
+WRITING_MODULES = (
     "runtime/**/*.py",
     "agents/*.py",
     "api.py",
+    "journal/fold_store/commits.py",
     "journal/fold_store/dispatch_store.py",
     "journal/run_quarantine.py",
 )
@@ -88,7 +89,7 @@ _JOURNALS = ("storage", "journal")
 
 def sites() -> list[Site]:
     """Return every call in the source that may append."""
-    paths = sorted(path for room in ROOMS for path in PACKAGE.glob(room))
+    paths = sorted(path for name in WRITING_MODULES for path in PACKAGE.glob(name))
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     return [site for file, text in texts.items() for site in sites_in(file, text)]
 

@@ -242,7 +242,7 @@ def test_a_run_of_a_release_in_which_steps_took_no_payload_goes_on_with_its_defa
 
     starts: list[dict[str, Any]] = [{}, {"amount": 7}, {"note": "x"}, {"amount": 7, "note": "x"}]
     runs = [squid.start("orders", payload).run_id for payload in starts]
-    ends = [finish(squid, clock, each).outputs["ship"] for each in runs]
+    ends = [finish(squid, clock, run_id).outputs["ship"] for run_id in runs]
     assert ends == ["5 5 None", "7 7 None", "5 5 x", "7 7 x"]
     assert held(earlier, squid.start("orders").run_id)
 

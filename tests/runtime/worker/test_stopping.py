@@ -260,7 +260,7 @@ def test_a_pool_that_is_closed_while_its_threads_are_busy_leaves_none_behind() -
     pool = StepPool(6, work)
     pool.submit([Job(None, Cancellation()) for _ in range(8)])  # type: ignore[arg-type]  # the claim is not read
     until(lambda: len(inside) == 6, "six at once")
-    assert len(pool.take_back()) == 2, "what no thread has begun"
+    assert len(pool.withdraw()) == 2, "what no thread has begun"
     pool.close()
     release.set()
     until(lambda: set(threading.enumerate()) <= before, "the end of all threads")
