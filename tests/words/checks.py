@@ -58,42 +58,57 @@ def plural(word: str) -> str:
     return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
 
 
-def known(word: str) -> bool:
-    """Return whether a word may stand in the name of a module or of a public class."""
-    return word.isdigit() or word in glossary() or word in word_list("plain.txt")
+@cache
+def plain_words() -> frozenset[str]:
+    """Return the words of plain programming, with their plurals."""
+    words = word_list("plain.txt")
+    return frozenset(words | {plural(word) for word in words})
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in lower case and without numbers."""
+    return [part.lower() for part in WORD.findall(name) if not part.isdigit()]
 
 
 def unknown_words(name: str) -> list[str]:
     """Return the words of a name that stand in no list."""
-    return [word for word in (part.lower() for part in WORD.findall(name)) if not known(word)]
+    return [word for word in words_of(name) if word not in glossary() | plain_words()]
 
 
-def remarks(path: Path) -> Iterator[Remark]:
-    """Yield what is wrong with the words of a module."""
-    where, text = str(path.relative_to(ROOT)), path.read_text("utf-8")
+def remarks(path: Path) -> list[Remark]:
+    """Return what is wrong with the words of a module, by line."""
+    return module_remarks(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+
+
+def module_remarks(where: str, text: str) -> list[Remark]:
+    """Return what is wrong with the words of a module's text, by line."""
     tree = ast.parse(text)
-    for line, said in sorted(set(_docstrings(tree)) | set(_comments(text))):
-        for match in VAGUE.finditer(said):
-            yield Remark(where, line, f"{match.group()!r}: name the caller, the process, the thread or the person")
-    for node in ast.walk(tree):
-        if isinstance(node, Definition):
-            yield from (Remark(where, node.lineno, said) for said in _first_word(node))
-        yield from (
-            Remark(where, node.lineno, f"{name!r}: name what it holds")  # type: ignore[attr-defined]
-            for name in _bound(node)
-            if name in EMPTY_NAMES
-        )
-    for word in unknown_words("" if path.stem == "__init__" else path.stem.removeprefix("test_")):
-        if where.startswith("squid_dagster/"):
-            yield Remark(where, 1, f"module name: {word!r} stands in no list")
+    nodes = list(ast.walk(tree))
+    lines = [*_vague_words(nodes, text), *_first_words(nodes), *_empty_names(nodes)]
+    if where.startswith("squid_dagster/"):
+        for line, kind, name in public_names(where, tree):
+            lines += [(line, f"{kind} {name}: {word!r} stands in no list") for word in unknown_words(name)]
+    return [Remark(where, line, said) for line, said in sorted(lines)]
+
+
+def public_names(where: str, tree: ast.Module) -> Iterator[tuple[int, str, str]]:
+    """Yield line, kind and name of a module or package, and of its public classes."""
+    path = Path(where)
+    yield (1, "package", path.parent.name) if path.stem == "__init__" else (1, "module", path.stem)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and where.startswith("squid_dagster/"):
-            for word in unknown_words(node.name):
-                yield Remark(where, node.lineno, f"class {node.name}: {word!r} stands in no list")
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.lineno, "class", node.name
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _vague_words(nodes: list[ast.AST], text: str) -> Iterator[tuple[int, str]]:
+    if VAGUE.search(text):
+        for line, said in {*_docstrings(nodes), *_comments(text)}:
+            for match in VAGUE.finditer(said):
+                yield line, f"{match.group()!r}: name the caller, the process, the thread or the person"
+
+
+def _docstrings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             value = getattr(statement, "value", None)
@@ -107,14 +122,20 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _first_word(node: Definition) -> Iterator[str]:
-    said = ast.get_docstring(node)
+def _first_words(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     properties = {"property", "cached_property", "setter", "fixture"}
-    if not said or any(_name(decorator) in properties for decorator in node.decorator_list):
-        return
-    word = said.split()[0].rstrip(".,:;")
-    if word not in word_list("verbs.txt"):
-        yield f"docstring of {node.name} begins with {word!r}: begin with a verb of verbs.txt"
+    for node in nodes:
+        if isinstance(node, Definition) and (said := ast.get_docstring(node)):
+            word = said.split()[0].rstrip(".,:;")
+            if word not in word_list("verbs.txt") and not properties & {_name(d) for d in node.decorator_list}:
+                yield node.lineno, f"docstring of {node.name} begins with {word!r}: begin with a verb of verbs.txt"
+
+
+def _empty_names(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
+        for name in _bound(node):
+            if name in EMPTY_NAMES:
+                yield node.lineno, f"{name!r}: name what it holds"  # type: ignore[attr-defined]
 
 
 def _name(decorator: ast.expr) -> str:
