@@ -1,4 +1,4 @@
-"""`python -m bench [name ...]`: run the benchmarks and print their ratios; exits 1 when a bound or target is missed.
+"""`python -m bench [name ...]`: run the benchmarks and print their ratios. Exits with 1 if a bound or target is missed.
 
 Without names all of them run, the comparison with the peers first. Only when named: `tune`, which looks for the best
 settings of the peers, and `long`, which drains runs of 100,000 steps and children.
@@ -29,13 +29,13 @@ ALL = ["peers", *ALONE, "snapshot", "spark"]
 
 
 def _spark(facts: int | None) -> list[Measure]:
-    from bench import spark  # only then: it takes Java and pyspark
+    from bench import spark  # only when asked for: it requires Java and pyspark
 
     return spark.measure(facts or spark.FACTS)
 
 
 def main() -> int:
-    """Do what the command line says; the exit status."""
+    """Run the benchmarks that the command line names. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument(
         "names", nargs="*", metavar="name", help=f"any of {', '.join([*ALL, 'tune', 'long'])}; default: {ALL}"
@@ -52,14 +52,14 @@ def main() -> int:
     unknown = sorted({*names} - {*ALL, "tune", "long"}) + sorted({*(options.beside or ())} - {*SYSTEMS})
     if unknown or options.rounds < 1:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else f"rounds must be 1 or more, not {options.rounds}")
-    # Ended from outside, it still takes its server and its processes along.
+    # SIGTERM runs all `finally` blocks, which end the server and the processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    kept = True
+    reached = True
     try:
         if "tune" in names:
             tune(peers)
         if "peers" in names:
-            kept = compare([OURS, *peers], options.rounds, quick=options.quick)
+            reached = compare([OURS, *peers], options.rounds, quick=options.quick)
     except BenchError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -70,8 +70,8 @@ def main() -> int:
         measures += _spark(options.facts) if "spark" in names else []
     except BenchError as error:
         sys.stderr.write(f"{error}\n")
-        kept = False  # what was measured before is shown
-    return 0 if (not measures or show(measures)) and kept else 1
+        reached = False  # the measures so far are shown
+    return 0 if (not measures or show(measures)) and reached else 1
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ _INSERT = f"INSERT INTO bench.copy ({_COLUMNS}) VALUES " + ", ".join(["(%s, %s, 
 
 
 def measure() -> list[Measure]:
-    """Measure batches of several kinds; each round writes ours and theirs, in turn."""
+    """Measure batches of several kinds. Each round writes with the storage and by a bare INSERT, in turn."""
     with new_journal() as storage:
         with pooled_connection(storage.engine) as connection:
             connection.execute("CREATE TABLE bench.copy (LIKE bench.journal_entries INCLUDING ALL)")
@@ -26,12 +26,12 @@ def measure() -> list[Measure]:
         starts = _batches(chain.from_iterable(map(start_facts, runs)))
         claims = _batches(map(claim_fact, runs))
         ends = _batches(chain.from_iterable(map(end_facts, runs)))
-        found = [
+        measures = [
             _race(storage, "append, whole lives of runs", list(islice(lives, ROUNDS)), 0.5),
             _race(storage, "append, starts of runs", list(starts), None),
         ]
-        found.append(_race(storage, "append, raw claims (claim_attempts is the usual way)", list(claims), None))
-        return [*found, _race(storage, "append, ends of runs", list(ends), None)]
+        measures.append(_race(storage, "append, raw claims (claim_attempts is the usual way)", list(claims), None))
+        return [*measures, _race(storage, "append, ends of runs", list(ends), None)]
 
 
 def _batches(facts: Any) -> Any:

@@ -37,10 +37,10 @@ def _fill(storage: PostgresStorage, queue: str, count: int) -> None:
 def _race(store: PostgresDispatchStore, limit: int, rounds: int, deep: int) -> Measure:
     times: dict[str, list[float]] = {"shallow": [], "deep": []}
     for _ in range(rounds):
-        for queue, found in times.items():
+        for queue, seconds in times.items():
             begin = time.perf_counter()
             claims = store.claim(queue, "bench", limit=limit)
-            found.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
             assert len(claims) == limit
     shallow, deeper = median(times["shallow"]), median(times["deep"])
     detail = f"{deeper * 1e3:.2f} ms beside {shallow * 1e3:.2f} ms, {deep:,} attempts beside {SHALLOW:,}"

@@ -1,4 +1,4 @@
-"""Driven by Dagster, beside a plain worker: how soon a step runs, how fast a queue is drained, and what a tick costs.
+"""Dagster beside a plain worker: the latency of a step, the rate at which a queue is drained, the cost of a tick.
 
 Times of steps are their own, those of attempts the database's; both are this machine's clock. Nothing is switched off:
 every event that the policy `notable` lets through goes to Dagster's storage, and compute logs are kept.
@@ -16,7 +16,7 @@ from statistics import median, quantiles
 import dagster as dg
 
 from bench import dagster_location as location
-from bench.dagster_parts import Desk, bytes_in, dagster_runs, launch_empty
+from bench.dagster_parts import JournalRuns, bytes_in, dagster_runs, launch_empty
 from bench.journals import new_journal
 from bench.report import Measure, progress
 from squid_dagster import Squid
@@ -40,19 +40,19 @@ def measure(warm: int = WARM, cold: int = COLD, deep: int = DEEP, old_runs: int 
         new_journal() as storage,
         Squid(storage, [location.timed]) as squid,
     ):
-        desk = Desk(squid, storage, Path(folder))
-        told = f"{2 * deep:,} runs in the journal and {old_runs:,} in Dagster beside none"
-        found = [*_warm(desk, warm), *_cold(desk, cold), *_deep(desk, deep)]
-        return [*found, *_ticks(desk, Path(folder), old_runs, told)]
+        journal = JournalRuns(squid, storage, Path(folder))
+        history = f"{2 * deep:,} runs in the journal and {old_runs:,} in Dagster beside none"
+        measures = [*_warm(journal, warm), *_cold(journal, cold), *_deep(journal, deep)]
+        return [*measures, *_ticks(journal, Path(folder), old_runs, history)]
 
 
-def _warm(desk: Desk, count: int) -> list[Measure]:
-    with desk.plain_worker():
-        plain = desk.trickle(count, "plain worker")
-    with desk.stack("warm", linger_seconds=600.0):
-        desk.trickle(1, "a drain run is launched")
-        lingering = desk.trickle(count, "lingering drain run")
-    slow, fast = (f"p50 {median(each) * 1e3:.1f}, p95 {_p95(each) * 1e3:.1f} ms" for each in (lingering, plain))
+def _warm(journal: JournalRuns, count: int) -> list[Measure]:
+    with journal.plain_worker():
+        plain = journal.trickle(count, "plain worker")
+    with journal.stack("warm", linger_seconds=600.0):
+        journal.trickle(1, "a drain run is launched")
+        lingering = journal.trickle(count, "lingering drain run")
+    slow, fast = (f"p50 {median(times) * 1e3:.1f}, p95 {_p95(times) * 1e3:.1f} ms" for times in (lingering, plain))
     ratio = median(lingering) / median(plain)
     detail = f"{slow} beside {fast}; {count} attempts one by one"
     return [Measure("dagster: warm latency, beside a worker's", "times as long", ratio, at_most=5.0, detail=detail)]
@@ -62,22 +62,24 @@ def _p95(seconds: list[float]) -> float:
     return quantiles(seconds, n=20, method="inclusive")[-1]
 
 
-def _cold(desk: Desk, count: int) -> list[Measure]:
+def _cold(journal: JournalRuns, count: int) -> list[Measure]:
     waits: list[float] = []
     launches: list[float] = []
     empties: list[float] = []
-    with desk.stack("cold", linger_seconds=0.2) as stack:
+    with journal.stack("cold", linger_seconds=0.2) as stack:
         for number in range(count):
             progress("cold", number, count)
             known = {run.run_id for run in dagster_runs(stack, DISPATCH_JOB)}
-            began = desk.storage.now().timestamp()
-            (latency,) = desk.trickle(1, "cold")
+            began = journal.storage.now().timestamp()
+            (latency,) = journal.trickle(1, "cold")
             created = min(run.created_at for run in dagster_runs(stack, DISPATCH_JOB) if run.run_id not in known)
             waits.append(created - began)
             launches.append(latency - waits[-1])
-            desk.wait_for_none(RUN_KIND)
+            journal.wait_for_none(RUN_KIND)
             empties.append(launch_empty(stack))
-            time.sleep(number * SENSOR_LOOP_SECONDS / count)  # to come at another moment of the sensor's loop
+            time.sleep(
+                number * SENSOR_LOOP_SECONDS / count
+            )  # so that the next start is at another moment of the sensor's loop
     loop = (
         f"longest of {count}, p50 {median(waits):.1f} s; a loop of Dagster's sensor daemon is {SENSOR_LOOP_SECONDS:g} s"
     )
@@ -89,34 +91,34 @@ def _cold(desk: Desk, count: int) -> list[Measure]:
     ]
 
 
-def _deep(desk: Desk, count: int) -> list[Measure]:
-    before = desk.fill(count)
-    desk.work_off()
-    plain = desk.speed(before, count)
-    with desk.stack("deep", linger_seconds=5.0) as stack:
+def _deep(journal: JournalRuns, count: int) -> list[Measure]:
+    before = journal.fill(count)
+    journal.work_off()
+    plain = journal.speed(before, count)
+    with journal.stack("deep", linger_seconds=5.0) as stack:
         size = bytes_in(stack.home)
-        before = desk.fill(count)
-        desk.wait_for_end()
-        desk.wait_for_none(RUN_KIND)
-        driven = desk.speed(before, count)
+        before = journal.fill(count)
+        journal.wait_for_end()
+        journal.wait_for_none(RUN_KIND)
+        driven = journal.speed(before, count)
         runs = len(dagster_runs(stack, DISPATCH_JOB))
         stack.stop()
         added = bytes_in(stack.home) - size
     detail = f"{driven:,.0f} a second beside {plain:,.0f}; {count:,} attempts, one process each, events: notable"
-    each = f"{added / count:,.0f} for each of {count:,} attempts; runs, events, compute logs and ticks"
+    size_detail = f"{added / count:,.0f} for each of {count:,} attempts; runs, events, compute logs and ticks"
     return [
         Measure("dagster: drain, beside a worker's", "times as fast", driven / plain, at_least=0.5, detail=detail),
         Measure("dagster: runs for that", "runs", runs, at_most=5.0, detail=f"{count:,} visible attempts"),
-        Measure("dagster: bytes added to its storage", "bytes", added, detail=each),
+        Measure("dagster: bytes added to its storage", "bytes", added, detail=size_detail),
     ]
 
 
-def _ticks(desk: Desk, folder: Path, old_runs: int, told: str) -> list[Measure]:
+def _ticks(journal: JournalRuns, folder: Path, old_runs: int, history: str) -> list[Measure]:
     """Evaluate the sensor beside one that has no history, in turn, when nothing is due and when something is."""
-    os.environ.update(desk.environment)
-    fresh = PostgresStorage(desk.environment["SQUID_DATABASE_URL"], "fresh")
+    os.environ.update(journal.environment)
+    fresh = PostgresStorage(journal.environment["SQUID_DATABASE_URL"], "fresh")
     fresh.upgrade()
-    logging.disable(logging.INFO)  # every tick would say what it launches
+    logging.disable(logging.INFO)  # every tick would log what it launches
     try:
         with (
             closing(fresh),
@@ -124,12 +126,12 @@ def _ticks(desk: Desk, folder: Path, old_runs: int, told: str) -> list[Measure]:
             _sensor_at(folder / "fresh", "fresh", 0) as short,
             _sensor_at(folder / "old", location.SCHEMA, old_runs) as long,
         ):
-            found = [_race("idle", short, long, told, launches=False)]
-            run_ids = [(squid, squid.start("timed", {"n": 0}).run_id) for squid in (other, desk.squid)]
-            found.append(_race("busy", short, long, told, launches=True))
+            measures = [_race("idle", short, long, history, launches=False)]
+            run_ids = [(squid, squid.start("timed", {"n": 0}).run_id) for squid in (other, journal.squid)]
+            measures.append(_race("busy", short, long, history, launches=True))
             for squid, run_id in run_ids:
                 squid.cancel(run_id)
-            return found
+            return measures
     finally:
         logging.disable(logging.NOTSET)
         close_all()
@@ -137,7 +139,7 @@ def _ticks(desk: Desk, folder: Path, old_runs: int, told: str) -> list[Measure]:
 
 @contextmanager
 def _sensor_at(home: Path, schema: str, old_runs: int) -> Iterator[Callable[[], bool]]:
-    """Give what evaluates the sensor on a journal, beside so many Dagster runs, and tells whether it launches."""
+    """Yield a function that evaluates the sensor beside so many Dagster runs and returns whether it launches."""
     home.mkdir()
     sensor = location.sensor()
     resource = SquidResource(url=dg.EnvVar("SQUID_DATABASE_URL"), schema_name=schema)
@@ -153,15 +155,15 @@ def _sensor_at(home: Path, schema: str, old_runs: int) -> Iterator[Callable[[], 
         yield evaluate
 
 
-def _race(kind: str, short: Callable[[], bool], long: Callable[[], bool], told: str, *, launches: bool) -> Measure:
+def _race(kind: str, short: Callable[[], bool], long: Callable[[], bool], history: str, *, launches: bool) -> Measure:
     times: dict[str, list[float]] = {"short": [], "long": []}
     for _ in range(TICKS + 1):
         for name, evaluate in (("short", short), ("long", long)):
             begin = time.perf_counter()
             assert evaluate() == launches
             times[name].append(time.perf_counter() - begin)
-    few, many = (median(found[1:]) for found in times.values())  # the first one connects
-    detail = f"{many * 1e3:.1f} ms beside {few * 1e3:.1f} ms, {told}"
+    few, many = (median(seconds[1:]) for seconds in times.values())  # the first one connects
+    detail = f"{many * 1e3:.1f} ms beside {few * 1e3:.1f} ms, {history}"
     return Measure(
         f"dagster: {kind} tick, history beside none", "times as long", many / few, at_most=1.5, detail=detail
     )

@@ -1,6 +1,6 @@
 """The code location of the benchmark with Dagster, and the plain worker beside it: `python -m bench.dagster_location`.
 
-One workflow of one step, which gives the time at which it ran. Where the journal is stands in the environment.
+One workflow of one step, which returns the time at which it ran. The environment names the journal.
 """
 
 import os
@@ -21,7 +21,7 @@ EMPTY_JOB = "empty"
 
 
 class Number(BaseModel):
-    """What a run is started with."""
+    """The payload."""
 
     n: int
 
@@ -31,23 +31,23 @@ timed = Workflow("timed", payload=Number)
 
 @timed.step
 def tell_time(n: int) -> float:
-    """Give the time."""
+    """Return the time of this call."""
     return time.time()
 
 
 @dg.op
 def nothing() -> None:
-    """Do nothing."""
+    """Return at once."""
 
 
 @dg.job(name=EMPTY_JOB, executor_def=dg.in_process_executor)
 def empty() -> None:
-    """What launching any Dagster job costs."""
+    """Run an op that does nothing, to measure a launch alone."""
     nothing()
 
 
 def sensor() -> dg.SensorDefinition:
-    """Give the dispatch sensor: one drain run at a time, so that one process is compared with one."""
+    """Return the dispatch sensor: one drain run at a time, so that one process is compared with one."""
     drain = DrainConfig(concurrency=CONCURRENCY, linger_seconds=float(os.environ.get(LINGER, "0.5")))
     job = build_dispatch_job(workflows=[timed], drain=drain)
     return build_dispatch_sensor(job=job, workflows=[timed], drain=drain, max_in_flight=1, launch_grace_seconds=15)
@@ -61,7 +61,7 @@ defs = dg.Definitions(
 
 
 def work() -> None:
-    """Be a plain worker until SIGTERM, or until nothing is due if that is asked for."""
+    """Run a plain worker until SIGTERM, or until nothing is due with `--until-idle`."""
     with Squid.connect(os.environ["SQUID_DATABASE_URL"], [timed], schema=SCHEMA) as squid:
         squid.worker(concurrency=CONCURRENCY, until_idle="--until-idle" in sys.argv)
 

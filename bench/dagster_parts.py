@@ -1,4 +1,4 @@
-"""What the benchmark with Dagster is made of: its processes, the plain worker, and what journal and Dagster tell."""
+"""Parts of the benchmark with Dagster: its processes, the plain worker, and readings of journal and Dagster."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ _LAUNCH = """mutation($job: String!, $location: String!) {launchRun(executionPar
 
 
 class Launched(NamedTuple):
-    """A Dagster run: when it was asked for, and when its process began with it."""
+    """A Dagster run: when it was requested, and when its process started it."""
 
     run_id: str
     status: str
@@ -42,13 +42,13 @@ class Launched(NamedTuple):
 
 
 def dagster_runs(stack: Stack, job: str) -> list[Launched]:
-    """Give all runs of a job."""
-    found = stack.ask(_RUNS, job=job)["runsOrError"]["results"]
-    return [Launched(run["runId"], run["status"], run["creationTime"], run["startTime"]) for run in found]
+    """Return all runs of a job."""
+    runs = stack.ask(_RUNS, job=job)["runsOrError"]["results"]
+    return [Launched(run["runId"], run["status"], run["creationTime"], run["startTime"]) for run in runs]
 
 
 def launch_empty(stack: Stack) -> float:
-    """Launch a job that does nothing; give the seconds from its request to its start."""
+    """Launch a job that does nothing; return the seconds from its request to its start."""
     answer = stack.ask(_LAUNCH, job=location.EMPTY_JOB, location=LOCATION)["launchRun"]
     assert answer["__typename"] == "LaunchRunSuccess", answer
 
@@ -62,24 +62,24 @@ def launch_empty(stack: Stack) -> float:
 
 
 def wait_for(condition: Callable[[], T | None]) -> T:
-    """Wait until there is something, and give it."""
+    """Wait until the condition returns a true value, and return that."""
     ends = time.monotonic() + _PATIENCE_SECONDS
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < ends, "it never came to that"
         time.sleep(_PAUSE_SECONDS)
-    return found
+    return value
 
 
 def bytes_in(folder: Path) -> int:
-    """Give the bytes of all files in a folder."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-class Desk:
-    """One journal, to start runs in, and to read from its facts how they went."""
+class JournalRuns:
+    """Runs of one journal: they are started here, and timed by their facts."""
 
     def __init__(self, squid: Squid, storage: PostgresStorage, folder: Path) -> None:
-        """Take an empty journal, and a folder for Dagster."""
+        """Set an empty journal, and a folder for Dagster."""
         self.squid, self.storage, self._folder = squid, storage, folder
         self.environment = {"SQUID_DATABASE_URL": storage.engine.url.render_as_string(hide_password=False)}
 
@@ -95,7 +95,7 @@ class Desk:
 
     @contextmanager
     def plain_worker(self) -> Iterator[None]:
-        """Run a plain worker, and wait until it is there."""
+        """Run a plain worker, and wait until it reports its liveness."""
         process = subprocess.Popen(_WORKER, cwd=REPOSITORY, env={**os.environ, **self.environment})
         try:
             self.wait_for_one("worker")
@@ -110,7 +110,7 @@ class Desk:
         subprocess.run([*_WORKER, "--until-idle"], cwd=REPOSITORY, env=environment, check=True)
 
     def wait_for_one(self, kind: str) -> None:
-        """Wait until a worker of that kind has announced itself."""
+        """Wait until a worker of that kind has reported its liveness."""
         wait_for(lambda: self._workers(kind))
 
     def wait_for_none(self, kind: str) -> None:
@@ -124,7 +124,7 @@ class Desk:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def trickle(self, count: int, name: str) -> list[float]:
-        """Start runs one by one; give how many seconds each attempt was visible before its step ran."""
+        """Start runs one by one; return how many seconds each attempt was visible before its step ran."""
         before = self.storage.cut()
         for number in range(count):
             progress(f"latency, {name}", number, count)
@@ -132,17 +132,17 @@ class Desk:
             time.sleep(_APART_SECONDS)
         self.wait_for_end()
         visible: dict[str, float] = {}
-        found: list[float] = []
+        seconds: list[float] = []
         for entry in self.storage.read_between(before, self.storage.cut()):
             if isinstance(entry.fact, AttemptScheduled):
                 visible[entry.fact.runnable_key] = entry.fact.visible_at.timestamp()
             elif isinstance(entry.fact, AttemptCompleted):
-                found.append(float(str(entry.fact.result)) - visible[entry.fact.runnable_key])
-        assert len(found) == count
-        return found
+                seconds.append(float(str(entry.fact.result)) - visible[entry.fact.runnable_key])
+        assert len(seconds) == count
+        return seconds
 
     def fill(self, count: int) -> int:
-        """Start many runs, all of which become claimable at once; give the position in the journal before them."""
+        """Start many runs, all of which become claimable at once; return the position in the journal before them."""
         before = self.storage.cut()
         self.squid.pause_queue(location.QUEUE)
         for start in range(0, count, BULK):
@@ -156,7 +156,7 @@ class Desk:
         wait_for(lambda: not self.squid.list_runs(open_only=True, limit=1).runs)
 
     def speed(self, before: int, count: int) -> float:
-        """Give attempts a second, from the first claim to the last completion."""
+        """Return attempts a second, from the first claim to the last completion."""
         claimed: list[datetime] = []
         completed: list[datetime] = []
         for entry in self.storage.read_between(before, self.storage.cut()):

@@ -1,4 +1,4 @@
-"""Ours, driven by the orders of the comparison in `bench.peers`; runs in the project's own environment.
+"""This project's side of the comparison in `bench.peers`; runs in the project's own environment.
 
 Nothing is switched off: every fact is journalled, leases are held and kept alive, all views are up to date. The setting
 is one worker process with as many steps at a time as `concurrency` says, or several of these; starts in bulk are calls
@@ -20,7 +20,7 @@ QUEUE = "default"
 
 
 class Job(BaseModel):
-    """What every system gets as the input of a job."""
+    """The input of a job, the same for every system."""
 
     n: int
 
@@ -30,7 +30,7 @@ def _nothing() -> None:
 
 
 def prepare(order: Order) -> None:
-    """Make the schema."""
+    """Create the schema."""
     storage = PostgresStorage(order.url.replace("postgresql://", "postgresql+psycopg://"), SCHEMA)
     storage.upgrade()
     storage.close()
@@ -56,7 +56,7 @@ def bulk(order: Order) -> None:
 
 
 def drain(order: Order) -> None:
-    """Work until nothing is due."""
+    """Execute attempts until nothing is due."""
     with _connect(order, Countdown(order.runs).tick) as squid:
         worker = squid.new_worker(QUEUE, concurrency=order.settings["concurrency"], until_idle=True)
         say("ready")
@@ -64,7 +64,7 @@ def drain(order: Order) -> None:
 
 
 def share(order: Order) -> None:
-    """Wait for a line, then work beside other processes until the benchmark closes our input."""
+    """Wait for a line, then execute attempts beside other processes until the benchmark closes stdin."""
     with _connect(order, _nothing) as squid:
         worker = squid.new_worker(QUEUE, concurrency=order.settings["concurrency"])
         lines = asked()
@@ -75,7 +75,7 @@ def share(order: Order) -> None:
 
 
 def work(order: Order) -> None:
-    """Work until ended, and say when each run is handled."""
+    """Execute attempts until SIGTERM, and report each run that was handled."""
     with _connect(order, lambda: say("handled")) as squid:
         worker = squid.new_worker(QUEUE, concurrency=order.settings["concurrency"])
         say("ready")
@@ -83,7 +83,7 @@ def work(order: Order) -> None:
 
 
 def trickle(order: Order) -> None:
-    """Start one run whenever the benchmark asks for one."""
+    """Start one run for each line of the benchmark."""
     with _connect(order, _nothing) as squid:
         for number in asked():
             say("sending")
@@ -172,10 +172,10 @@ def _family(handle: Callable[[], None]) -> list[Workflow]:
 
 
 def _add(workflow: Workflow, name: str, parameters: str, handle: Callable[[], None] = _nothing) -> None:
-    made: dict[str, Callable[..., int]] = {}
+    scope: dict[str, Callable[..., int]] = {}
     source = f"def {name}({parameters}) -> int:\n    handle()\n    return 1"
-    exec(source, {"handle": handle}, made)  # noqa: S102  a function of that name and signature
-    workflow.step(made[name])
+    exec(source, {"handle": handle}, scope)  # noqa: S102  a function of that name and signature
+    workflow.step(scope[name])
 
 
 _OTHERS = {"chain": _chain, "fan": _fan, "family": _family}

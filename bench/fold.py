@@ -1,4 +1,4 @@
-"""How many facts a second the fold does on one core."""
+"""The rate of the fold, in facts a second on one core."""
 
 import time
 from itertools import chain, count
@@ -11,7 +11,7 @@ RUNS, ROUNDS = 4_000, 5
 
 
 def measure() -> list[Measure]:
-    """Fold whole runs, and a queue's thread; the best of a few rounds, since the machine only ever takes away."""
+    """Fold whole runs, and a queue's thread; the best of a few rounds, since other load only makes them slower."""
     positions = count(1)
     runs = [[Entry(f.thread, i, next(positions), f) for i, f in enumerate(life(f"run-{n}"), 1)] for n in range(RUNS)]
     queue = [entry for entry in chain.from_iterable(runs) if entry.thread == "squid:dispatch:default"]

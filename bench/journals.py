@@ -1,4 +1,4 @@
-"""Facts for benchmarks, and a journal to put them into."""
+"""Facts for benchmarks, and an empty journal."""
 
 import hashlib
 import tempfile
@@ -39,7 +39,7 @@ HASH = hashlib.sha256(b"token").hexdigest()
 
 @contextmanager
 def new_journal() -> Iterator[PostgresStorage]:
-    """Give an empty journal on a server of its own, with durability as in production."""
+    """Yield an empty journal on a server of its own, with durability as in production."""
     with tempfile.TemporaryDirectory(prefix="squid-bench-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         server = EmbeddedPostgres(Path(directory) / "postgres")
@@ -53,7 +53,7 @@ def new_journal() -> Iterator[PostgresStorage]:
 
 
 def start_facts(run: str) -> list[Fact]:
-    """The facts with which a run of one step begins."""
+    """Return the facts with which a run of one step begins."""
     key, idempotency = runnable_key(run, "charge", 1, 1), idempotency_key(run, "charge", 1)
     plan = Runnable(
         run_id=run,
@@ -76,7 +76,7 @@ def start_facts(run: str) -> list[Fact]:
 
 
 def attempt(run: str, queue: str = "default", priority: int = 0, visible_at: datetime = T0) -> AttemptScheduled:
-    """One scheduled attempt."""
+    """Return the fact of a scheduled attempt."""
     return AttemptScheduled(
         run_id=run,
         queue=queue,
@@ -94,7 +94,7 @@ def attempt(run: str, queue: str = "default", priority: int = 0, visible_at: dat
 
 
 def claim_fact(run: str) -> Fact:
-    """A claim, as facts have it."""
+    """Return the fact of a claim."""
     return AttemptClaimed(
         run_id=run,
         runnable_key=runnable_key(run, "charge", 1, 1),
@@ -108,7 +108,7 @@ def claim_fact(run: str) -> Fact:
 
 
 def end_facts(run: str) -> list[Fact]:
-    """The facts with which a claimed run of one step goes on and ends."""
+    """Return the facts with which a claimed run of one step continues and ends."""
     key = runnable_key(run, "charge", 1, 1)
     fence = {"run_id": run, "runnable_key": key, "claim_id": "claim", "claim_token_hash": HASH}
     at = T0 + 3 * SECOND
@@ -122,7 +122,7 @@ def end_facts(run: str) -> list[Fact]:
 
 
 def life(run: str) -> list[Fact]:
-    """All facts of a run of one step, from its start to its end."""
+    """Return all facts of a run of one step, from its start to its end."""
     return [*start_facts(run), claim_fact(run), *end_facts(run)]
 
 
@@ -131,6 +131,6 @@ def by_thread(facts: list[Fact]) -> list[Append]:
     threads: dict[str, list[Fact]] = {}
     for fact in facts:
         threads.setdefault(fact.thread, []).append(fact)
-    # A run's end comes after all else about it.
+    # The run's own thread last: it has the end.
     order = sorted(threads, key=lambda thread: thread.startswith("squid:run:"))
     return [Append(thread, threads[thread]) for thread in order]

@@ -1,6 +1,6 @@
 """One run of very many steps, and one of very many children, from the start to the end, by one worker process.
 
-Each in a process of its own, whose peak memory is told. Wall time: a step waits for the disk on Postgres.
+Each in a process of its own, whose peak memory is measured. Wall time: on Postgres, a step waits for the disk.
 """
 
 import multiprocessing
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 from bench.journals import new_journal
 from bench.report import Measure
-from bench.settle import family, loop, watched
+from bench.workloads import family, loop, watched
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage
 from squid_dagster.journal.contract.storage import Storage
 
 STEPS = 100_000
-_WINDOWS = 20  # in which the time of a step is told
+_WINDOWS = 20  # of steps, for whose mean times a figure is shown
 _POSTGRES, _MEMORY = "Postgres", "memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one run took."""
+class RunFigures:
+    """Time and memory of one run."""
 
     seconds: float
     early: float  # microseconds of a step in the first window
@@ -42,14 +42,14 @@ def measure(steps: int = STEPS) -> list[Measure]:
     ]
 
 
-def _measure(name: str, shape: Callable[[str, int], Told], where: str, steps: int) -> Measure:
+def _measure(name: str, shape: Callable[[str, int], RunFigures], where: str, steps: int) -> Measure:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        told = pool.submit(shape, where, steps).result()
-    detail = f"{told.early:,.0f} us a step at the start, {told.late:,.0f} at the end, peak {told.peak_mb:,.0f} MB"
-    return Measure(name, "s", told.seconds, detail=detail)
+        run = pool.submit(shape, where, steps).result()
+    detail = f"{run.early:,.0f} us a step at the start, {run.late:,.0f} at the end, peak {run.peak_mb:,.0f} MB"
+    return Measure(name, "s", run.seconds, detail=detail)
 
 
-def drain_loop(where: str, steps: int) -> Told:
+def drain_loop(where: str, steps: int) -> RunFigures:
     """Drain one run of so many visits."""
     workflow = loop(steps)
     with _storage(where) as storage:
@@ -61,10 +61,10 @@ def drain_loop(where: str, steps: int) -> Told:
         row = squid.runtime.queries.get_run(run_id)
         assert row is not None
         assert row.status == "completed"
-    return _told(seconds, times, steps)
+    return _figures(seconds, times, steps)
 
 
-def drain_family(where: str, steps: int) -> Told:
+def drain_family(where: str, steps: int) -> RunFigures:
     """Drain one run that starts so many children, and the children."""
     *workflows, times = family(time.monotonic, steps, steps // _WINDOWS)
     with _storage(where) as storage:
@@ -76,12 +76,12 @@ def drain_family(where: str, steps: int) -> Told:
         seconds = time.monotonic() - began
         assert not squid.runtime.queries.backlog(["default", "children"], None, 1)
         assert not squid.list_runs(status="running", limit=1).runs
-    return _told(seconds, times, steps)
+    return _figures(seconds, times, steps)
 
 
-def _told(seconds: float, times: list[float], steps: int) -> Told:
+def _figures(seconds: float, times: list[float], steps: int) -> RunFigures:
     early, late = ((b - a) / (steps // _WINDOWS) * 1e6 for a, b in ((times[0], times[1]), (times[-2], times[-1])))
-    return Told(seconds, early, late, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return RunFigures(seconds, early, late, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 @contextmanager

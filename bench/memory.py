@@ -7,21 +7,8 @@ import time
 from statistics import median
 
 from bench.report import Measure, progress
-from bench.settle import (
-    CHILDREN,
-    EARLY,
-    ROUNDS,
-    SIBLINGS,
-    VISITS,
-    WINDOW,
-    calls_about,
-    chain,
-    decided_loop,
-    family,
-    fan,
-    loop,
-    watched,
-)
+from bench.settle import CHILDREN, SIBLINGS, VISITS
+from bench.workloads import EARLY, ROUNDS, WINDOW, calls_about, chain, decided_loop, family, fan, loop, watched
 from squid_dagster.api import Squid
 from squid_dagster.journal import FoldDispatchStore, MemoryStorage
 from squid_dagster.workflow import Workflow
@@ -77,7 +64,7 @@ def _claim(squid: Squid, store: FoldDispatchStore, depth: int) -> float:
 
 
 def _commands(visits: int) -> list[Measure]:
-    """Measure an approval, a keyed signal and an external outcome about late visits, beside the tenth and after."""
+    """Measure an approval, a keyed signal and an external outcome at late visits, beside the tenth and after."""
     workflow = decided_loop(visits)
     squid = Squid(MemoryStorage(), [workflow])
     run_id = squid.start(workflow.name, {}).run_id
@@ -88,7 +75,7 @@ def _commands(visits: int) -> list[Measure]:
 
 
 def _commanded(squid: Squid, run_id: str, first: int) -> dict[str, float]:
-    """Let the run come to where it is decided about; return the median microseconds of each command there."""
+    """Drain up to each visit with decisions. Return the median microseconds of each command there."""
     spent: dict[str, list[float]] = {}
     for number in range(first, first + ROUNDS):
         squid.worker(until_idle=True)

@@ -12,7 +12,7 @@ FEW, MANY, READS, SEED_BATCH = 100, 100_000, 300, 200
 
 
 def measure(many: int = MANY) -> list[Measure]:
-    """Read the same runs with few others around, then with many."""
+    """Read the same runs in a journal with few other runs, then with many."""
     with new_journal() as storage:
         _fill(storage, 0, FEW)
         few = _read(storage)

@@ -1,4 +1,4 @@
-"""What a benchmark found, and how it is shown."""
+"""The figures of a benchmark, and their table."""
 
 import sys
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure, with the bound that it has to keep, if any."""
+    """One figure, with its bound if there is one."""
 
     name: str
     unit: str
@@ -17,7 +17,7 @@ class Measure:
 
     @property
     def kept(self) -> bool:
-        """Tell whether the figure keeps its bound."""
+        """Whether the figure is within its bound."""
         above = self.at_least is None or self.value >= self.at_least
         return above and (self.at_most is None or self.value <= self.at_most)
 
@@ -30,7 +30,7 @@ def progress(name: str, done: int, of: int) -> None:
 
 
 def show(measures: list[Measure]) -> bool:
-    """Print all figures as a table; tell whether every bound was kept."""
+    """Print all figures as a table. Return whether each is within its bound."""
     sys.stderr.write("\r" + " " * 78 + "\r")
     print(f"{'measure':<42} {'value':>10}  {'bound':<12} unit")
     for one in measures:

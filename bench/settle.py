@@ -1,13 +1,12 @@
-"""Settling a step: by its place in a run, and by what the run has been through. CPU of this process and of the server.
+"""Settling a step: by its place in a run, and by the length of the run. CPU of this process and of the server.
 
-Steps do nothing, so that what is measured is the claim, the call and the settlement. All figures of one call come from
-one server, and each ratio from runs that were drained one after another.
+All figures of one call come from one server, and each ratio from runs that were drained one after another.
 
 Long and wide runs are compared with the tenth step of a run. One such step takes less than a tick of the clock of CPU
 times, so its cost is that of many: small runs in which fifteen such steps are settled, less as many with five. Starts,
-ends and pauses cancel out, and no reading of the meter falls into a run. Visits are those of runs one after another in
-one warm worker, each as alone as the long one. Siblings are those of runs whose first steps are done, in groups as full
-as in the wide one. Either side is a median of several such spans, so that no checkpoint decides.
+ends and pauses cancel out, and no reading falls into a run. Visits are those of runs one after another in
+one warm worker, alone like the long one. Siblings are those of runs whose first steps are done, in groups as full as in
+the wide one. Either side is a median of several such spans, so that a checkpoint has no weight.
 """
 
 import os
@@ -21,36 +20,36 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from threading import Lock
-from typing import TypeVar
-
-from pydantic import BaseModel, JsonValue
 
 from bench.journals import new_journal
 from bench.report import Measure, progress
-from squid_dagster import Signal
+from bench.workloads import (
+    CHECKPOINTED,
+    EARLY,
+    ROUNDS,
+    WINDOW,
+    calls_about,
+    chain,
+    conditional,
+    decided_loop,
+    family,
+    fan,
+    loop,
+    watched,
+)
 from squid_dagster.api import Squid
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.journal.contract.dispatch_store import DEFAULT_LEASE, Claim
 from squid_dagster.runtime.leases.claim_by_key import claim_item
 from squid_dagster.runtime.worker.report import SettledAttempt
-from squid_dagster.workflow import StepContext, Workflow, path
+from squid_dagster.workflow import Workflow
 
 RUNS, CHAIN, WIDTH = 400, 11, 100
 VISITS, SIBLINGS, CHILDREN = 10_000, 2_000, 10_000
-ROUNDS = 40  # visits that are decided about, every other one by a process that knows nothing of the run
-EARLY, _CHECKPOINTED = 10, 400  # visits; the second has a checkpoint before it
-WINDOW = 100  # visits, siblings or children of which the mean is taken
 BEFORE, BEYOND = 5, 15  # steps of the runs whose difference is what the tenth step costs
 EARLY_RUNS, SPANS, LATE_SPANS = 40, 5, 3
 _PATIENCE = timedelta(minutes=5)
-S = TypeVar("S")
 _TICK = os.sysconf("SC_CLK_TCK")
-
-
-class Job(BaseModel):
-    """What every run gets."""
-
-    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Cost:
     wal: float
 
     def __sub__(self, other: "Cost") -> "Cost":
-        """Return what was spent since."""
+        """Return the difference."""
         return Cost(self.client - other.client, self.server - other.server, self.wal - other.wal)
 
     def __truediv__(self, steps: int) -> "Cost":
@@ -71,12 +70,12 @@ class Cost:
 
     @property
     def microseconds(self) -> float:
-        """CPU of both processes."""
+        """CPU time of both processes."""
         return (self.client + self.server) * 1e6
 
 
-class Meter:
-    """Reads what was spent so far."""
+class CostReader:
+    """Reads CPU time and WAL so far."""
 
     def __init__(self, storage: PostgresStorage) -> None:
         """Find the server by its postmaster."""
@@ -96,64 +95,14 @@ def _cpu(pid: int, *, children: bool = False) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return sum(int(each) for each in fields[11 : 15 if children else 13]) / _TICK
+    return sum(int(ticks) for ticks in fields[11 : 15 if children else 13]) / _TICK
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    pids = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(each) for each in (task / "children").read_text().split()]
-    return found
-
-
-def chain(length: int) -> Workflow:
-    """Return a workflow of steps one after another, each taking what the one before gave."""
-    workflow = Workflow(f"chain_{length}", payload=Job)
-    _add(workflow, "step_0", "n: int")
-    for i in range(1, length):
-        _add(workflow, f"step_{i}", f"step_{i - 1}: int")
-    return workflow
-
-
-def conditional(length: int) -> Workflow:
-    """Return a chain by routes, of which each looks at what the step gave."""
-    workflow = Workflow(f"conditional_{length}", payload=Job)
-    for i in range(length):
-        _add(workflow, f"step_{i}", "n: int" if not i else f"step_{i - 1}: int")
-    for i in range(length - 1):
-        workflow.route(f"step_{i}", to="fail", when=path(f"step_{i}") < 0)
-        workflow.route(f"step_{i}", to=f"step_{i + 1}")
-    workflow.route(f"step_{length - 1}", to="complete")
-    return workflow
-
-
-def fan(width: int) -> Workflow:
-    """Return a step, so many that follow it side by side, and one that takes what all of them gave."""
-    workflow = Workflow(f"fan_{width}", payload=Job)
-    _add(workflow, "root", "n: int")
-    for i in range(width):
-        _add(workflow, f"side_{i}", "root: int")
-    _add(workflow, "join", ", ".join(f"side_{i}: int" for i in range(width)))
-    return workflow
-
-
-def loop(visits: int) -> Workflow:
-    """Return a step that is visited so many times."""
-    workflow = Workflow(f"loop_{visits}", payload=Job)
-
-    @workflow.step(output="count", max_visits=visits)
-    def turn(count: int = 0) -> int:
-        return count + 1
-
-    workflow.route("turn", to="turn", when=path("count") < visits)
-    workflow.route("turn", to="complete")
-    return workflow
-
-
-def _add(workflow: Workflow, name: str, parameters: str) -> None:
-    made: dict[str, Callable[..., int]] = {}
-    exec(f"def {name}({parameters}) -> int: return 1", made)  # noqa: S102  a function of that name and signature
-    workflow.step(made[name])
+        pids += [int(child) for child in (task / "children").read_text().split()]
+    return pids
 
 
 def measure(visits: int = VISITS, siblings: int = SIBLINGS, children: int = CHILDREN) -> list[Measure]:
@@ -162,21 +111,21 @@ def measure(visits: int = VISITS, siblings: int = SIBLINGS, children: int = CHIL
 
 
 @contextmanager
-def _squid(*workflows: Workflow) -> Iterator[tuple[Squid, Meter]]:
+def _squid(*workflows: Workflow) -> Iterator[tuple[Squid, CostReader]]:
     with new_journal() as storage:
-        yield Squid(storage, list(workflows)), Meter(storage)
+        yield Squid(storage, list(workflows)), CostReader(storage)
 
 
 def places() -> list[Measure]:
     """Measure one step by its place in the run."""
     one, several, routed, wide = chain(1), chain(CHAIN), conditional(CHAIN), fan(WIDTH)
-    with _squid(one, several, routed, wide) as (squid, meter):
+    with _squid(one, several, routed, wide) as (squid, reader):
         for workflow in (one, several, routed, wide):
-            _drain(squid, meter, workflow, 5)  # connections, plans, code
-        last = min(_drain(squid, meter, one, RUNS) for _ in range(3)) / RUNS
-        middle = (_drain(squid, meter, several, RUNS) / RUNS - last) / (CHAIN - 1)
-        branch = (_drain(squid, meter, routed, RUNS) / RUNS - last) / (CHAIN - 1)
-        side = (_drain(squid, meter, wide, RUNS // 10) / (RUNS // 10) - last - middle) / WIDTH
+            _drain(squid, reader, workflow, 5)  # connections, plans, code
+        last = min(_drain(squid, reader, one, RUNS) for _ in range(3)) / RUNS
+        middle = (_drain(squid, reader, several, RUNS) / RUNS - last) / (CHAIN - 1)
+        branch = (_drain(squid, reader, routed, RUNS) / RUNS - last) / (CHAIN - 1)
+        side = (_drain(squid, reader, wide, RUNS // 10) / (RUNS // 10) - last - middle) / WIDTH
     return [
         _beside("step in the middle of a chain", middle, last, 1.5, "the last of a run"),
         _beside("sibling of a fan-out", side, last, 1.5, "the last step of a run"),
@@ -184,60 +133,60 @@ def places() -> list[Measure]:
     ]
 
 
-def _drain(squid: Squid, meter: Meter, workflow: Workflow, runs: int) -> float:
+def _drain(squid: Squid, reader: CostReader, workflow: Workflow, runs: int) -> float:
     """Start runs, drain them, and return the microseconds that draining took."""
     squid.start_many(workflow.name, [{"n": 1}] * runs)
-    before = meter.read()
+    before = reader.read()
     squid.worker(until_idle=True, concurrency=10)
-    spent = meter.read() - before
+    spent = reader.read() - before
     progress(workflow.name, runs, runs)
     return spent.microseconds
 
 
 def lengths(visits: int) -> list[Measure]:
     """Measure visits of one step, the tenth and the last of them."""
-    workflows = {each: loop(each) for each in (BEFORE, BEYOND, visits)}
-    with _squid(*workflows.values()) as (squid, meter):
-        early = _tenth(lambda size: _in_turn(squid, meter, workflows[size], size))
+    workflows = {size: loop(size) for size in (BEFORE, BEYOND, visits)}
+    with _squid(*workflows.values()) as (squid, reader):
+        early = _tenth(lambda size: _in_turn(squid, reader, workflows[size], size))
         run_id = squid.start(workflows[visits].name, {}).run_id
-        late = _last(watched(squid, meter.read, visits))
+        late = _last(watched(squid, reader.read, visits))
         assert squid.inspect_run(run_id).status == "completed"
     return _early_and_late(f"visit {visits:,} of a loop", early, late)
 
 
 def widths(siblings: int) -> list[Measure]:
     """Measure siblings of one fan-out: the tenth of a narrow one, and the last of a wide one."""
-    workflows = {each: fan(each) for each in (BEFORE, BEYOND, siblings)}
+    workflows = {size: fan(size) for size in (BEFORE, BEYOND, siblings)}
 
-    with _squid(*workflows.values()) as (squid, meter):
+    with _squid(*workflows.values()) as (squid, reader):
 
         def narrow(size: int) -> Cost:
             squid.start_many(workflows[size].name, [{}] * EARLY_RUNS)
             for _ in range(EARLY_RUNS):
-                squid.execute_next()  # what plans the siblings
-            before = meter.read()
+                squid.execute_next()  # the first step, which plans the siblings
+            before = reader.read()
             squid.worker(until_idle=True, concurrency=10)
-            return meter.read() - before
+            return reader.read() - before
 
         early = _tenth(narrow)
         run_id = squid.start(workflows[siblings].name, {}).run_id
         squid.execute_next()
-        late = _last(watched(squid, meter.read, siblings))
+        late = _last(watched(squid, reader.read, siblings))
         assert squid.inspect_run(run_id).status == "completed"
     return _early_and_late(f"sibling {siblings:,}", early, late)
 
 
 def families(children: int) -> list[Measure]:
     """Measure starts of children by one step, the tenth and the last of them."""
-    with _squid() as (empty, meter):
-        *workflows, costs = family(meter.read, children)
+    with _squid() as (empty, reader):
+        *workflows, costs = family(reader.read, children)
         squid = Squid(empty.journal, workflows)
 
         def small_families(size: int) -> Cost:
             squid.start_many("parent", [{"n": size}] * EARLY_RUNS, queue="parents")
-            before = meter.read()
+            before = reader.read()
             squid.worker("parents", until_idle=True, concurrency=1)
-            return meter.read() - before
+            return reader.read() - before
 
         early = _tenth(small_families)
         run_id = squid.start("parent", {"n": children}, queue="parents").run_id
@@ -250,19 +199,19 @@ def _tenth(spend: Callable[[int], Cost]) -> list[Cost]:
     """Return the mean of the steps around the tenth, for every span; the first span warms up."""
     spans = []
     for number in range(SPANS + 1):
-        more, less = spend(BEYOND), spend(BEFORE)
-        spans.append((more - less) / (EARLY_RUNS * (BEYOND - BEFORE)))
+        beyond, before = spend(BEYOND), spend(BEFORE)
+        spans.append((beyond - before) / (EARLY_RUNS * (BEYOND - BEFORE)))
         progress("early spans", number, SPANS)
     return spans[1:]
 
 
 def _last(costs: list[Cost]) -> list[Cost]:
-    """Return the mean of a step in each of the last windows, but for the one in which the run ends."""
+    """Return the mean of a step in each of the last windows, except the one in which the run ends."""
     return [(after - before) / WINDOW for before, after in pairwise(costs[-LATE_SPANS - 2 : -1])]
 
 
-def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> Cost:
-    """Drain runs of so many attempts in one worker, each started when the one before has ended; return what it took."""
+def _in_turn(squid: Squid, reader: CostReader, workflow: Workflow, attempts: int) -> Cost:
+    """Drain runs of so many attempts in one worker, each started when the one before has ended. Return the cost."""
     left, counting = EARLY_RUNS * attempts, Lock()
 
     def settled(outcomes: Sequence[SettledAttempt]) -> None:
@@ -277,16 +226,16 @@ def _in_turn(squid: Squid, meter: Meter, workflow: Workflow, attempts: int) -> C
 
     worker = squid.new_worker("default", concurrency=10, housekeeping=None, max_age=_PATIENCE, on_settled=settled)
     squid.start(workflow.name, {})
-    before = meter.read()
+    before = reader.read()
     worker.run()
     assert left == 0
-    return meter.read() - before
+    return reader.read() - before
 
 
 def commands(visits: int) -> list[Measure]:
     """Measure an approval, a keyed signal, an external outcome and a claim by key, early and late in one run.
 
-    In the process that has settled the run, beside the tenth visit; and in one that knows nothing of it, beside a visit
+    In the process that has settled the run, beside the tenth visit; and in one without any state of it, beside a visit
     of a run that is just long enough for a checkpoint.
     """
     workflow = decided_loop(visits)
@@ -294,39 +243,19 @@ def commands(visits: int) -> list[Measure]:
         run_id = squid.start(workflow.name, {}).run_id
         early, middle, late = (
             _commanded(squid, workflow, run_id, begin, 1 + ROUNDS * n)
-            for n, begin in enumerate((EARLY, _CHECKPOINTED, visits))
+            for n, begin in enumerate((EARLY, CHECKPOINTED, visits))
         )
         squid.worker(until_idle=True)
         assert squid.inspect_run(run_id).status == "completed"
-    bases = {name: (middle, _CHECKPOINTED) if name.startswith("cold") else (early, EARLY) for name in late}
+    bases = {name: (middle, CHECKPOINTED) if name.startswith("cold") else (early, EARLY) for name in late}
     return [
         _slower(f"{name} at visit {visits:,}", late[name], base[name], f"visit {begin:,}")
         for name, (base, begin) in bases.items()
     ]
 
 
-def decided_loop(visits: int) -> Workflow:
-    """Return a step that is visited so many times; from some visits on, an approval and an external step follow."""
-    workflow = Workflow(f"decided_{visits}", payload=Job, entry="turn")
-
-    @workflow.step(output="count", max_visits=visits + ROUNDS)
-    def turn(count: int = 0) -> int:
-        return count + 1
-
-    workflow.approval("review", max_visits=3 * ROUNDS)
-    workflow.external("elsewhere", "dagster_job", job="elsewhere", max_visits=3 * ROUNDS)
-    for begin in (EARLY, _CHECKPOINTED, visits):
-        workflow.route("turn", to="turn", when=path("count") < begin)
-        workflow.route("turn", to="review", when=path("count") < begin + ROUNDS)
-    workflow.route("turn", to="complete")
-    workflow.route("review", to="elsewhere")
-    workflow.route("review", on="error", to="fail")
-    workflow.route("elsewhere", to="turn")
-    return workflow
-
-
 def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first: int) -> dict[str, float]:
-    """Let the run come to a visit, decide about each from there on, and return the median seconds by command."""
+    """Drain the run up to a visit, decide at each from there on, and return the median seconds by command."""
     spent: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         squid.worker(until_idle=True)
@@ -344,61 +273,9 @@ def _commanded(squid: Squid, workflow: Workflow, run_id: str, begin: int, first:
     return {name: median(seconds) for name, seconds in spent.items()}
 
 
-def calls_about(run_id: str, key: str) -> dict[str, Callable[[Squid], object]]:
-    """Return what is asked of a run about one visit, each under a key of its own."""
-    about: dict[str, JsonValue] = {"run_id": run_id, "runnable_key": key}
-    request = Signal(
-        type="external_requested", payload={**about, "launcher": "bench"}, idempotency_key=f"request:{key}"
-    )
-    outcome = Signal(type="external_completed", payload={**about, "succeeded": True}, idempotency_key=f"outcome:{key}")
-    return {
-        "approval": lambda squid: squid.approve(run_id, actor="ada", idempotency_key=f"approval:{key}"),
-        "keyed signal": lambda squid: squid.apply_signal(request),
-        "external outcome": lambda squid: squid.apply_signal(outcome),
-    }
-
-
 def claim_by_key(run_id: str, item_id: str, squid: Squid) -> object:
     """Claim the open attempt of a visit."""
     return claim_item(squid.runtime, run_id, item_id, "bench", DEFAULT_LEASE)
-
-
-def family(read: Callable[[], S], children: int, window: int = WINDOW) -> tuple[Workflow, Workflow, list[S]]:
-    """Return a workflow that starts children on a queue of theirs, that of the children, and what is read.
-
-    It is read at every `window` starts, where so many `children` are started; smaller families are not watched.
-    """
-    parent, child = Workflow("parent", payload=Job), chain(1)
-    costs: list[S] = []
-
-    @parent.step
-    def start_all(ctx: StepContext, n: int) -> int:
-        for number in range(n):
-            if n == children and number % window == 0:
-                costs.append(read())
-                progress("children", number, children)
-            ctx.start_child_run(child.name, {"n": number}, child_key=f"c-{number}", queue="children")
-        if n == children:
-            costs.append(read())
-        return n
-
-    return parent, child, costs
-
-
-def watched(squid: Squid, read: Callable[[], S], steps: int, window: int = WINDOW) -> list[S]:
-    """Work until nothing is due; return what was read at every `window` steps."""
-    costs: list[S] = []
-    done = 0
-
-    def settled(attempts: Sequence[SettledAttempt]) -> None:
-        nonlocal done
-        before, done = done // window, done + len(attempts)
-        if done // window > before:  # a reading costs as much as a step
-            costs.append(read())
-            progress("settled", min(done, steps), steps)
-
-    squid.new_worker("default", concurrency=10, until_idle=True, on_settled=settled).run()
-    return costs
 
 
 def _early_and_late(name: str, early: list[Cost], late: list[Cost]) -> list[Measure]:

@@ -1,7 +1,7 @@
-"""Draining beside a session that holds an old snapshot: what claims and settlements leave behind cannot be cleaned up.
+"""Draining beside a session that holds an old snapshot: the dead rows of claims and settlements cannot be vacuumed.
 
-Two databases on one server, each with a worker process of its own, are worked at in turn, a slice each. In one of them
-a bystander holds a transaction with a snapshot from the first slice to the last; no other database is affected by it.
+Two databases on one server, each with a worker process of its own, are drained in turn, a slice each. In one of them a
+session holds a transaction with a snapshot from the first slice to the last; no other database is affected by it.
 """
 
 import multiprocessing
@@ -37,8 +37,8 @@ _RUNS, _CLAIMS, _CLAIMED, _CLAIM_SECONDS, _SETTLED, _SETTLE_SECONDS, _COUNTS = r
 
 
 @dataclass
-class Side:
-    """One database, its worker, and how fast that was in each slice."""
+class MeasuredDatabase:
+    """One database, its worker, and the worker's rate in each slice."""
 
     name: str
     squid: Squid
@@ -48,7 +48,7 @@ class Side:
     runs_per_second: list[float] = field(default_factory=list)
 
     def drain(self, seconds: float) -> None:
-        """Supply the worker for so long, and wait until it has done everything."""
+        """Start runs for that many seconds, and wait until the worker has completed all."""
         before, began = self.started, time.perf_counter()
         while time.perf_counter() - began < seconds:
             self._supply(AHEAD)
@@ -56,7 +56,7 @@ class Side:
         self.runs_per_second.append((self.started - before) / (time.perf_counter() - began))
 
     def warm_up(self) -> None:
-        """Have some runs done before anything is measured."""
+        """Complete some runs before anything is measured."""
         while self.started < WARM_UP_RUNS:
             self._supply(WARM_UP_RUNS)
         self._wait()
@@ -84,18 +84,18 @@ class Side:
         size = len(self.runs_per_second) // 4
         return sum(self.runs_per_second[number * size : (number + 1) * size]) / size
 
-    def told(self) -> str:
-        """Return how long a claim and a settlement took."""
-        found = list(self.counts)
+    def call_times(self) -> str:
+        """Return how long a claim and a settlement took, as text."""
+        counts = list(self.counts)
         return (
-            f"{self.name}: {1e3 * found[_CLAIM_SECONDS] / max(1, found[_CLAIMS]):.2f} ms per claim of "
-            f"{found[_CLAIMED] / max(1, found[_CLAIMS]):.1f}, "
-            f"{1e6 * found[_SETTLE_SECONDS] / max(1, found[_SETTLED]):.0f} us per settled step"
+            f"{self.name}: {1e3 * counts[_CLAIM_SECONDS] / max(1, counts[_CLAIMS]):.2f} ms per claim of "
+            f"{counts[_CLAIMED] / max(1, counts[_CLAIMS]):.1f}, "
+            f"{1e6 * counts[_SETTLE_SECONDS] / max(1, counts[_SETTLED]):.0f} us per settled step"
         )
 
 
 def measure(minutes: float = MINUTES) -> list[Measure]:
-    """Work in both databases in turn; compare the quarters.
+    """Drain both databases in turn, and compare the quarters.
 
     Raises:
         BenchError: a worker ended before its time.
@@ -103,20 +103,20 @@ def measure(minutes: float = MINUTES) -> list[Measure]:
     slices = max(4, min(SLICES, int(minutes * 15)) // 4 * 4)
     with new_journal() as storage, ExitStack() as stack:
         url = storage.engine.url.render_as_string(hide_password=False)
-        plain = stack.enter_context(_side("plain", url))
-        held = stack.enter_context(_side("held", _other_database(storage)))
+        plain = stack.enter_context(_database("plain", url))
+        held = stack.enter_context(_database("held", _other_database(storage)))
         plain.warm_up()
         held.warm_up()
-        stack.enter_context(_bystander(held))
+        stack.enter_context(_old_snapshot(held))
         for number in range(slices):
             progress("slices", number, slices)
-            for side in (plain, held) if number % 2 else (held, plain):
-                side.drain(60 * minutes / slices)
-        print(f"\n{plain.told()}\n{held.told()}\n{_dead(plain)}\n{_dead(held)}")
+            for database in (plain, held) if number % 2 else (held, plain):
+                database.drain(60 * minutes / slices)
+        print(f"\n{plain.call_times()}\n{held.call_times()}\n{_dead(plain)}\n{_dead(held)}")
     return [_judged(plain, held, number) for number in range(4)]
 
 
-def _judged(plain: Side, held: Side, number: int) -> Measure:
+def _judged(plain: MeasuredDatabase, held: MeasuredDatabase, number: int) -> Measure:
     before, beside = plain.quarter(number), held.quarter(number)
     bound = LAST_QUARTER_AT_LEAST if number == 3 else None
     detail = f"{beside:,.0f} runs a second beside {before:,.0f}"
@@ -125,7 +125,7 @@ def _judged(plain: Side, held: Side, number: int) -> Measure:
 
 
 @contextmanager
-def _side(name: str, url: str) -> Iterator[Side]:
+def _database(name: str, url: str) -> Iterator[MeasuredDatabase]:
     storage = PostgresStorage(url, "bench")
     storage.upgrade()
     context = multiprocessing.get_context("spawn")
@@ -135,7 +135,7 @@ def _side(name: str, url: str) -> Iterator[Side]:
     worker.start()
     with Squid(storage, workflows(lambda: None)) as squid:
         try:
-            yield Side(name, squid, counts, worker.is_alive)
+            yield MeasuredDatabase(name, squid, counts, worker.is_alive)
         finally:
             stop.set()
             worker.join(60)
@@ -150,31 +150,31 @@ def _other_database(storage: PostgresStorage) -> str:
 
 
 @contextmanager
-def _bystander(side: Side) -> Iterator[None]:
-    with _open(side) as connection:
+def _old_snapshot(database: MeasuredDatabase) -> Iterator[None]:
+    with _open(database) as connection:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         connection.execute(_HOLD)
         yield
         connection.execute("ROLLBACK")
 
 
-def _open(side: Side) -> "psycopg.Connection[Any]":
-    storage = side.squid.journal
+def _open(database: MeasuredDatabase) -> "psycopg.Connection[Any]":
+    storage = database.squid.journal
     assert isinstance(storage, PostgresStorage)
-    made = connect(storage.engine)
-    made.autocommit = True
-    made.execute("SET idle_in_transaction_session_timeout = 0")
-    return made
+    connection = connect(storage.engine)
+    connection.autocommit = True
+    connection.execute("SET idle_in_transaction_session_timeout = 0")
+    return connection
 
 
-def _dead(side: Side) -> str:
-    with _open(side) as connection:
-        found = connection.execute(_DEAD).fetchall()
-    return f"{side.name}: dead rows " + ", ".join(f"{name} {dead:,} ({size:,} MB)" for name, dead, size in found)
+def _dead(database: MeasuredDatabase) -> str:
+    with _open(database) as connection:
+        rows = connection.execute(_DEAD).fetchall()
+    return f"{database.name}: dead rows " + ", ".join(f"{name} {dead:,} ({size:,} MB)" for name, dead, size in rows)
 
 
 def _work(url: str, counts: Any, stop: Any) -> None:
-    """Work in a process of its own until told to stop."""
+    """Run a worker in a process of its own until `stop` is set."""
 
     def handle() -> None:
         _add(counts, {_RUNS: 1})
@@ -186,8 +186,8 @@ def _work(url: str, counts: Any, stop: Any) -> None:
         worker.run()
 
 
-def _stop(told: Any, stop: Callable[[], None]) -> None:
-    told.wait()
+def _stop(event: Any, stop: Callable[[], None]) -> None:
+    event.wait()
     stop()
 
 
@@ -197,10 +197,10 @@ def _time(dispatch: Any, counts: Any) -> None:
 
     def timed_claim(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
-        found = claim(*arguments, **options)
-        if found:
-            _add(counts, {_CLAIMS: 1, _CLAIMED: len(found), _CLAIM_SECONDS: time.perf_counter() - began})
-        return found
+        claims = claim(*arguments, **options)
+        if claims:
+            _add(counts, {_CLAIMS: 1, _CLAIMED: len(claims), _CLAIM_SECONDS: time.perf_counter() - began})
+        return claims
 
     def timed_settle(settlements: Any, *arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
@@ -211,7 +211,7 @@ def _time(dispatch: Any, counts: Any) -> None:
     dispatch.claim, dispatch.settle = timed_claim, timed_settle
 
 
-def _add(counts: Any, more: dict[int, float]) -> None:
+def _add(counts: Any, added: dict[int, float]) -> None:
     with _adding:
-        for place, value in more.items():
+        for place, value in added.items():
             counts[place] += value

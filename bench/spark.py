@@ -1,7 +1,7 @@
 """Spark beside its JDBC reader, beside itself on fewer facts, and beside one process that folds.
 
 One journal grows and is measured on the way: reads and an incremental refresh at a fifth of it, rebuilds at two fifths
-and at the end. Everything is warm: what is measured has been done before in the same session.
+and at the end. Everything is warm: each operation ran before in the same session.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from bench.spark_expect import Slopes, markdown
 from bench.spark_jdbc import COLUMNS, find_jar, read_by_jdbc
 from bench.spark_journal import GrowingJournal, new_journal
 from bench.spark_memory import Peaks, peaks
-from bench.spark_server import Places, new_tcp_server
+from bench.spark_server import ServerAddresses, new_tcp_server
 from squid_dagster.journal.postgres.views.rebuild import Rebuild
 from squid_dagster.spark.session.session import open_session
 from squid_dagster.spark.source.columns import SCHEMA
@@ -30,31 +30,31 @@ from squid_dagster.spark.tables.warehouse import Warehouse
 
 FACTS = 5_000_000
 READS, REBUILDS, NEWS_PER_MILLION = 5, 2, 10_000
-WARMING = 4  # refreshes that are not counted: so many the JVM needs to compile what it does often
-GENERATIONS = 2  # the warehouse keeps the one before for those who still read it
+WARMING = 4  # refreshes that are not counted, after which the JVM has compiled its hot code
+GENERATIONS = 2  # the warehouse keeps the one before for its readers
 _CORES = 2
 
 
 def measure(facts: int = FACTS) -> list[Measure]:
-    """Measure all of it on a journal of so many facts in the end."""
+    """Measure all of it on a journal that grows to so many facts."""
     few, some = facts // 5, facts * 2 // 5
     with (
         tempfile.TemporaryDirectory(prefix="squid-bench-", dir="/tmp") as folder,
-        new_tcp_server() as places,
+        new_tcp_server() as addresses,
         _session(Path(folder)) as spark,
     ):
-        journal = new_journal(places.url)
+        journal = new_journal(addresses.url)
         try:
-            desk = Desk(spark, journal, places, Path(folder))
+            tables = MeasuredTables(spark, journal, addresses, Path(folder))
             journal.grow(few)
-            found = [desk.race_jdbc(), desk.incremental(max(1, few * NEWS_PER_MILLION // 1_000_000))]
+            measures = [tables.race_jdbc(), tables.incremental(max(1, few * NEWS_PER_MILLION // 1_000_000))]
             journal.grow(some)
-            before, (smaller, _) = journal.facts, desk.rebuild(REBUILDS)
+            before, (smaller, _) = journal.facts, tables.rebuild(REBUILDS)
             journal.grow(facts)
-            larger, most = desk.rebuild(REBUILDS)
-            found += [*desk.compared(before, smaller, larger), *_memory(most)]
-            print(markdown(desk.slopes(before, smaller, larger)))
-            return found if facts >= FACTS else [replace(one, at_most=None) for one in found]
+            larger, most = tables.rebuild(REBUILDS)
+            measures += [*tables.compared(before, smaller, larger), *_memory(most)]
+            print(markdown(tables.slopes(before, smaller, larger)))
+            return measures if facts >= FACTS else [replace(measure, at_most=None) for measure in measures]
         finally:
             journal.storage.close()
 
@@ -75,13 +75,13 @@ def _session(folder: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-class Desk:
-    """A session and a journal, and what is measured of them."""
+class MeasuredTables:
+    """A Spark session, a journal and the tables made of it, with their measurements."""
 
-    def __init__(self, spark: SparkSession, journal: GrowingJournal, places: Places, folder: Path) -> None:
-        """Bind to them; tables go below the folder."""
-        self._spark, self._journal, self._places, self._warehouse = spark, journal, places, folder / "warehouse"
-        self._location = {"url": places.url}
+    def __init__(self, spark: SparkSession, journal: GrowingJournal, addresses: ServerAddresses, folder: Path) -> None:
+        """Set session, journal and addresses. Tables are written below the folder."""
+        self._spark, self._journal, self._addresses, self._warehouse = spark, journal, addresses, folder / "warehouse"
+        self._location = {"url": addresses.url}
 
     def race_jdbc(self) -> Measure:
         """Read the journal through the data source and by JDBC, in turn, the same columns in as many parts."""
@@ -93,7 +93,7 @@ class Desk:
             return read_journal(spark, self._location, schema=schema, upto=upto, only=COLUMNS, partitions=parts)
 
         def theirs() -> DataFrame:
-            return read_by_jdbc(spark, self._places.jdbc_url, upto, parts)
+            return read_by_jdbc(spark, self._addresses.jdbc_url, upto, parts)
 
         rounds = [(_took(ours), _took(theirs)) for _ in _counted("reading", READS + 1)][1:]
         mine, jdbc = median(one for one, _ in rounds), median(one for _, one in rounds)
@@ -116,7 +116,7 @@ class Desk:
         )
 
     def rebuild(self, rounds: int) -> tuple[float, Peaks]:
-        """Rebuild all tables a few times; the best, since the machine only ever takes away, and the most memory."""
+        """Rebuild all tables a few times. Return the best time, since other load only adds, and the peaks of memory."""
         times = []
         with peaks() as most:
             for _ in _counted("rebuilding", rounds):
@@ -142,14 +142,14 @@ class Desk:
         ]
 
     def slopes(self, fewer: int, smaller: float, larger: float) -> Slopes:
-        """Say what a larger journal would cost: what is behind each fact, and what is there without any."""
+        """Compute the slopes for larger journals: the cost of each fact, and the fixed cost."""
         facts, storage = self._journal.facts, self._journal.storage
-        each = (larger - smaller) / (facts - fewer)
+        per_fact = (larger - smaller) / (facts - fewer)
         size = storage.rows("SELECT pg_total_relation_size('{schema}.journal_entries')")[0][0]
         tables = sum(path.stat().st_size for path in self._warehouse.rglob("*") if path.is_file())
         return Slopes(
-            fixed_seconds=max(0.0, larger - each * facts),
-            core_seconds_per_fact=each * _CORES,
+            fixed_seconds=max(0.0, larger - per_fact * facts),
+            core_seconds_per_fact=per_fact * _CORES,
             facts_per_second=facts / self._read_alone(),
             journal_bytes_per_fact=size / facts,
             table_bytes_per_fact=tables / facts / GENERATIONS,

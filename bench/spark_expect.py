@@ -1,4 +1,4 @@
-"""What measured slopes say about larger journals: the table of docs/spark.md. Pure arithmetic, no measurement."""
+"""Estimates for larger journals by measured slopes: the table of docs/spark.md. Pure arithmetic, no measurement."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ CORE_HOUR = 0.05  # US dollars: what a core with its memory costs on demand, abo
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """What the benchmark found."""
+    """The measured costs of a fact, and the fixed cost."""
 
     fixed_seconds: float  # a rebuild of nothing
     core_seconds_per_fact: float  # of a rebuild, all processes together, Postgres among them
@@ -22,13 +22,13 @@ class Slopes:
 
 
 def rebuild_seconds(facts: int, cores: int, database_cores: int, slopes: Slopes) -> float:
-    """Say how long a rebuild takes: the work divided by the cores, and never less than the database needs to send."""
+    """Estimate a rebuild: the work divided by the cores, but at least as long as the database needs to send."""
     worked = slopes.fixed_seconds + facts * slopes.core_seconds_per_fact / cores
     return max(worked, facts / (slopes.facts_per_second * database_cores))
 
 
 def markdown(slopes: Slopes) -> str:
-    """Give the table, a row for each size."""
+    """Return the table, a row for each size."""
     lines = [
         "| facts | journal | tables | tasks | executor cores | core hours | rebuild | at $0.05 a core hour |",
         "|---|---|---|---|---|---|---|---|",

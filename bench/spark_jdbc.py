@@ -11,15 +11,15 @@ from bench.spark_journal import SCHEMA
 COLUMNS = ("position", "thread", "seq", "type", "run_id", "occurred_at", "data")
 _PACKAGE = "libpostgresql-jdbc-java"
 _JAR = Path("usr/share/java/postgresql.jar")
-_FETCH_ROWS = 20_000  # without it the driver takes everything at once
+_FETCH_ROWS = 20_000  # without it the driver fetches everything at once
 _SELECT = f"SELECT {', '.join(COLUMNS[:-1])}, data::text AS data FROM {SCHEMA}.journal_entries"
 
 
 def find_jar(directory: Path) -> Path:
-    """Give the driver's jar: of this machine, else of Debian's package, unpacked into a directory.
+    """Return the driver's jar: of this machine, else of Debian's package, unpacked into a directory.
 
     Raises:
-        BenchError: there is none, and it cannot be had.
+        BenchError: there is none, and it cannot be downloaded.
     """
     installed = Path("/") / _JAR
     if installed.exists():

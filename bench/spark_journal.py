@@ -1,4 +1,4 @@
-"""A journal that grows by two writers at a time, since one alone leaves half of the machine idle."""
+"""A journal that grows by two writers at the same time, since one alone leaves half of the machine idle."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +18,7 @@ _EVERY = timedelta(seconds=10)  # between starts of one writer's runs: a million
 
 @dataclass(slots=True)
 class GrowingJournal:
-    """A journal on a server, and how far its writers have come."""
+    """A journal on a server, and the next run of each of its writers."""
 
     url: str
     storage: PostgresStorage
@@ -26,7 +26,7 @@ class GrowingJournal:
     _next: dict[int, int] = field(default_factory=dict)  # the next run of each writer
 
     def grow(self, facts: int) -> None:
-        """Write until there are about so many facts; then bring statistics up to date and write everything out."""
+        """Write until there are about so many facts, then vacuum and checkpoint."""
         progress("writing facts", self.facts, facts)
         share = -(-(facts - self.facts) // _WRITERS)
         with ProcessPoolExecutor(_WRITERS, multiprocessing.get_context("spawn")) as pool:
@@ -36,14 +36,14 @@ class GrowingJournal:
         self.settle()
 
     def add(self, facts: int) -> int:
-        """Write a few facts more, about new runs; give how many there are."""
+        """Write so many more facts, about new runs. Return how many were written."""
         plan = self._plan(facts, 0, runs_per_commit=10)
         done = generate(self.storage, plan)
         self._note([(0, done)])
         return done.facts
 
     def settle(self) -> None:
-        """Do now what Postgres would do later."""
+        """Run VACUUM ANALYZE and CHECKPOINT, which Postgres would run later."""
         with psycopg.connect(self.url.replace("+psycopg", "", 1), autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
@@ -58,7 +58,7 @@ class GrowingJournal:
 
 
 def new_journal(url: str) -> GrowingJournal:
-    """Make an empty journal on a server."""
+    """Create an empty journal on a server."""
     storage = PostgresStorage(url, SCHEMA)
     storage.upgrade()
     return GrowingJournal(url, storage)

@@ -1,4 +1,4 @@
-"""How much memory the processes of a Spark session take at most: looked at in /proc, again and again."""
+"""The peak memory of the processes of a Spark session, sampled from /proc."""
 
 import os
 import threading
@@ -17,18 +17,18 @@ Peaks = dict[str, float]
 @contextmanager
 def peaks() -> Iterator[Peaks]:
     """Watch this process and all below it until the end."""
-    found: Peaks = defaultdict(float)
+    most: Peaks = defaultdict(float)
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(_EVERY_SECONDS):
             for kind, size in _sizes():
-                found[kind] = max(found[kind], size)
+                most[kind] = max(most[kind], size)
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        yield found
+        yield most
     finally:
         done.set()
         watching.join()
@@ -41,7 +41,7 @@ def _sizes() -> Iterator[tuple[str, float]]:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            except (OSError, IndexError):  # gone meanwhile
+            except (OSError, IndexError):  # ended meanwhile
                 continue
             yield _kind(pid, command), pages * _PAGE / 2**20
 

@@ -1,6 +1,6 @@
-"""A Postgres on loopback TCP beside its socket, for the JDBC reader, which knows no sockets; otherwise as embedded.
+"""A Postgres on loopback TCP beside its socket, for the JDBC reader, which has no Unix sockets; otherwise as embedded.
 
-The embedded server makes the cluster and is stopped again: it never listens on a port, whatever its settings say.
+The embedded server creates the cluster and is stopped again: it never listens on a port, whatever its settings.
 """
 
 import signal
@@ -22,16 +22,16 @@ _STOP_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where one server is found: by whoever speaks sockets, and by JDBC."""
+class ServerAddresses:
+    """The addresses of one server: by its Unix socket, and by JDBC."""
 
     url: str
     jdbc_url: str
 
 
 @contextmanager
-def new_tcp_server() -> Iterator[Places]:
-    """Start a server on a new directory, on its socket and on a free port; take both away in the end."""
+def new_tcp_server() -> Iterator[ServerAddresses]:
+    """Start a server on a new directory, on its socket and on a free port; remove both in the end."""
     with tempfile.TemporaryDirectory(prefix="squid-bench-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         embedded = EmbeddedPostgres(Path(directory) / "postgres")
@@ -42,7 +42,7 @@ def new_tcp_server() -> Iterator[Places]:
         server = _launch(pgdata, socket_dir, embedded.data_dir / "bin", port)
         try:
             _wait(f"host={socket_dir} port={port} user=postgres dbname=postgres", server)
-            yield Places(
+            yield ServerAddresses(
                 f"postgresql+psycopg://postgres@/postgres?host={socket_dir}&port={port}",
                 f"jdbc:postgresql://{_HOST}:{port}/postgres?user=postgres",
             )

@@ -26,7 +26,7 @@ APPLICATION = "bench"
 
 
 def prepare(order: Order) -> None:
-    """Make the system tables."""
+    """Create the system tables."""
     _launch(order, lambda: None)
     DBOS.destroy()
 
@@ -54,17 +54,17 @@ def bulk(order: Order) -> None:
 
 
 def drain(order: Order) -> None:
-    """Serve the queue until the benchmark closes our input."""
+    """Serve the queue until the benchmark closes stdin."""
     _serve(order, Countdown(order.runs).tick)
 
 
 def work(order: Order) -> None:
-    """Serve the queue until ended, and say when each workflow is handled."""
+    """Serve the queue until SIGTERM, and report each workflow that was handled."""
     _serve(order, lambda: say("handled"))
 
 
 def trickle(order: Order) -> None:
-    """Enqueue one workflow whenever the benchmark asks for one."""
+    """Enqueue one workflow for each line of the benchmark."""
     client = DBOSClient(system_database_url=order.url)
     for number in asked():
         say("sending")

@@ -1,4 +1,4 @@
-"""The environment of the peers: beside the project's own, made on first use, made anew when its constraints change."""
+"""The environment of the peers, beside the project's own: created on first use, and again when constraints change."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ _VERSIONS = (
 
 
 def ensure() -> None:
-    """Make the environment unless it is there with these constraints.
+    """Create the environment unless it exists with these constraints.
 
     Raises:
         BenchError: the packages cannot be installed.
@@ -38,11 +38,11 @@ def ensure() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of the peers, of their drivers and of their Python."""
+    """Return the versions of the peers, of their drivers and of their Python."""
     names = [requirement.partition("[")[0] for requirement in REQUIREMENTS]
     asked = subprocess.run([PYTHON, "-c", _VERSIONS, *names], capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(asked.stdout)
-    return found
+    by_package: dict[str, str] = json.loads(asked.stdout)
+    return by_package
 
 
 def _run(command: list[str], *, check: bool = True) -> None:

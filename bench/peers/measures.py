@@ -1,4 +1,4 @@
-"""The measurements. Each takes a system on a fresh copy of its database, and believes only what that database says."""
+"""The measurements. Each runs a system on a fresh copy of its database, and counts by the tables of that database."""
 
 import random
 import time
@@ -18,12 +18,12 @@ from bench.peers.wire import SHAPES, WARM_UP, Order
 _POLL_SECONDS = 0.001
 _SHARED_POLL_SECONDS = 0.05  # while handlers run, and of a drain that takes seconds
 _LATENCY_WARM_UP = 5
-_PAUSE_SECONDS = (0.15, 0.25)  # longer than any system buffers a completion, and never in step with a poll
+_PAUSE_SECONDS = (0.15, 0.25)  # longer than any system buffers a completion, and at random moments of its polls
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What is measured, in which unit, how it is taken from a system in one setting, and what a system brings to it."""
+    """A measurement: name, unit, the function that measures a system in one setting, and the settings of a system."""
 
     name: str
     unit: str
@@ -33,40 +33,40 @@ class Measurement:
 
 
 def prepare(server: Server, system: System) -> None:
-    """Make the database that all measurements of a system are copied from."""
+    """Create the database that all measurements of a system are copied from."""
     url = server.create(system.name)
     with Process(system.command, Order("prepare", url)) as process:
         process.finish()
 
 
 def single_start(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
-    """Starts a second, one after another, by one client."""
+    """Measure starts a second, one after another, by one client."""
     return [_starts(server, system, Order("single", "", system.sizes.single, settings=settings), WARM_UP)]
 
 
 def bulk_start(server: Server, system: System, settings: Settings, _: random.Random) -> list[float]:
-    """Starts a second, in the system's own bulk form."""
+    """Measure starts a second, in the system's own bulk form."""
     return [_starts(server, system, Order("bulk", "", system.sizes.bulk, settings=settings), 0)]
 
 
 def drain(
-    name: str, workflow: str, each: int, server: Server, system: System, settings: Settings, _: random.Random
+    name: str, workflow: str, steps: int, server: Server, system: System, settings: Settings, _: random.Random
 ) -> list[float]:
-    """Starts a second that one process completes, times `each`."""
+    """Measure starts a second that one process completes, times `steps`."""
     order = Order("drain", "", system.drains[name].count, workflow, settings)
     with _filled(server, system, order) as url, Process(system.command, replace(order, url=url)) as process:
         ready: float = process.wait_for("ready")["at"]
         first: float = process.wait_for("last")["first"]
         end = _wait_until_done(url, system, order)
         process.finish()
-    # A system that begins while it still starts up is not charged for the rest of that.
-    return [order.count * each / (end - min(ready, first))]
+    # For a system that works while it still starts up, the rest of its startup does not count.
+    return [order.count * steps / (end - min(ready, first))]
 
 
 def share_drain(
     name: str, workflow: str, server: Server, system: System, settings: Settings, _: random.Random
 ) -> list[float]:
-    """Starts a second that some processes complete together, from the moment when all of them are up."""
+    """Measure starts a second that some processes complete together, from the moment when all of them are ready."""
     order = Order("share", "", system.drains[name].count, workflow, settings)
     with _filled(server, system, order) as url, ExitStack() as stack:
         ordered = replace(order, url=url)
@@ -83,8 +83,8 @@ def share_drain(
 
 
 def idle_latency(server: Server, system: System, settings: Settings, chance: random.Random) -> list[float]:
-    """Milliseconds from the call that starts a job to the handler's first line, each on a queue that is idle."""
-    found = []
+    """Measure milliseconds from the call that starts a job to the handler's first line, on an idle queue."""
+    milliseconds = []
     with server.copy_of(system.name) as url:
         server.settle(url)
         with (
@@ -96,13 +96,13 @@ def idle_latency(server: Server, system: System, settings: Settings, chance: ran
                 time.sleep(chance.uniform(*_PAUSE_SECONDS))
                 client.ask()
                 sent = client.wait_for("sending")
-                found.append((worker.wait_for("handled")["at"] - sent["at"]) * 1e3)
-            _wait_until_done(url, system, Order("trickle", url, len(found)))
-    return found[_LATENCY_WARM_UP:]
+                milliseconds.append((worker.wait_for("handled")["at"] - sent["at"]) * 1e3)
+            _wait_until_done(url, system, Order("trickle", url, len(milliseconds)))
+    return milliseconds[_LATENCY_WARM_UP:]
 
 
-def _drain_of(name: str, unit: str, workflow: str, each: int = 1) -> Measurement:
-    return _of_drains(name, unit, partial(drain, name, workflow, each))
+def _drain_of(name: str, unit: str, workflow: str, steps: int = 1) -> Measurement:
+    return _of_drains(name, unit, partial(drain, name, workflow, steps))
 
 
 def _of_drains(name: str, unit: str, take: Callable[..., list[float]]) -> Measurement:
@@ -144,7 +144,7 @@ def _starts(server: Server, system: System, order: Order, extra: int) -> float:
 
 @contextmanager
 def _filled(server: Server, system: System, order: Order) -> Iterator[str]:
-    """Yield a copy of the system's database whose queue holds what the order is about."""
+    """Yield a copy of the system's database whose queue holds the order's jobs."""
     with server.copy_of(system.name) as url:
         with Process(system.command, replace(order, command="bulk", url=url, settings=system.starts)) as process:
             process.finish()
@@ -153,10 +153,10 @@ def _filled(server: Server, system: System, order: Order) -> Iterator[str]:
 
 
 def _wait_until_done(url: str, system: System, order: Order, poll_seconds: float = _POLL_SECONDS) -> float:
-    """Return the time at which the system's tables first say that all is done.
+    """Return the time at which all is done by the system's tables.
 
     Raises:
-        BenchError: they do not say so in time, or another of its tables disagrees.
+        BenchError: it takes too long, or another table of the system differs.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         deadline = time.monotonic() + PATIENCE_SECONDS

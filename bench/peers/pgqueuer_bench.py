@@ -70,12 +70,12 @@ def drain(order: Order) -> None:
 
 
 def work(order: Order) -> None:
-    """Run until ended, and say when each job is handled."""
+    """Run until SIGTERM, and report each job that was handled."""
     uvloop.run(_run(order, lambda: say("handled"), QueueExecutionMode.continuous))
 
 
 def trickle(order: Order) -> None:
-    """Enqueue one job whenever the benchmark asks for one."""
+    """Enqueue one job for each line of the benchmark."""
 
     async def enqueue() -> None:
         queries = Queries(AsyncpgDriver(await asyncpg.connect(order.url)))

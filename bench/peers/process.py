@@ -1,4 +1,4 @@
-"""One process of one system: started with an order, listened to line by line, ended by us if it does not end itself."""
+"""One process of one system: started with an order, read line by line, and ended if it does not end by itself."""
 
 import json
 import subprocess
@@ -18,16 +18,16 @@ _TAIL_LINES = 15
 
 
 class BenchError(Exception):
-    """A benchmark that cannot give a figure; the message says of which system, and what it said last."""
+    """A benchmark that has no figure; the message names the system, and has its last output."""
 
 
 class Process:
-    """A process that obeys one order. As a context it is ended, and waited for, whatever happens."""
+    """A process that executes one order. A `with` block ends it, and waits for that."""
 
     def __init__(self, command: Sequence[str], order: Order) -> None:
         """Start it in the project's directory."""
         self._name = f"{command[-1]} {order.command}"
-        self._heard: Queue[dict[str, Any] | None] = Queue()
+        self._messages: Queue[dict[str, Any] | None] = Queue()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [*command, order.text()],
@@ -55,7 +55,7 @@ class Process:
         self._reader.join()
         self._process.stdout.close()
         self._errors.close()
-        # Closing flushes, and nobody may be left to read.
+        # Closing flushes, and the process that reads may have ended.
         try:
             self._process.stdin.close()
         except BrokenPipeError:
@@ -63,18 +63,18 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._process.pid
 
     def wait_for(self, event: str, patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
-        """Give the next message of that kind; others before it are passed over.
+        """Return the next message of that kind; others before it are skipped.
 
         Raises:
-            BenchError: the process ended or fell silent before it said so.
+            BenchError: the process ended, or sent nothing for too long.
         """
         while True:
             try:
-                message = self._heard.get(timeout=patience_seconds)
+                message = self._messages.get(timeout=patience_seconds)
             except Empty:
                 raise self._failure(f"said nothing for {patience_seconds:g} s, waited for {event!r}") from None
             if message is None:
@@ -83,16 +83,16 @@ class Process:
                 return message
 
     def ask(self) -> None:
-        """Send one line, which asks for one more."""
+        """Send one line, which requests one more job."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
     def finish(self) -> None:
-        """Close its input and wait until it ends by itself.
+        """Close stdin and wait until it ends by itself.
 
         Raises:
-            BenchError: it did not end in time, or not well.
+            BenchError: it did not end in time, or with a status other than 0.
         """
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -107,8 +107,8 @@ class Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):  # libraries may print too
-                self._heard.put(json.loads(line))
-        self._heard.put(None)
+                self._messages.put(json.loads(line))
+        self._messages.put(None)
 
     def _failure(self, what: str) -> BenchError:
         self._errors.seek(0)

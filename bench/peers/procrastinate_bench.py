@@ -50,12 +50,12 @@ def drain(order: Order) -> None:
 
 
 def work(order: Order) -> None:
-    """Run until ended, and say when each job is handled."""
+    """Run until SIGTERM, and report each job that was handled."""
     _loop(order)(_run(order, lambda: say("handled"), wait=True))
 
 
 def trickle(order: Order) -> None:
-    """Defer one job whenever the benchmark asks for one."""
+    """Defer one job for each line of the benchmark."""
     app, noop = _app(SyncPsycopgConnector(conninfo=order.url), lambda: None)
     with app.open():
         for number in asked():

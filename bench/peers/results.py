@@ -16,7 +16,7 @@ Samples = Mapping[str, Sequence[float]]  # by system
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How many times as good as a peer we have to be."""
+    """The ratio to a peer that is to be reached."""
 
     peer: str
     at_least: float
@@ -34,7 +34,7 @@ TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement of all systems. A ratio says how many times as good we are, whichever way good points."""
+    """One measurement of all systems. A ratio above 1 is better, for rates and for times."""
 
     name: str
     unit: str
@@ -43,62 +43,62 @@ class Figure:
     peers: Mapping[str, float]
 
     def ratio(self, peer: str) -> float:
-        """Give how many times as good as a peer we are."""
+        """Return the ratio to a peer."""
         theirs = self.peers[peer]
         return theirs / self.ours if self.lower_is_better else self.ours / theirs
 
     @property
     def ratio_to_best(self) -> float:
-        """Give how many times as good as the best peer we are; endless where no peer can do it."""
+        """The ratio to the best peer; infinite where no peer can do it."""
         return min(map(self.ratio, self.peers), default=math.inf)
 
     def targets(self) -> dict[Target, bool]:
-        """Give the targets for this figure, and whether each is reached."""
+        """Return the targets for this figure, and whether each is reached."""
         known = (target for target in TARGETS.get(self.name, ()) if target.peer in self.peers)
         return {target: self.ratio(target.peer) >= target.at_least for target in known}
 
 
 def figures(name: str, unit: str, samples: Samples) -> list[Figure]:
-    """Turn the samples of one measurement into its figures: a median, and for times the 99th percentile too."""
+    """Compute the figures of one measurement from its samples: a median, and for times the 99th percentile too."""
     if unit != "ms":
-        return [_figure(name, unit, {system: median(found) for system, found in samples.items()}, lower=False)]
+        return [_figure(name, unit, {system: median(values) for system, values in samples.items()}, lower=False)]
     return [
         _figure(
-            f"{name} p50", unit, {system: percentile(found, 0.50) for system, found in samples.items()}, lower=True
+            f"{name} p50", unit, {system: percentile(values, 0.50) for system, values in samples.items()}, lower=True
         ),
         _figure(
-            f"{name} p99", unit, {system: percentile(found, 0.99) for system, found in samples.items()}, lower=True
+            f"{name} p99", unit, {system: percentile(values, 0.99) for system, values in samples.items()}, lower=True
         ),
     ]
 
 
 def better(unit: str, one: T, other: T, key: Callable[[T], float]) -> T:
-    """Give the one of two that did better by the measure of `key`, in this unit; the first when they are equal."""
+    """Return the one of two that did better by the measure of `key`, in this unit; the first when they are equal."""
     return (min if unit == "ms" else max)(one, other, key=key)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Give the smallest sample that at least this share of all samples does not exceed."""
+    """Return the smallest sample that at least this share of all samples does not exceed."""
     return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
 
 
-def table(found: Sequence[Figure]) -> str:
-    """Show all figures, with how many times as good we are, and the targets."""
-    peers = list(dict.fromkeys(peer for figure in found for peer in figure.peers))
+def table(rows: Sequence[Figure]) -> str:
+    """Format all figures, with how many times as good we are, and the targets."""
+    peers = list(dict.fromkeys(peer for figure in rows for peer in figure.peers))
     head = f"{'median of rounds':<24} {'unit':<12} {OURS:>9}" + "".join(f"{peer:>22}" for peer in peers) + "   targets"
     lines = [head]
-    for figure in found:
+    for figure in rows:
         cells = "".join(f"{_cell(figure, peer):>22}" for peer in peers)
         targets = ", ".join(
-            f"{target.at_least:g}x {target.peer} {'reached' if kept else 'MISSED'}"
-            for target, kept in figure.targets().items()
+            f"{target.at_least:g}x {target.peer} {'reached' if reached else 'MISSED'}"
+            for target, reached in figure.targets().items()
         )
         lines.append(f"{figure.name:<24} {figure.unit:<12} {_number(figure.ours):>9}{cells}   {targets}")
     lines.append("In brackets: how many times as good as that peer ours is; above 1 is better for rates and for times.")
     return "\n".join(lines)
 
 
-def write(path: Path, found: Sequence[tuple[Figure, Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
+def write(path: Path, rows: Sequence[tuple[Figure, Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
     """Write all figures, each with the versions and the settings that it was taken with."""
     items = [
         {
@@ -110,13 +110,13 @@ def write(path: Path, found: Sequence[tuple[Figure, Mapping[str, Any]]], version
             "ratio_to_best": round(figure.ratio_to_best, 3),
             "ratios": {peer: round(figure.ratio(peer), 3) for peer in figure.peers},
             "targets": [
-                {"peer": target.peer, "at_least": target.at_least, "reached": kept}
-                for target, kept in figure.targets().items()
+                {"peer": target.peer, "at_least": target.at_least, "reached": reached}
+                for target, reached in figure.targets().items()
             ],
             "versions": versions,
             "settings": settings,
         }
-        for figure, settings in found
+        for figure, settings in rows
     ]
     path.write_text(json.dumps(items, indent=2) + "\n")
 

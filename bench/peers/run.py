@@ -22,7 +22,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One measurement of one system in one setting, with what its rounds gave so far."""
+    """One measurement of one system in one setting, with the samples of its rounds so far."""
 
     measurement: Measurement
     system: System
@@ -35,18 +35,18 @@ class Trial:
         return median(self.samples)
 
     def __str__(self) -> str:
-        """Name it."""
+        """Format measurement, system and settings."""
         return f"{self.measurement.name}, {self.system.name} {dict(self.settings)}"
 
 
 def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quick: bool = False) -> bool:
-    """Measure all of it, print the table and write the file; tell whether every target was reached.
+    """Measure all of it, print the table and write the file. Return whether every target was reached.
 
     The file is for all systems: a comparison of some of them writes none. A quick one is one round of a tenth of the
     work: it shows that everything works, judges and writes nothing.
 
     Raises:
-        BenchError: a system gave no figure, or its tables do not have what it claims to have done.
+        BenchError: a system has no figure, or its tables do not have the jobs that it reported as done.
     """
     environment.ensure()
     systems = [SYSTEMS[name].quick() if quick else SYSTEMS[name] for name in names]
@@ -58,8 +58,8 @@ def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quic
             prepare(server, system)
         _take_turns(server, trials, 1 if quick else rounds)
     common = {"rounds": 1 if quick else rounds, "server": shown, "cores": cores, "load_before": round(load, 2)}
-    found = list(_figures(trials, common))
-    print(results.table([figure for figure, _ in found]))
+    figures = list(_figures(trials, common))
+    print(results.table([figure for figure, _ in figures]))
     print(", ".join(f"{name} {value}" for name, value in shown.items()))
     if load > cores / 2:
         print(f"other work kept the machine busy (load {load:.1f} on {cores} cores): measure again when it is quiet")
@@ -67,9 +67,9 @@ def compare(names: Sequence[str] = tuple(SYSTEMS), rounds: int = ROUNDS, *, quic
         print("quick: a tenth of the work, once; nothing is judged or written")
         return True
     if {*names} == {*SYSTEMS}:
-        results.write(RESULTS, found, _versions(shown))
+        results.write(RESULTS, figures, _versions(shown))
         print(f"written to {RESULTS.relative_to(ROOT)}")
-    return all(kept for figure, _ in found for kept in figure.targets().values())
+    return all(reached for figure, _ in figures for reached in figure.targets().values())
 
 
 def _trials(systems: Sequence[System]) -> Iterator[Trial]:
@@ -85,16 +85,18 @@ def _take_turns(server: Server, trials: Sequence[Trial], rounds: int) -> None:
     for number in range(rounds):
         for measurement in MEASUREMENTS:
             mine = [trial for trial in trials if trial.measurement is measurement]
-            # Another one begins each time, so that nobody always runs on a warm or a tired machine.
+            # Another one begins each time, so that no system always runs on a warm machine.
             turn = number % len(mine)
             for trial in [*mine[turn:], *mine[:turn]]:
-                found = measurement.take(server, trial.system, trial.settings, chance)
-                trial.samples.extend(found)
-                sys.stderr.write(f"round {number + 1} of {rounds}: {trial}: {median(found):,.1f} {measurement.unit}\n")
+                samples = measurement.take(server, trial.system, trial.settings, chance)
+                trial.samples.extend(samples)
+                sys.stderr.write(
+                    f"round {number + 1} of {rounds}: {trial}: {median(samples):,.1f} {measurement.unit}\n"
+                )
 
 
 def _figures(trials: Sequence[Trial], common: Mapping[str, Any]) -> Iterator[tuple[results.Figure, Mapping[str, Any]]]:
-    """Give the figures of every measurement, each system in its best setting, and the settings that they stand for."""
+    """Yield the figures of every measurement, each system in its best setting, with the settings."""
     for measurement in MEASUREMENTS:
         best: dict[str, Trial] = {}
         for trial in trials:
@@ -108,12 +110,12 @@ def _figures(trials: Sequence[Trial], common: Mapping[str, Any]) -> Iterator[tup
 
 
 def _versions(shown: Mapping[str, str]) -> dict[str, str]:
-    found = environment.versions()
-    theirs = {name: value for name, value in found.items() if name != "python"}
+    installed = environment.versions()
+    theirs = {name: value for name, value in installed.items() if name != "python"}
     return {
         OURS: version("squid-dagster"),
         **theirs,
         "postgres": shown["server_version"],
         "python": platform.python_version(),
-        "peers_python": found["python"],
+        "peers_python": installed["python"],
     }

@@ -1,4 +1,4 @@
-"""The one Postgres under all systems: a server of its own, a database per measurement, durability as in production."""
+"""The Postgres of all systems: a server of its own, a database per measurement, durability as in production."""
 
 import tempfile
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ _SHOWN = (*DURABLE, "server_version", "shared_buffers", "max_connections", "wal_
 
 
 class Server:
-    """A running server; databases come and go on it."""
+    """A running server, on which databases are created and dropped."""
 
     def __init__(self, url: str) -> None:
-        """Name the server by the SQLAlchemy URL of any of its databases."""
+        """Set the server by the SQLAlchemy URL of any of its databases."""
         self._host = url.partition("?")[2]
         self._serial = 0
 
     def url(self, database: str = "postgres") -> str:
-        """Give the URL of a database, in the form that every driver takes."""
+        """Return the URL of a database, in the form that every driver takes."""
         return f"postgresql://postgres@/{database}?{self._host}"
 
     def settings(self) -> dict[str, str]:
-        """Give what SHOW says.
+        """Return settings of the server, as SHOW prints them.
 
         Raises:
             BenchError: commits of this server do not survive a crash.
@@ -43,13 +43,13 @@ class Server:
         return shown
 
     def create(self, database: str, template: str = "template1") -> str:
-        """Make a database, empty or a copy, and give its URL."""
+        """Create a database, empty or a copy, and return its URL."""
         self._administer("CREATE DATABASE {} TEMPLATE {}", database, template)
         return self.url(database)
 
     @contextmanager
     def copy_of(self, template: str) -> Iterator[str]:
-        """Give the URL of a fresh copy of a database, for as long as it is needed."""
+        """Yield the URL of a fresh copy of a database, which is dropped afterwards."""
         self._serial += 1
         database = f"{template}_{self._serial}"
         url = self.create(database, template)
@@ -59,7 +59,7 @@ class Server:
             self._administer("DROP DATABASE {} WITH (FORCE)", database)
 
     def settle(self, url: str) -> None:
-        """Bring statistics up to date and write everything out, so that nobody pays for what came before."""
+        """Run VACUUM ANALYZE and CHECKPOINT, so that earlier writes cost nothing later."""
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")
             connection.execute("CHECKPOINT")
@@ -71,7 +71,7 @@ class Server:
 
 @contextmanager
 def new_server() -> Iterator[Server]:
-    """Start a server on a new directory, and take both away in the end."""
+    """Start a server on a new directory, and remove both in the end."""
     with tempfile.TemporaryDirectory(prefix="squid-bench-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         embedded = EmbeddedPostgres(Path(directory) / "postgres")

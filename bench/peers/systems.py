@@ -23,14 +23,14 @@ Candidates = Sequence[Settings]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much else a system gets to do in one round."""
+    """The number of jobs of a system in one round, other than drains."""
 
     single: int
     bulk: int
     latency: int = 100
 
     def quick(self) -> "Sizes":
-        """Give a tenth of it, enough to see that everything works."""
+        """Return a tenth of each, enough to see that everything works."""
         return Sizes(self.single // 10, self.bulk // 10, self.latency // 10)
 
 
@@ -48,10 +48,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system under measurement. It takes part in those drains, by measurement, that it can do.
+    """One system under measurement. `drains` has those that it can do, by measurement.
 
-    `waiting` and `done` are SQL on its own tables: how many jobs are there to be run, and how many are completed.
-    `proof` gives, from another table of its, how many jobs of so many steps it knows to be completed.
+    `waiting` and `done` are SQL on its own tables: how many jobs are to be run, and how many are completed. `proof`
+    counts, in another of its tables, the completed jobs of so many steps.
     """
 
     name: str
@@ -71,7 +71,7 @@ class System:
         return [self.python, "-m", self.module]
 
     def quick(self) -> "System":
-        """Give the same system with less to do, in its first setting only."""
+        """Return the same system with less to do, in its first setting only."""
         return replace(
             self,
             sizes=self.sizes.quick(),

@@ -1,7 +1,7 @@
-"""`python -m bench tune [--beside peer ...]`: which documented setting of a peer is its best here.
+"""`python -m bench tune [--beside peer ...]`: which documented setting of a peer is the best on this machine.
 
-Rounds take the candidates in turn and a candidate is judged by its best round, since the machine only ever takes away.
-What wins by more than the noise belongs into `systems.py`.
+Rounds take the candidates in turn and a candidate is judged by its best round, since other load only makes it slower.
+A setting that wins by more than the noise belongs into `systems.py`.
 """
 
 import random
@@ -79,12 +79,12 @@ def tune(names: Sequence[str]) -> None:
 
 def _try(server: Server, system: System, measurement: Measurement, candidates: Candidates) -> None:
     chance = random.Random(4711)
-    found: dict[int, list[float]] = defaultdict(list)
+    samples: dict[int, list[float]] = defaultdict(list)
     for number in range(ROUNDS):
         for index, settings in enumerate(candidates):
             sys.stderr.write(f"round {number + 1} of {ROUNDS}: {measurement.name}, {system.name} {dict(settings)}\n")
-            found[index].append(percentile(measurement.take(server, system, settings, chance), 0.5))
+            samples[index].append(percentile(measurement.take(server, system, settings, chance), 0.5))
     best = min if measurement.unit == "ms" else max
     print(f"{system.name}, {measurement.name}, {measurement.unit}")
-    for index in sorted(found, key=lambda index: best(found[index]), reverse=best is max):
-        print(f"  {', '.join(f'{value:,.1f}' for value in found[index]):<36} {dict(candidates[index])}")
+    for index in sorted(samples, key=lambda index: best(samples[index]), reverse=best is max):
+        print(f"  {', '.join(f'{value:,.1f}' for value in samples[index]):<36} {dict(candidates[index])}")

@@ -1,4 +1,4 @@
-"""What the benchmark and the processes of every system say to each other: one order in, lines of JSON out.
+"""Messages between the benchmark and the processes of every system: one order in, lines of JSON out.
 
 Standard library only: this module is imported in the peers' environment too. Times are `time.monotonic()`, which all
 processes of one machine share.
@@ -18,7 +18,7 @@ CHAIN, WIDTH = 11, 100  # steps one after another; siblings, or children
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one start leads to: runs, its own and those of its children, of so many steps each."""
+    """The runs that follow from one start, those of children included, and the steps of each."""
 
     steps: int = 1
     runs: int = 1
@@ -36,7 +36,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One thing for a process to do."""
+    """A command for a process, with its arguments."""
 
     command: str
     url: str
@@ -50,33 +50,33 @@ class Order:
         return self.count * SHAPES[self.workflow].runs
 
     def text(self) -> str:
-        """Give the order as the argument of a process."""
+        """Return the order as the argument of a process."""
         return json.dumps(asdict(self))
 
 
 def obey(commands: Mapping[str, Callable[[Order], None]]) -> None:
-    """Do what the process's argument says; raises KeyError for a command that the system does not have."""
+    """Execute the order in the process's argument. Raises `KeyError` for a command that the system does not have."""
     order = Order(**json.loads(sys.argv[1]))
     commands[order.command](order)
 
 
-def say(event: str, **said: Any) -> None:
-    """Tell the benchmark something."""
-    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **said}) + "\n")
+def say(event: str, **details: Any) -> None:
+    """Write an event to the benchmark."""
+    sys.stdout.write(json.dumps({"event": event, "at": time.monotonic(), **details}) + "\n")
     sys.stdout.flush()
 
 
 def asked() -> Iterator[int]:
-    """Give a number for every line that the benchmark sends, until it sends no more."""
+    """Yield a number for every line that the benchmark sends, until it closes stdin."""
     for number, _ in enumerate(sys.stdin):
         yield number
 
 
 class Stopwatch:
-    """The time that a block takes, said when it ends without an error."""
+    """Measures the time of a block, and writes it when the block ends without an error."""
 
     def __init__(self, starts: int) -> None:
-        """Name how many starts the block makes."""
+        """Set how many starts the block makes."""
         self._starts = starts
 
     def __enter__(self) -> None:
@@ -88,10 +88,10 @@ class Stopwatch:
 
 
 class Countdown:
-    """Counts the calls of handlers in one process, from any thread, and says when the last one was made."""
+    """Counts the calls of handlers in one process, from any thread, and writes an event at the last one."""
 
     def __init__(self, expected: int) -> None:
-        """Name how many calls there will be."""
+        """Set how many calls are expected."""
         self._expected = expected
         self._calls = count(1)
         self._first = 0.0
