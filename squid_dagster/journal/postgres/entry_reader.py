@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, LiteralString
 
+from squid_dagster.journal.postgres.connection.pool import PgConnection
+from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.protocol.codec import StoredColumns, decode_many
 from squid_dagster.protocol.entries import Entry, MalformedFact
 
@@ -25,6 +27,21 @@ def read_entries(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
 def _changed(row: tuple[Any, ...]) -> MalformedFact:
     reason = "changed after it was written: its digest does not fit"
     return MalformedFact(row[3], row[4], utc(row[5]), reason, row[6])
+
+
+class SchemaReader:
+    """Reads rows and entries of one schema on one connection."""
+
+    def __init__(self, connection: PgConnection, schema: str) -> None:
+        """Bind to a connection and a schema."""
+        self._connection = connection
+        self._schema = schema
+
+    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement(text, self._schema), values).fetchall()
+
+    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
+        return read_entries(self._rows(text, *values))
 
 
 def utc(value: datetime) -> datetime:

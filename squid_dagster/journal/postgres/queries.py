@@ -269,8 +269,8 @@ class PostgresQueries:
 
     def queues(self) -> list[QueueRow]:
         """Count the claimable work of each queue, as the contract says."""
-        now = self._storage.clock.now() if self._storage.clock is not None else None
-        rows = (QueueRow(*row) for row in self._storage.rows(_QUEUES, {"now": now, "limit": MOST_COUNTED}))
+        values = {"now": self._storage.bound_now, "limit": MOST_COUNTED}
+        rows = (QueueRow(*row) for row in self._storage.rows(_QUEUES, values))
         return [row._replace(oldest_due_at=_utc(row.oldest_due_at)) for row in rows]
 
     def backlog(self, queues: Collection[str], definitions: Collection[str] | None, limit: int) -> list[BacklogRow]:
@@ -280,7 +280,7 @@ class PostgresQueries:
             "queues": sorted(set(queues)),
             "definitions": None if definitions is None else list(definitions),
             "limit": limit,
-            "now": self._storage.clock.now() if self._storage.clock is not None else None,
+            "now": self._storage.bound_now,
         }
         return [BacklogRow(queue, count, utc(due)) for queue, count, due in self._storage.rows(_BACKLOG, values)]
 

@@ -173,6 +173,11 @@ class PostgresStorage:
         if estimate is None or utc(datetime.fromisoformat(time)) > estimate:
             self.observe_db_time(time)
 
+    @property
+    def bound_now(self) -> datetime | None:
+        """The time of the bound clock; None without one, where statements take the database's."""
+        return self.clock.now() if self.clock is not None else None
+
     def now(self) -> datetime:
         """Return the database's time, or the bound clock's."""
         return self.clock.now() if self.clock is not None else utc(self.rows("SELECT clock_timestamp()")[0][0])
@@ -266,7 +271,7 @@ class PostgresStorage:
     def put_checkpoint(self, thread: str, revision: int, data: str) -> bool:
         """Store a checkpoint, unless there is a newer valid one."""
         check_checkpoint(revision, data)
-        return self._change(_PUT_CHECKPOINT, thread, revision, data) > 0
+        return self.change(_PUT_CHECKPOINT, (thread, revision, data)) > 0
 
     def get_checkpoint(self, thread: str) -> Checkpoint | None:
         """Return the checkpoint, unless it is beyond the thread's revision."""
@@ -275,9 +280,11 @@ class PostgresStorage:
 
     def delete_checkpoint(self, thread: str) -> None:
         """Delete the checkpoint."""
-        self._change(_DELETE_CHECKPOINT, thread)
+        self.change(_DELETE_CHECKPOINT, (thread,))
 
-    def _change(self, text: LiteralString, *values: object) -> int:
+    def change(self, text: LiteralString, values: Sequence[object] | dict[str, Any]) -> int:
+        """Execute one idempotent writing statement on a connection of its own; return the number of rows."""
+
         def change() -> int:
             with self.connection() as connection:
                 return connection.execute(self.sql(text), values).rowcount

@@ -3,9 +3,9 @@
 from typing import LiteralString
 
 from squid_dagster.journal.postgres.connection.pool import PgConnection
-from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
 from squid_dagster.journal.postgres.schema.names import lock_number, statement
-from squid_dagster.journal.postgres.views.folded_rows import forget_loose, forget_runs, rows_of_runs
+from squid_dagster.journal.postgres.views.comparison import Instant
+from squid_dagster.journal.postgres.views.folded_rows import forget_loose, forget_runs
 
 _RUNS: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE thread = %s AND run_id IS NOT NULL"
 _UNGUARD: LiteralString = "ALTER TABLE {schema}.journal_entries DISABLE TRIGGER journal_entries_append_only"
@@ -16,8 +16,6 @@ _DELETE: tuple[LiteralString, ...] = (
     "UPDATE {schema}.journal_commits SET receipt = (receipt::jsonb - %s)::json WHERE (receipt->>%s) IS NOT NULL",
     "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s",
 )
-_FACTS: LiteralString = ENTRY + "WHERE run_id = ANY (%s) ORDER BY run_id, position"
-_LOOSE: LiteralString = ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') ORDER BY position"
 
 
 def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
@@ -31,7 +29,6 @@ def delete_thread(connection: PgConnection, schema: str, thread: str) -> None:
         connection.execute(statement(_GUARD, schema))
         forget_runs(connection, schema, run_ids)
         forget_loose(connection, schema)
-        facts = connection.execute(statement(_FACTS, schema), (run_ids,))
-        view_rows = rows_of_runs(read_entries(facts), run_ids)
-        view_rows.add_loose(read_entries(connection.execute(statement(_LOOSE, schema))))
-        view_rows.insert(connection, schema)
+        moment = Instant(connection, schema)
+        for view_rows in (moment.expected(run_ids), moment.expected_loose()):
+            view_rows.insert(connection, schema)

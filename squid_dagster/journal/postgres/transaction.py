@@ -3,7 +3,7 @@
 Callers decide what is written; the one lock order is that of `lock_runs`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, LiteralString, TypeVar
@@ -13,16 +13,17 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from squid_dagster.journal.contract.storage import Verified
+from squid_dagster.journal.contract.storage import Append, Verified, check_appends
 from squid_dagster.journal.postgres.connection.message import Value, array, execute, json_of
 from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN, BEGIN_GROUP, BEGIN_STATEMENTS, WAIT_LONG
 from squid_dagster.journal.postgres.dispatch.start_template import NewRuns
 from squid_dagster.journal.postgres.entry_reader import ENTRY, PLANNED_BY, read_entries
 from squid_dagster.journal.postgres.views.row_changes import LockTargets, RowChanges, Units, entries_json
+from squid_dagster.journal.settlement.member_facts import group_appends
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.entries import Entry, run_of
-from squid_dagster.protocol.facts import RunSignalReceived, RunStarted
+from squid_dagster.protocol.facts import Fact, RunSignalReceived, RunStarted
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
@@ -109,29 +110,30 @@ class Transaction:
 
     def lock(self, targets: LockTargets) -> Units:
         """Lock and load the targets, in the one lock order."""
-        text = _LOCK if self._joined else _BEGIN_AND_LOCK
-        return self._units(self._execute(text, self._arguments(targets))[-1], targets)
+        return self._lock(_LOCK if self._joined else _BEGIN_AND_LOCK, targets)
 
     def lock_group(self, targets: LockTargets) -> Units:
         """Lock and load as `lock`, for many members: it waits only briefly for a row that another session holds."""
         if self._joined:
             return self.lock(targets)
         self._waits_short = True
-        return self._units(self._execute(_BEGIN_GROUP_AND_LOCK, self._arguments(targets))[-1], targets)
+        return self._lock(_BEGIN_GROUP_AND_LOCK, targets)
 
     def lock_more(self, units: Units, targets: LockTargets) -> None:
         """Lock and load more of runs that are locked already; other sessions lock the run before its attempts."""
         missing = targets.without(units)
         if missing:
-            units.merge(self._units(self._execute(_LOCK, self._arguments(missing))[-1], missing))
+            units.merge(self._lock(_LOCK, missing))
+
+    def _rows(self, text: LiteralString, values: Sequence[object] | dict[str, Any]) -> list[tuple[Any, ...]]:
+        return self._connection.execute(self._storage.sql(text), values, binary=True).fetchall()
 
     def _execute(self, text: LiteralString, values: Sequence[Value]) -> list[PGresult]:
         return execute(self._connection, self._storage.sql(text), values)
 
-    def _arguments(self, targets: LockTargets) -> tuple[Value, ...]:
-        """Return the arguments of `lock_runs`."""
+    def _lock(self, text: LiteralString, targets: LockTargets) -> Units:
         attempts, children = sorted(targets.attempts), sorted(targets.children)
-        return (
+        values = (
             int(self._storage.hold / timedelta(milliseconds=1)),
             sorted(targets.runs),
             sorted(targets.whole),
@@ -140,29 +142,27 @@ class Transaction:
             [run_id for run_id, _ in children],
             [child_id for _, child_id in children],
         )
-
-    def _units(self, result: PGresult, targets: LockTargets) -> Units:
-        answer = json_of(result)
+        answer = json_of(self._execute(text, values)[-1])
         return Units.read(answer, targets, self._storage.observe_db_time(answer["now"]))
 
     def read_new_entries(self, revisions: Mapping[str, int]) -> dict[str, list[Entry]]:
         """Return the entries of locked run threads after these revisions, without those that planning does not need."""
         entries: dict[str, list[Entry]] = {thread: [] for thread in revisions}
         values = list(revisions), list(revisions.values())
-        rows = self._connection.execute(self._storage.sql(_READ_NEW), values, binary=True).fetchall()
+        rows = self._rows(_READ_NEW, values)
         for entry in read_entries(rows):
             entries[entry.thread].append(entry)
         return entries
 
     def read_checkpoints(self, threads: Sequence[str]) -> dict[str, tuple[int, str]]:
         """Return the checkpoints of these threads: revision and data."""
-        rows = self._connection.execute(self._storage.sql(GET_CHECKPOINTS), (threads,), binary=True).fetchall()
+        rows = self._rows(GET_CHECKPOINTS, (threads,))
         return {thread: (revision, data) for thread, revision, data in rows}
 
     def read_signals(self, run_id: str, idempotency_key: str) -> list[RunSignalReceived]:
         """Return the signals of a run that have this key, oldest first."""
         values = {"thread": run_thread(run_id), "key": idempotency_key}
-        rows = self._connection.execute(self._storage.sql(_READ_SIGNALS), values, binary=True).fetchall()
+        rows = self._rows(_READ_SIGNALS, values)
         facts = [entry.fact for entry in read_entries(rows) if entry.thread == values["thread"]]
         signals = [fact for fact in facts if isinstance(fact, RunSignalReceived) and fact.run_id == run_id]
         return [signal for signal in signals if signal.idempotency_key == idempotency_key]
@@ -170,37 +170,35 @@ class Transaction:
     def find_dead_letters(self, run_id: str, keys: Sequence[str]) -> list[str]:
         """Return the keys of those attempts that are dead letters."""
         values = {"run_id": run_id, "keys": keys}
-        return [row[0] for row in self._connection.execute(self._storage.sql(_DEAD_LETTERS), values).fetchall()]
+        return [row[0] for row in self._rows(_DEAD_LETTERS, values)]
 
     def find_visit(self, run_id: str, visit: str) -> list[str]:
         """Return the keys of the attempts that have this idempotency key."""
         values = {"run_id": run_id, "visit": visit}
-        return [row[0] for row in self._connection.execute(self._storage.sql(_OF_VISIT), values).fetchall()]
+        return [row[0] for row in self._rows(_OF_VISIT, values)]
 
     def read_start(self, run_id: str) -> RunStarted | None:
         """Return the `run_started` fact of a run."""
-        rows = self._connection.execute(self._storage.sql(_READ_START), (run_thread(run_id),), binary=True).fetchall()
+        rows = self._rows(_READ_START, (run_thread(run_id),))
         fact = next((entry.fact for entry in read_entries(rows)), None)
         return fact if isinstance(fact, RunStarted) else None
 
     def read_links(self, run_id: str, child_key: str) -> list[Entry] | None:
         """Return the links of a run to its children of a key; None if one is not in the commit of its child's start."""
         values = {"run_id": run_id, "key": child_key}
-        rows = self._connection.execute(self._storage.sql(_READ_LINKS), values, binary=True).fetchall()
+        rows = self._rows(_READ_LINKS, values)
         return None if any(row[0] is None for row in rows) else read_entries(rows)
 
     def read_beginning(self, run_id: str) -> RunProjection | None:
         """Return a run folded from its first facts; None if its start is not among them."""
-        rows = self._connection.execute(
-            self._storage.sql(_READ_BEGINNING), (run_thread(run_id),), binary=True
-        ).fetchall()
+        rows = self._rows(_READ_BEGINNING, (run_thread(run_id),))
         run = RunProjection.fold(read_entries(rows))
         return run if not rows or (run.start is not None and run.command_history) else None
 
     def read_runs(self, run_ids: Iterable[str]) -> dict[str, RunUnit]:
         """Return locked runs, folded from all of their facts."""
         entries: dict[str, list[Entry]] = {run_id: [] for run_id in run_ids}
-        rows = self._connection.execute(self._storage.sql(_READ_RUNS), (list(entries),), binary=True).fetchall()
+        rows = self._rows(_READ_RUNS, (list(entries),))
         for entry in read_entries(rows):
             run_id = run_of(entry.fact)
             if run_id in entries:
@@ -210,6 +208,15 @@ class Transaction:
     def committed(self, commit_id: UUID) -> bool:
         """Return whether a commit of this id was recorded."""
         return self._connection.execute(self._storage.sql(FIND_COMMIT), (commit_id,)).rowcount > 0
+
+    def write_facts(
+        self, units: Units, facts: Sequence[Fact], commit_id: UUID, new: Collection[str] = ()
+    ) -> dict[str, int]:
+        """Fold and write facts, and wake workers for scheduled attempts; the threads of `new` runs must be empty."""
+        threads = {run_thread(run_id) for run_id in new}
+        appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in group_appends(facts)]
+        wake = sorted({fact.queue for fact in facts if fact.type == "attempt_scheduled"})
+        return self.fold_and_write(units, check_appends(appends, self._storage.max_fact_bytes), commit_id, wake=wake)
 
     def fold_and_write(
         self,

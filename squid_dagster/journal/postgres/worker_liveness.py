@@ -12,7 +12,6 @@ from squid_dagster.journal.contract.worker_liveness import (
     check_worker_id,
     checked,
 )
-from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.entry_reader import utc
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.argument_checks import checks_arguments
@@ -65,31 +64,21 @@ class PostgresLiveness:
             "capacity": row.capacity,
             "running": row.running,
             "details": json.dumps(row.details),
-            "now": self._now(),
+            "now": self._storage.bound_now,
             "forgotten_after": FORGOTTEN_AFTER,
         }
-        self._change(_REPORT, values)
+        self._storage.change(_REPORT, values)
 
     def withdraw(self, worker_id: str) -> None:
         """Delete the row of a worker that has ended."""
         check_worker_id(worker_id)
-        self._change(_WITHDRAW, {"worker_id": worker_id})
+        self._storage.change(_WITHDRAW, {"worker_id": worker_id})
 
     def workers(self, alive_within: timedelta) -> list[WorkerRow]:
         """Return the workers that reported within that time."""
         check_alive_within(alive_within)
-        rows = self._storage.rows(_WORKERS, {"now": self._now(), "alive_within": alive_within})
+        rows = self._storage.rows(_WORKERS, {"now": self._storage.bound_now, "alive_within": alive_within})
         return [_worker(row) for row in rows]
-
-    def _now(self) -> object:
-        return self._storage.clock.now() if self._storage.clock is not None else None
-
-    def _change(self, text: LiteralString, values: dict[str, Any]) -> None:
-        def change() -> None:
-            with self._storage.connection() as connection:
-                connection.execute(self._storage.sql(text), values)
-
-        retry_if_safe(change)
 
 
 def _worker(row: tuple[Any, ...]) -> WorkerRow:

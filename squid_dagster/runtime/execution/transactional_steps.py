@@ -48,6 +48,15 @@ _NOT_THE_STEP = ("40", "53", "58", "25006", "57P0")
 # failure; only the message differs. In a language other than English, both are the step's failure.
 _CANCELLED, _BY_REQUEST = "57014", "user request"
 
+_TIMED_OUT = (
+    "step {step!r} was longer in its transaction than {limit} of the database allows, which has ended its session: "
+    "make the step shorter, or set that setting to 0 for the role that runs workers"
+)
+_ENDED = (
+    "step {step!r} has ended the transaction that it was given, so that its completion cannot be part of it: leave "
+    "commit, rollback and close to the worker"
+)
+
 
 def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async: AsyncRunner) -> Outcome | Answer:
     """Call a step with the connection that it requests, and complete it in the same transaction.
@@ -68,13 +77,13 @@ def run_transactional(runtime: Runtime, calls: StepCalls, call: Call, run_async:
         try:
             outcome = _call(call, connection, raw, run_async)
             if isinstance(outcome, Completed) and not _in_transaction(connection, raw, claim):
-                return Failed(error_map("transaction_ended", _ended(call)))
+                return Failed(error_map("transaction_ended", _ENDED.format(step=call.step.name)))
         except BaseException as error:
             if is_interrupt(error) or isinstance(error, LoopLost):
                 raise
             limits = [_LIMITS[state] for state in sqlstates if state in _LIMITS]
             if (limit := _exceeded(error) or (limits[-1] if limits else None)) is not None:
-                timeout = error_map("transaction_timeout", _timed_out(call, limit))
+                timeout = error_map("transaction_timeout", _TIMED_OUT.format(step=call.step.name, limit=limit))
                 return failure(timeout, False, call.step, call.attempt, runtime.random_unit)
             cause = error.orig if isinstance(error, exc.DBAPIError) else error  # its own text shows the parameters
             if raw.broken or not is_intact(raw):
@@ -153,20 +162,6 @@ def _notices(raw: psycopg.Connection[Any]) -> Iterator[list[str]]:
     finally:
         with contextlib.suppress(ValueError):  # the step has removed it
             raw.remove_notice_handler(append)
-
-
-def _timed_out(call: Call, limit: str) -> str:
-    return (
-        f"step {call.step.name!r} was longer in its transaction than {limit} of the database allows, which has ended "
-        "its session: make the step shorter, or set that setting to 0 for the role that runs workers"
-    )
-
-
-def _ended(call: Call) -> str:
-    return (
-        f"step {call.step.name!r} has ended the transaction that it was given, so that its completion cannot be part "
-        "of it: leave commit, rollback and close to the worker"
-    )
 
 
 def _open_transaction(storage: PostgresStorage, claim: Claim) -> tuple[Connection, psycopg.Connection[Any]]:

@@ -1,1 +1,1 @@
-"""Lease backends: work that is handed out by a queue other than the journal's."""
+"""Lease backends: attempts from the journal, or from a queue of the host."""

@@ -32,7 +32,7 @@ from squid_dagster.protocol.errors import (
     StorageRefused,
     StorageUnavailable,
 )
-from squid_dagster.protocol.folds.attempt import Attempt, out_of_deliveries
+from squid_dagster.protocol.folds.attempt import out_of_deliveries
 from squid_dagster.redaction import redacted_text
 from squid_dagster.runtime.leases.claim_by_key import Refused, claim_item
 from squid_dagster.runtime.leases.lease_backend import (
@@ -110,7 +110,8 @@ class QueueLeases:
         errors: list[Exception] = []
         for attempt in due:
             try:
-                self._queue.offer(_intent(attempt))
+                key, run_id, step = attempt.idempotency_key, attempt.run_id, attempt.step
+                self._queue.offer(Intent(key, run_id, attempt.queue, step, attempt.priority, attempt.visible_at))
             except Exception as error:  # noqa: BLE001  the host's own code; the other items are offered all the same
                 errors.append(error)
                 logger.warning("the queue refuses %s: %s: %s", attempt.idempotency_key, type(error).__name__, error)
@@ -218,12 +219,6 @@ def _errors_logged(delivery: Delivery) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001  the host's own code; the outcome is in the journal
         logger.warning("the queue failed on %s: %s: %s", delivery.intent.item_id, type(error).__name__, error)
-
-
-def _intent(attempt: Attempt) -> Intent:
-    return Intent(
-        attempt.idempotency_key, attempt.run_id, attempt.queue, attempt.step, attempt.priority, attempt.visible_at
-    )
 
 
 def _delivery(lease: Lease) -> Delivery:

@@ -64,17 +64,25 @@ def work_one_lease(
     with _heartbeats(backend, leases[0], lease, cancelled):
         outcome = Executor(runtime, asyncio.run).perform(leases[0].claim, cancelled)
     # The last heartbeat is at most a third of a lease ago.
-    return _report_repeatedly(runtime, backend, leases[0], outcome, queue, lease * 2 / 3)
+    return _report(runtime, backend, leases[0], outcome, queue, lease * 2 / 3)
 
 
-def _report_repeatedly(
+def _report(
     runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str, patience: timedelta
 ) -> LeaseReport:
     """Report an outcome; while the database is unavailable, repeat it for as long as the lease lasts."""
     gives_up_at, backoff = time.monotonic() + patience.total_seconds(), 0.05
     while True:
         try:
-            return _report(runtime, backend, held, outcome, queue)
+            if isinstance(outcome, Answer):  # a transactional step: settled with its own writes, or refused with them
+                outcome.unwrap()
+                backend.settled(held)
+                runtime.notifier.notify([queue])
+            elif isinstance(outcome, Completed):
+                backend.complete(held, outcome.result)
+            else:
+                return LeaseReport(held, backend.fail(held, outcome))
+            return LeaseReport(held)
         except StorageUnavailable as error:
             if time.monotonic() + backoff > gives_up_at:
                 return LeaseReport(held, dropped=error)
@@ -82,18 +90,6 @@ def _report_repeatedly(
             backoff = min(backoff * 2, _LONGEST_BACKOFF)
         except SquidError as error:
             return LeaseReport(held, dropped=error)
-
-
-def _report(runtime: Runtime, backend: LeaseBackend, held: Lease, outcome: Outcome | Answer, queue: str) -> LeaseReport:
-    if isinstance(outcome, Answer):  # a transactional step: settled with its own writes, or refused with them
-        outcome.unwrap()
-        backend.settled(held)
-        runtime.notifier.notify([queue])
-    elif isinstance(outcome, Completed):
-        backend.complete(held, outcome.result)
-    else:
-        return LeaseReport(held, backend.fail(held, outcome))
-    return LeaseReport(held)
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[F
         about: dict[str, Any] = {
             "run_id": row.run_id,
             "workflow": row.workflow,
-            "queue": row.queue or _start_queue(storage, row.run_id),
+            "queue": row.queue or queue_of(beginning_of(storage, row.run_id)),
             "occurred_at": row.started_at,
         }
         facts: list[Fact] = []
@@ -174,8 +174,3 @@ def _listing_facts(storage: Storage, rows: Iterable[RunRow]) -> dict[str, list[F
         for fact in facts:
             by_thread.setdefault(fact.thread, []).append(fact)
     return by_thread
-
-
-def _start_queue(storage: Storage, run_id: str) -> str:
-    """Return the queue in a run's start, for a run that is not on a queue yet."""
-    return queue_of(beginning_of(storage, run_id))

@@ -1,13 +1,13 @@
-"""Committers: they write down, in groups, what came of steps while others run.
+"""Committers: threads that settle outcomes in groups, while other steps run.
 
-Two of them, so that one plans while the other waits for the database. Each takes whatever came in meanwhile. What comes
-of one run goes to one of them: else they would plan for it at the same time, and only one plan can be written. An
-outcome that cannot be written yet, since another session holds a lock on its run, is tried again beside the others.
+There are two, so that one plans while the other waits for the database. Each takes all outcomes that came in meanwhile.
+Outcomes of one run go to the same committer: otherwise both would plan for it at the same time, and only one plan can
+be written. An outcome that cannot be written yet, because another session has locked its run, is repeated later.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -39,29 +39,29 @@ OnSettled = Callable[[Sequence[SettledAttempt]], None]
 COMMITTERS = 2
 GROUP, GROUP_BYTES = 500, MAX_ROUND_BYTES // 2  # outcomes in one commit, and their JSON
 _FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0
-_GIVING_BACK_SECONDS = 5.0  # within which what is given back is tried again
+_RELEASE_SECONDS = 5.0  # within which a release is repeated
 
 
 def committer_of(run_id: str) -> int:
-    """Return the number of the committer that writes what comes of a run, in this process."""
+    """Return the number of the committer that writes a run's outcomes in this process."""
     return hash(run_id) % COMMITTERS
 
 
 class StepResult(NamedTuple):
-    """A step that is done: its outcome, or the answer of one that settled itself."""
+    """A step that has ended: its outcome, or the answer if it was settled with its own transaction."""
 
     job: Job
-    came: Outcome | Answer
+    outcome: Outcome | Answer
     seconds: float
 
     @property
     def size(self) -> int:
-        """How many bytes its outcome takes, as JSON."""
-        return 0 if isinstance(self.came, Answer) else outcome_bytes(self.came)
+        """The number of bytes of its outcome, as JSON."""
+        return 0 if isinstance(self.outcome, Answer) else outcome_bytes(self.outcome)
 
 
 class _Unwritten:
-    """Outcomes that could not be written yet, although others could, and when to try again."""
+    """Outcomes that could not be written yet although others could, and when to repeat them."""
 
     def __init__(self) -> None:
         self.outcomes: list[StepResult] = []
@@ -69,11 +69,11 @@ class _Unwritten:
 
     @property
     def seconds(self) -> float | None:
-        """In how long it is time to try again; None: there is nothing to try."""
+        """In how many seconds they are repeated; None if there are none."""
         return max(0.0, self._due_at - time.monotonic()) if self.outcomes else None
 
     def add(self, group: Sequence[StepResult]) -> None:
-        """Keep outcomes that were tried for the first time: they are due soon, however long others have waited."""
+        """Keep outcomes after their first try: they are repeated soon, also if others wait longer."""
         if not self.outcomes:
             self._backoff = _FIRST_BACKOFF
         if group:
@@ -82,14 +82,14 @@ class _Unwritten:
             self.outcomes += group
 
     def replace(self, group: Sequence[StepResult]) -> None:
-        """Keep what is left after all were tried again."""
+        """Keep the outcomes that are left after all were repeated."""
         self.outcomes = list(group)
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF)
         self._due_at = time.monotonic() + self._backoff
 
 
 class Committer:
-    """Writes outcomes from two threads. Whatever happens, a job that was put here comes back through `written`."""
+    """Writes outcomes from two threads. Every job that was put here is passed to `written`, also after an error."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Committer:
     ) -> None:
         """Write for `runtime` and count in `report`.
 
-        Outcomes of jobs that are not `wanted` any more are dropped. `due` hears in how long what was scheduled is due.
-        While the database is away, which is said to `outage`, it is tried again, unless `gives_up` says otherwise.
+        Outcomes of jobs that are not `wanted` any more are dropped. `due` gets the delays after which scheduled work is
+        due. While the database is unavailable, which `outage` logs, writing is repeated until `gives_up` returns True.
         """
         self._outage = outage
         self._runtime, self._report = runtime, report
@@ -120,16 +120,16 @@ class Committer:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def put(self, executed: StepResult) -> None:
-        """Hand over what came of a step."""
+        """Put the result of a step into the queue of its run's committer."""
         self._done[committer_of(executed.job.claim.ref.run_id)].put(executed)
 
     def close(self, timeout: timedelta) -> None:
-        """Write what was handed over, and end; waits for that no longer than `timeout`."""
+        """Write all results that were put, and end; wait for that no longer than `timeout`."""
         until = time.monotonic() + timeout.total_seconds()
         for done in self._done:
             done.put(None)
@@ -152,47 +152,49 @@ class Committer:
                 self._outage.end(_part("an outcome"))
 
     def _commit(self, group: list[StepResult]) -> list[StepResult]:
-        """Write outcomes and let go of their jobs; return those that are to be tried again, and held until then."""
-        mine = [each for each in group if self._wanted(each.job)]
+        """Write outcomes and finish their jobs; return those that are to be repeated, and held until then."""
+        wanted = [result for result in group if self._wanted(result.job)]
         left: list[StepResult] = []
         try:
-            answered = [(each, Completed(None), each.came) for each in mine if isinstance(each.came, Answer)]
+            answered = [
+                (result, Completed(None), result.outcome) for result in wanted if isinstance(result.outcome, Answer)
+            ]
             self._count(answered)
             if answered:
-                self._runtime.notifier.notify({each.job.claim.ref.queue for each, _, _ in answered})
-            left = self._settle(mine)
+                self._runtime.notifier.notify({result.job.claim.ref.queue for result, _, _ in answered})
+            left = self._settle(wanted)
         except Exception:
-            logger.exception("%d outcomes could not be written: their leases will run out", len(mine))
+            logger.exception("%d outcomes could not be written: their leases will run out", len(wanted))
         finally:
-            again = {id(each) for each in left}
-            self._written([each.job for each in group if id(each) not in again])
+            again = {id(result) for result in left}
+            self._written([result.job for result in group if id(result) not in again])
         return left
 
     def _settle(self, group: list[StepResult]) -> list[StepResult]:
-        """Write outcomes; return those that are to be tried again."""
-        found: list[tuple[StepResult, Outcome]] = [
-            (each, each.came) for each in group if not isinstance(each.came, Answer)
+        """Write outcomes; return those that are to be repeated."""
+        pending: list[tuple[StepResult, Outcome]] = [
+            (result, result.outcome) for result in group if not isinstance(result.outcome, Answer)
         ]
-        if not found:
+        if not pending:
             return []
-        settled = self._persist([Settlement(each.job.claim.ref, outcome) for each, outcome in found])
+        settled = self._persist([Settlement(result.job.claim.ref, outcome) for result, outcome in pending])
         with self._counting:
             self._report.commits += not all(answer.unavailable for answer in settled.answers)
         self._due(settled.delays)
         left: list[StepResult] = []
         answered: list[tuple[StepResult, Outcome, Answer]] = []
-        for (each, outcome), answer in zip(found, settled.answers, strict=True):
-            # A claim that was lost, or a second stop, ends it: the lease runs out.
-            if answer.unavailable and answer.error is not None and not each.job.cancelled and not self._gives_up():
+        for (result, outcome), answer in zip(pending, settled.answers, strict=True):
+            # A lost claim, or a second stop, ends the repetition: the lease runs out.
+            if answer.unavailable and answer.error is not None and not result.job.cancelled and not self._gives_up():
                 self._outage.begin(_part("an outcome"), answer.error)
-                left.append(each)
+                left.append(result)
             else:
-                answered.append((each, outcome, answer))
+                answered.append((result, outcome, answer))
         self._count(answered)
         return left
 
     def _persist(self, settlements: Sequence[Settlement]) -> Settled:
-        """Write as soon as the database is there. A lease that ran out meanwhile is refused then."""
+        """Write as soon as the database is available. Outcomes whose lease ran out meanwhile are refused then."""
         backoff, part = _FIRST_BACKOFF, _part("writing outcomes")
         try:
             while True:
@@ -209,12 +211,15 @@ class Committer:
 
     def _count(self, answered: Sequence[tuple[StepResult, Outcome, Answer]]) -> None:
         with self._counting:
-            for each, outcome, answer in answered:
-                self._count_one(each.job.claim, outcome, answer)
+            for result, outcome, answer in answered:
+                self._count_one(result.job.claim, outcome, answer)
         if self._on_settled is not None and answered:
-            told = [SettledAttempt(each.job.claim.attempt, came, a.error, each.seconds) for each, came, a in answered]
+            settled = [
+                SettledAttempt(result.job.claim.attempt, outcome, a.error, result.seconds)
+                for result, outcome, a in answered
+            ]
             try:
-                self._on_settled(told)
+                self._on_settled(settled)
             except Exception:
                 logger.exception("the observer of outcomes failed")
 
@@ -230,84 +235,85 @@ class Committer:
             report.deferred += 1
         elif isinstance(outcome, Interrupted):
             report.released += 1
-            _tell_interrupted(claim, outcome, answer)
+            _log_interrupted(claim, outcome, answer)
         elif outcome.retry is not None:
             report.retried += 1
         else:
             report.failed += 1
 
-    def give_back(self, claims: Iterable[Claim], reason: str) -> None:
-        """Release attempts whose steps were not called, and wake others for them. Raises what the database raises."""
-        given = list(claims)
-        if given:
-            refs = [claim.ref for claim in given]
-            answers = _insist(refs, lambda which: self._runtime.dispatch.release([refs[i] for i in which], reason))
-            with self._counting:
-                self._report.released += sum(answer.error is None for answer in answers)
-            self._runtime.notifier.notify({claim.ref.queue for claim in given})
-            _check_written(answers)
+    def release(self, claims: Sequence[Claim], reason: str) -> None:
+        """Release attempts whose steps were not called, and wake other workers. Raises what the database raises."""
 
-    def interrupt(self, claims: Iterable[Claim], reason: str) -> None:
-        """Give back attempts whose steps were called, which counts as a delivery, and wake others for them.
+        def count(_: Claim, answer: Answer) -> None:
+            self._report.released += answer.error is None
+
+        self._end(claims, lambda left: self._runtime.dispatch.release([claim.ref for claim in left], reason), count)
+
+    def interrupt(self, claims: Sequence[Claim], reason: str) -> None:
+        """Settle attempts as interrupted, which counts as a delivery, and wake other workers for them.
 
         Raises what the database raises.
         """
-        given, outcome = list(claims), Interrupted(reason)
-        if given:
-            ends = [Settlement(claim.ref, outcome) for claim in given]
-            answers = _insist(ends, lambda which: settle(self._runtime, [ends[i] for i in which]).answers)
-            with self._counting:
-                for claim, answer in zip(given, answers, strict=True):
-                    if not answer.unavailable:
-                        self._count_one(claim, outcome, answer)
-            self._runtime.notifier.notify({claim.ref.queue for claim in given})
-            _check_written(answers)
+        outcome = Interrupted(reason)
+
+        def settle_left(left: list[Claim]) -> Sequence[Answer]:
+            return settle(self._runtime, [Settlement(claim.ref, outcome) for claim in left]).answers
+
+        def count(claim: Claim, answer: Answer) -> None:
+            if not answer.unavailable:
+                self._count_one(claim, outcome, answer)
+
+        self._end(claims, settle_left, count)
+
+    def _end(
+        self,
+        claims: Sequence[Claim],
+        write: Callable[[list[Claim]], Sequence[Answer]],
+        count: Callable[[Claim, Answer], None],
+    ) -> None:
+        """Write the end of claims; for a while, repeat those that cannot be written now; then raise their error."""
+        until, left = time.monotonic() + _RELEASE_SECONDS, list(claims)
+        answered: list[tuple[Claim, Answer]] = []
+        while left:
+            tried = list(zip(left, write(left), strict=True))
+            repeats = time.monotonic() <= until
+            left = [claim for claim, answer in tried if repeats and answer.unavailable]
+            answered += [(claim, answer) for claim, answer in tried if not (repeats and answer.unavailable)]
+            if left:
+                time.sleep(_FIRST_BACKOFF)
+        with self._counting:
+            for claim, answer in answered:
+                count(claim, answer)
+        if answered:
+            self._runtime.notifier.notify({claim.ref.queue for claim, _ in answered})
+        for _, answer in answered:
+            if answer.unavailable:
+                answer.unwrap()
 
 
 def _next_group(done: SimpleQueue[StepResult | None], seconds: float | None) -> tuple[list[StepResult], bool]:
-    """Wait for an outcome, so long; return it with all that came in meanwhile, and whether more may come."""
+    """Wait for a result, that many seconds; return it with all that came in meanwhile, and whether more may come."""
     group: list[StepResult] = []
     taken = 0
     try:
-        each = done.get(timeout=seconds)
-        while each is not None:
-            group.append(each)
-            taken += each.size
+        result = done.get(timeout=seconds)
+        while result is not None:
+            group.append(result)
+            taken += result.size
             if len(group) == GROUP or taken >= GROUP_BYTES:
                 return group, True
-            each = done.get_nowait()
+            result = done.get_nowait()
     except Empty:
         return group, True
     return group, False
 
 
 def _part(what: str) -> str:
-    """Return the name of what a committer waits for."""
+    """Return the name of a part of an outage, with that of the committer's thread."""
     return f"{what} ({threading.current_thread().name})"
 
 
-def _insist(members: Sequence[object], write: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
-    """Return the answers to members; those that cannot be written now are tried again, for a while."""
-    until, answers = time.monotonic() + _GIVING_BACK_SECONDS, dict[int, Answer]()
-    left = list(range(len(members)))
-    while left:
-        answers.update(zip(left, write(left), strict=True))
-        left = [i for i in left if answers[i].unavailable]
-        if time.monotonic() > until:
-            break
-        if left:
-            time.sleep(_FIRST_BACKOFF)
-    return [answers[i] for i in range(len(members))]
-
-
-def _check_written(answers: Iterable[Answer]) -> None:
-    """Raise the error of the first member that could not be written now."""
-    for answer in answers:
-        if answer.unavailable:
-            answer.unwrap()
-
-
-def _tell_interrupted(claim: Claim, outcome: Interrupted, answer: Answer) -> None:
+def _log_interrupted(claim: Claim, outcome: Interrupted, answer: Answer) -> None:
     attempt, most = answer.attempt, claim.attempt.max_deliveries
     times = f"delivery {claim.attempt.deliveries} of {most}"
     if attempt is not None and attempt.status is AttemptStatus.DEAD_LETTERED:

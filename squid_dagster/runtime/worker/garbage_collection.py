@@ -1,6 +1,6 @@
-"""The garbage collector beside a worker: what was there before the work need not be looked through again and again.
+"""The garbage collector of a worker's process: objects that existed before the work are excluded from collections.
 
-A worker makes and drops many short-lived objects, and each full collection walks over every module, class and schema of
+A worker creates and drops many short-lived objects. Each full collection would visit every module, class and schema of
 the process, which are never garbage; that took a fifth of a worker's time.
 """
 
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _inside = 0
-_ours = False  # whether it was we who set objects aside
+_ours = False  # whether we have frozen objects
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Set the objects of now aside from collection until the last such block of the process ends. Costs nothing.
+    """Freeze all current objects (`gc.freeze`) until the last such block of the process ends. Takes no time.
 
-    An application that has set its own aside, as one does before it forks, is left as it is: there is one place for all
-    of them, and to empty it would bring back the application's too.
+    If the application has frozen objects before, as is usual before a fork, nothing is done: there is one frozen
+    generation per process, and `gc.unfreeze` would return the application's objects too.
     """
     global _inside, _ours
     with _lock:

@@ -1,4 +1,4 @@
-"""One loop that keeps all claims of a process alive, in one append for all of them."""
+"""One loop that extends the leases of all claims of a process, in one append for all of them."""
 
 import threading
 import time
@@ -24,9 +24,9 @@ class Heartbeats:
         every: timedelta | None = None,
         outage: Outage | None = None,
     ) -> None:
-        """Begin when the first claim is added, end with `close`. None: every third of a lease.
+        """Start with the first claim, end with `close`. If `every` is None, beat every third of a lease.
 
-        That the database cannot be reached is said to `outage`.
+        An unavailable database is logged by `outage`.
 
         Raises:
             InvalidArgument: a lease would run out between two of them.
@@ -43,28 +43,28 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
 
     def add(self, claims: list[Claim]) -> list[Cancellation]:
-        """Keep these claims alive from now on; give what tells their steps that a claim is lost."""
+        """Extend these claims from now on; return their cancellations, which are set when a claim is lost."""
         valid_until = time.monotonic() + self._lease.total_seconds()
-        found = [Cancellation() for _ in claims]
+        cancellations = [Cancellation() for _ in claims]
         with self._lock:
-            for claim, cancellation in zip(claims, found, strict=True):
+            for claim, cancellation in zip(claims, cancellations, strict=True):
                 self._held[claim.ref.claim_id] = (claim, cancellation, valid_until)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="squid-heartbeats", daemon=True)
                 self._thread.start()
-        return found
+        return cancellations
 
     def note_outcome(self, claim: Claim) -> None:
-        """Note that a step has ended: whether its outcome counts is logged where that is written.
+        """Record that a step has ended: a refused outcome is logged by the code that writes it.
 
-        A heartbeat that meets the settled claim, before `remove`, has nothing to warn of.
+        So a heartbeat of the settled claim, before `remove`, logs no warning.
         """
         with self._lock:
             if claim.ref.claim_id in self._held:
                 self._outcomes.add(claim.ref.claim_id)
 
     def remove(self, claims: list[Claim]) -> None:
-        """Let go of claims that are settled or given back."""
+        """Remove claims that are settled or released."""
         with self._lock:
             for claim in claims:
                 self._held.pop(claim.ref.claim_id, None)
@@ -89,20 +89,20 @@ class Heartbeats:
             pause = min(left, soon) if self._again else left
 
     def beat(self, only: Collection[str] | None = None) -> bool:
-        """Extend all leases once, or those of these claims; return whether the database could do it for each.
+        """Extend all leases once, or those of these claims; return whether each of them could be tried.
 
-        Those for which it could not are to be tried again soon. Another session may hold a lock on a run of theirs.
+        The others are repeated soon: for example, another session may have locked their run.
         """
         with self._lock:
-            held = [each for key, each in self._held.items() if only is None or key in only]
+            held = [entry for key, entry in self._held.items() if only is None or key in only]
         self._again = set()
         if not held:
-            self._outage.end("the heartbeat")  # there is nothing more to wait for
+            self._outage.end("the heartbeat")  # nothing waits for it
             return True
         sent = time.monotonic()
         try:
             answers = self._dispatch.heartbeat([claim.ref for claim, _, _ in held], self._lease)
-        except Exception as error:  # noqa: BLE001  whatever it is, without this loop all claims would be lost
+        except Exception as error:  # noqa: BLE001  without this loop all claims would be lost
             self._postpone(held, error)
             return False
         with self._lock:
@@ -110,7 +110,7 @@ class Heartbeats:
                 key = claim.ref.claim_id
                 if answer.error is None and key in self._held:
                     self._held[key] = (claim, cancellation, sent + self._lease.total_seconds())
-        waiting = [each for each, answer in zip(held, answers, strict=True) if answer.unavailable]
+        waiting = [entry for entry, answer in zip(held, answers, strict=True) if answer.unavailable]
         refused = [
             claim
             for (claim, _, _), answer in zip(held, answers, strict=True)
@@ -118,7 +118,7 @@ class Heartbeats:
         ]
         with self._lock:
             settled = {claim.ref.claim_id for claim in refused} & self._outcomes
-        self._drop(refused, unsaid=settled)
+        self._drop(refused, without_warning=settled)
         if waiting:
             self._postpone(waiting, next(answer.error for answer in answers if answer.error and answer.unavailable))
         else:
@@ -126,13 +126,13 @@ class Heartbeats:
         return not waiting
 
     def _postpone(self, held: Sequence[tuple[Claim, Cancellation, float]], error: Exception) -> None:
-        """Note claims that could not be extended now; let go of those that may have run out without an answer."""
+        """Keep claims that could not be extended for the next beat; drop those whose lease may have run out."""
         self._outage.begin("the heartbeat", error)
         late = [claim for claim, _, valid_until in held if valid_until < time.monotonic()]
         self._drop(late)  # their results would be refused
         self._again = {claim.ref.claim_id for claim, _, _ in held} - {claim.ref.claim_id for claim in late}
 
-    def _drop(self, claims: list[Claim], unsaid: Collection[str] = ()) -> None:
+    def _drop(self, claims: list[Claim], without_warning: Collection[str] = ()) -> None:
         with self._lock:
             for claim in claims:
                 held = self._held.pop(claim.ref.claim_id, None)
@@ -140,5 +140,5 @@ class Heartbeats:
                 if held is None:
                     continue
                 held[1].set()
-                if claim.ref.claim_id not in unsaid:
+                if claim.ref.claim_id not in without_warning:
                     logger.warning("the claim on %s is lost: its result will be dropped", claim.ref.runnable_key)

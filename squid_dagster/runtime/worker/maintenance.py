@@ -1,4 +1,4 @@
-"""What a worker does beside its work: says that it is there, starts due crons, and repairs what others left behind."""
+"""The maintenance of every worker: reports that it is alive, publishes cuts, starts due crons, and recovers."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ LIVENESS_EVERY = timedelta(seconds=5)
 
 
 class Maintenance:
-    """A thread for the time of a `with` block. Whatever fails in it is logged and tried again."""
+    """A thread for the duration of a `with` block. Errors in it are logged, and the work is repeated."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Maintenance:
         queues: Sequence[str],
         outage: Outage | None = None,
     ) -> None:
-        """Announce what `describe` gives every few seconds; recover and start crons `every` so often, None: never.
+        """Report the row of `describe` every few seconds; recover and start crons `every` so often, None: never.
 
-        That the database cannot be reached is said to `outage`.
+        An unavailable database is logged by `outage`.
         """
         self._outage = outage or Outage("housekeeping")
         self._runtime, self._describe, self._every, self._queues = runtime, describe, every, tuple(queues)
@@ -42,38 +42,38 @@ class Maintenance:
         self._thread = threading.Thread(target=self._loop, name="squid-housekeeping", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin."""
-        self._announce()
+        """Start the thread."""
+        self._report_liveness()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, and say that the worker has gone."""
+        """End the thread, and withdraw the worker's liveness row."""
         self._ended.set()
         self._thread.join()
-        self._do("withdrawing the worker", lambda: self._runtime.liveness.withdraw(self._describe().worker_id))
+        self._attempt("withdrawing the worker", lambda: self._runtime.liveness.withdraw(self._describe().worker_id))
 
     def _loop(self) -> None:
         pause = LIVENESS_EVERY if self._every is None else min(LIVENESS_EVERY, self._every)
         waited = timedelta(0)
         while not self._ended.wait(pause.total_seconds()):
-            self._announce()
+            self._report_liveness()
             waited += pause
             if self._every is not None and waited >= self._every:
                 waited = timedelta(0)
                 self.keep()
 
-    def _announce(self) -> None:
-        self._do("announcing the worker", lambda: self._runtime.liveness.report(self._describe()))
-        self._do("publishing a cut", lambda: publish_cut(self._runtime.storage))
+    def _report_liveness(self) -> None:
+        self._attempt("announcing the worker", lambda: self._runtime.liveness.report(self._describe()))
+        self._attempt("publishing a cut", lambda: publish_cut(self._runtime.storage))
 
     def keep(self) -> None:
-        """Start due crons and recover, once. What fails keeps nothing else from being done."""
-        self._do("starting runs by the clock", self._start_crons)
+        """Start due crons and recover, once. If one part fails, the others are done all the same."""
+        self._attempt("starting runs by the clock", self._start_crons)
         for queue in self._queues:
-            self._do(f"recovery of queue {queue}", partial(self._recover, queue))
+            self._attempt(f"recovery of queue {queue}", partial(self._recover, queue))
 
     def _start_crons(self) -> None:
         started = [receipt for receipt in start_due_crons(self._runtime) if not receipt.repeated]
@@ -85,7 +85,7 @@ class Maintenance:
         if report.repaired:
             logger.info("recovered: %s", report)
 
-    def _do(self, what: str, work: Callable[[], None]) -> None:
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
         except StorageUnavailable as error:

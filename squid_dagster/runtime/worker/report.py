@@ -1,4 +1,4 @@
-"""What a worker tells when it ends."""
+"""The report of a worker, and what it tells about each settled attempt."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ class SettledAttempt(NamedTuple):
 
     attempt: Attempt  # as it was claimed
     outcome: Outcome  # of a transactional step that succeeded: Completed(None)
-    refused: SquidError | None  # the result came too late, and was dropped
+    refused: SquidError | None  # why the result was dropped: it came too late
     seconds: float  # from the call of the step to its return
 
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What a worker did. `refused` are results that came too late, `released` attempts given back unfinished.
+    """The counts of a worker. `refused` are results that came too late, `released` attempts that were not finished.
 
-    `abandoned` are steps that were cancelled and did not end; `gave_up` says why it stopped by itself, if it did.
+    `abandoned` are steps that were cancelled and did not end; `gave_up` is why it stopped by itself, if it did.
     """
 
     worker_id: str
@@ -40,7 +40,7 @@ class WorkerReport:
     gave_up: str | None = None
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return the counts in one line."""
         counts = ("claimed", "completed", "failed", "retried", "deferred", "released", "refused", "abandoned")
-        told = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
-        return f"worker {self.worker_id}: {told}, in {self.seconds:.1f} s and {self.commits} commits"
+        text = ", ".join(f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) or name == "claimed")
+        return f"worker {self.worker_id}: {text}, in {self.seconds:.1f} s and {self.commits} commits"

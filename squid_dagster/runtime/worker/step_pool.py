@@ -1,4 +1,4 @@
-"""Threads that run steps, and the loop that async steps run on. Knows nothing of claims' outcomes: it hands them on."""
+"""The threads that run steps, and the event loop of async steps. Outcomes are not handled here."""
 
 import asyncio
 import threading
@@ -12,9 +12,9 @@ from squid_dagster.journal.contract.dispatch_store import Claim
 from squid_dagster.journal.descriptors import LoopLost, check_descriptors, inode_of
 from squid_dagster.workflow.authoring.step_context import Cancellation
 
-_STAYING = 2  # threads that are always there
+_PERMANENT = 2  # threads that always run
 _MOMENT = 0.002  # seconds
-_LOOP_LOOK_SECONDS = 1.0  # between two looks whether the loop that one waits for can still be reached
+_LOOP_CHECK_SECONDS = 1.0  # between two checks whether the event loop can still be reached
 _BUSY_SECONDS = 1.0  # without an answer from an event loop
 _QUICK = 4  # jobs that a thread takes in a moment while steps take no time
 
@@ -24,7 +24,7 @@ Awaited = Future[tuple[Any, BaseException | None]]
 
 
 class Job(NamedTuple):
-    """A claimed attempt on its way to a thread."""
+    """A claimed attempt that is to be executed by a thread."""
 
     claim: Claim
     cancelled: Cancellation
@@ -33,10 +33,10 @@ class Job(NamedTuple):
 class StepPool:
     """Up to `size` threads. They are daemons: a step that hangs keeps no process alive.
 
-    Two of them stay and take one job after the other: steps that take no time are done soonest by few threads, since
-    each hand-over from thread to thread costs more than such a step. When jobs wait and a thread has taken only a few
-    in a moment, steps are not that quick: the number of threads doubles, moment by moment; the others end when nothing
-    waits. A thread whose job is abandoned does not count any more, and ends with that job.
+    Two of them are permanent and take one job after the other: steps that take almost no time end soonest on few
+    threads, since a switch between threads costs more than such a step. If jobs wait and the threads have taken only a
+    few in `_MOMENT`, steps are slower than that, and the number of threads doubles, moment by moment; the additional
+    threads end when no job waits. A thread whose job is abandoned is not counted any more, and ends with that job.
     """
 
     def __init__(self, size: int, work: Callable[[Job], None]) -> None:
@@ -45,18 +45,18 @@ class StepPool:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._alive = 0  # threads
-        self._taken = 0  # jobs that a thread has begun, ever
-        self._unfinished = 0  # jobs that were handed over
-        self._running: set[int] = set()  # jobs that a thread has begun, by their cancellation, which each has its own
+        self._taken = 0  # jobs that threads have begun
+        self._unfinished = 0  # jobs that were submitted
+        self._running: set[int] = set()  # ids of the cancellations of running jobs
         self._growing = threading.Event()
         self._grows = False
         self._closed = False
 
     def submit(self, jobs: list[Job]) -> None:
-        """Hand jobs over."""
+        """Submit jobs."""
         with self._lock:
-            staying = range(min(self._size, _STAYING) - self._alive)
-            begins = not self._grows and self._size > _STAYING
+            staying = range(min(self._size, _PERMANENT) - self._alive)
+            begins = not self._grows and self._size > _PERMANENT
             self._grows = self._grows or begins
             self._alive += len(staying)
             self._unfinished += len(jobs)
@@ -67,11 +67,11 @@ class StepPool:
             self._start(self._stay)
         if begins:
             self._start(self._grow)
-        if waits:  # else there is a thread for each: waking one more would only keep them waiting
+        if waits:  # otherwise there is a thread for each job
             self._growing.set()
 
     def abandon(self, job: Job) -> None:
-        """Leave a job that does not end to its thread, and let another thread take its place."""
+        """Abandon a job that does not end, and replace its thread in the pool."""
         with self._lock:
             if id(job.cancelled) not in self._running:
                 return  # it has just ended
@@ -80,20 +80,20 @@ class StepPool:
             self._unfinished -= 1
         self.submit([])
 
-    def take_back(self) -> list[Job]:
-        """Give the jobs that no thread has begun."""
-        found = []
+    def withdraw(self) -> list[Job]:
+        """Remove and return the jobs that no thread has begun."""
+        jobs = []
         while (job := self._next()) is not None:
-            found.append(job)
+            jobs.append(job)
         with self._lock:
-            self._unfinished -= len(found)
-        return found
+            self._unfinished -= len(jobs)
+        return jobs
 
     def close(self) -> None:
-        """Let threads end once they have nothing to do; waits for none of them."""
+        """End threads once they have nothing to do, without waiting for them."""
         self._closed = True
         self._growing.set()
-        for _ in range(_STAYING):
+        for _ in range(_PERMANENT):
             self._jobs.put(None)
 
     def _start(self, loop: Callable[[], None]) -> None:
@@ -110,12 +110,12 @@ class StepPool:
                 return
         with self._lock:
             self._alive -= 1
-        if not self._jobs.empty():  # handed over to us, so to speak, when we had just looked
+        if not self._jobs.empty():  # submitted after our last check
             self._growing.set()
 
     def _run(self, job: Job) -> bool:
-        """Run a job; return False if it was abandoned meanwhile, so that another thread is there for this one."""
-        self._taken += 1  # only ever compared with itself: a lost count does no harm
+        """Run a job; return False if it was abandoned meanwhile, so that this thread was replaced."""
+        self._taken += 1  # only its growth matters: a lost increment does no harm
         key = id(job.cancelled)
         self._running.add(key)
         self._work(job)
@@ -132,11 +132,11 @@ class StepPool:
         except Empty:
             return None
         if job is None:
-            self._jobs.put(None)  # it is for one that stays, who would wait for ever
+            self._jobs.put(None)  # meant for a permanent thread, which would wait for ever
         return job
 
     def _grow(self) -> None:
-        """Double the threads, moment by moment, while jobs wait and none of the threads is quick."""
+        """Double the threads, moment by moment, while jobs wait and threads take few of them."""
         while not self._closed:
             self._growing.wait()
             self._growing.clear()
@@ -151,22 +151,22 @@ class StepPool:
                     self._start(self._help)
 
 
-_lost_loops: list[object] = []  # collected as garbage, they would close what others have opened since
+_lost_loops: list[object] = []  # garbage collection of a loop would close descriptors that were reused
 
 
 class AsyncLoop:
     """One event loop in a thread of its own, for async steps of all threads."""
 
     def __init__(self) -> None:
-        """Begin when the first coroutine comes."""
+        """Start with the first coroutine."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._losses = 0  # of descriptors, when the loop began: it has some of its own
+        self._losses = 0  # lost descriptors when the loop started
         self._pipe: list[int | None] = []
         self._lock = threading.Lock()
         self._futures: dict[int, Awaited] = {}  # by the thread that waits
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end and give what it returns; raises what it raises.
+        """Run a coroutine to its end and return its result; raises what it raises.
 
         Raises:
             LoopLost: a step has closed the descriptors of the loop.
@@ -189,14 +189,14 @@ class AsyncLoop:
         return returned
 
     def awaited_by(self, thread: int) -> Awaited | None:
-        """Return what a thread waits for; None if its step is not an async one."""
+        """Return the future that a thread waits for; None if its step is not async."""
         with self._lock:
             return self._futures.get(thread)
 
     def cancel(self, future: Awaited) -> None:
-        """Cancel a coroutine; the thread that waits for it does so no longer, however the coroutine takes it.
+        """Cancel a coroutine; the thread that waits for it stops waiting, also if the coroutine goes on.
 
-        A loop that a step keeps busy, so that nothing else on it goes on, is left to it: later steps get another one.
+        A loop that is blocked by a step is left to that step: later steps get another loop.
         """
         future.cancel()
         with self._lock:
@@ -210,7 +210,7 @@ class AsyncLoop:
                 self._loop = None if self._loop is loop else self._loop
 
     def close(self) -> None:
-        """End the loop; what still runs on it is cancelled. Waits for nobody."""
+        """End the loop and cancel what still runs on it, without waiting."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -218,7 +218,7 @@ class AsyncLoop:
 
 
 def _pipe_of(loop: asyncio.AbstractEventLoop) -> list[int | None]:
-    """Return what tells whether other threads can wake the loop: where its pipe leads to."""
+    """Return the inodes of the pipe by which other threads wake the loop."""
     ends = [getattr(loop, name, None) for name in ("_ssock", "_csock")]
     return [inode_of(end.fileno()) for end in ends if end is not None and end.fileno() >= 0]
 
@@ -226,11 +226,11 @@ def _pipe_of(loop: asyncio.AbstractEventLoop) -> list[int | None]:
 def _result(
     future: Awaited, loop: asyncio.AbstractEventLoop, pipe: list[int | None], losses: int
 ) -> tuple[Any, BaseException | None]:
-    """Wait for a coroutine's end. Raises `LoopLost` when its loop cannot be reached any more."""
+    """Wait for a coroutine's end. Raises `LoopLost` if its loop cannot be reached any more."""
     lost = False
     while True:
         try:
-            return future.result(_LOOP_LOOK_SECONDS)
+            return future.result(_LOOP_CHECK_SECONDS)
         except TimeoutError:
             if future.done():  # it is the coroutine's own
                 raise
@@ -241,7 +241,7 @@ def _result(
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Keep from the loop what would end it, and with it the steps of all others."""
+    """Return exceptions that would end the loop, and with it all other steps, as values."""
     try:
         return await coroutine, None
     except (SystemExit, KeyboardInterrupt) as error:
@@ -251,7 +251,7 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
-    except OSError:  # somebody has closed its descriptors
+    except OSError:  # a step has closed its descriptors
         check_descriptors()
         _lost_loops.append(loop)
         return

@@ -4,8 +4,8 @@ Owns how a connection is made, checked, handed out and put back. Errors leave he
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -111,18 +111,25 @@ def connect(engine: Engine, guard: Guard | None = None) -> PgConnection:
     Raises:
         StorageUnavailable: the database cannot be reached.
     """
-    try:
-        with guarded_connecting(guard):
-            pooled = engine.pool.recreate().connect()
-    except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is None:  # raised by a signal handler, such as a TimeoutError
-            raise
-        raise translated(engine, error) from None
+    with _connecting(engine, guard):
+        pooled = engine.pool.recreate().connect()
     connection: Any = pooled.driver_connection  # detaching removes the reference
     pooled.detach()
     assert isinstance(connection, psycopg.Connection)  # noqa: S101  no other driver is supported
     register_socket(connection)
     return connection
+
+
+@contextmanager
+def _connecting(engine: Engine, guard: Guard | None) -> Iterator[None]:
+    """Guard the connections that are opened in a block; raise their errors as those of the contract."""
+    try:
+        with guarded_connecting(guard):
+            yield
+    except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # raised by a signal handler, such as a TimeoutError
+            raise
+        raise translated(engine, error) from None
 
 
 def _connect_for_steps(engine: Engine, watch: Watch) -> PgConnection:
@@ -177,13 +184,8 @@ class ConnectionPool:
         return checkout._replace(former=former) if former else checkout
 
     def _acquire_raw(self) -> tuple[Any, Any]:
-        try:
-            with guarded_connecting(self._watch.guard):
-                proxied = self.engine.raw_connection()
-        except (exc.SQLAlchemyError, psycopg.Error, OSError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # raised by a signal handler, such as a TimeoutError
-                raise
-            raise translated(self.engine, error) from None
+        with _connecting(self.engine, self._watch.guard):
+            proxied = self.engine.raw_connection()
         connection: Any = proxied.driver_connection
         register_socket(connection)
         return proxied, connection

@@ -64,6 +64,5 @@ def _attempts(
     check_revision(limit, "limit")
     check_definitions(definitions)
     keys = None if definitions is None else list(definitions)
-    now = storage.clock.now() if storage.clock is not None else None
-    values |= {"queue": queue, "now": now, "limit": limit, "definitions": keys}
+    values |= {"queue": queue, "now": storage.bound_now, "limit": limit, "definitions": keys}
     return [attempt_from_row(row[0]) for row in storage.rows(text, values)]

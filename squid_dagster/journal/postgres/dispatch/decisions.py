@@ -3,18 +3,18 @@
 The general way of starts, repairs, child runs and commands. Owns no rule: what follows is the caller's decision.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 
 from squid_dagster.journal.contract.command_target import CommandDecision, CommandedRun, CommandTarget, first_signal
-from squid_dagster.journal.contract.dispatch_store import ClaimRef, Decision, Lineage
-from squid_dagster.journal.contract.storage import Append, Verified, check_appends
+from squid_dagster.journal.contract.dispatch_store import ClaimRef, Decision, Lineage, NewRun
 from squid_dagster.journal.plan_state.cache import KnownState, PlanStates
 from squid_dagster.journal.postgres.connection.failures import retry_if_safe
 from squid_dagster.journal.postgres.dispatch.run_states import keep_states, read_locked_states
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.transaction import OneCommit, Transaction
 from squid_dagster.journal.postgres.views.row_changes import LockTargets, Units
-from squid_dagster.journal.settlement.member_facts import check_held, group_appends
+from squid_dagster.journal.settlement.member_facts import check_held
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
@@ -22,16 +22,10 @@ from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
 
 
-def checked_appends(storage: PostgresStorage, facts: Sequence[Fact], new: Collection[str] = ()) -> list[Verified]:
-    """Return facts as checked appends; the threads of runs that are `new` must be empty."""
-    threads = {run_thread(run_id) for run_id in new}
-    appends = [Append(one.thread, one.facts, 0 if one.thread in threads else None) for one in group_appends(facts)]
-    return check_appends(appends, storage.max_fact_bytes)
-
-
-def scheduled_queues(facts: Iterable[Fact]) -> list[str]:
-    """Return the queues that facts schedule attempts on, whose workers are to be woken."""
-    return sorted({fact.queue for fact in facts if fact.type == "attempt_scheduled"})
+def start_runs(storage: PostgresStorage, runs: Sequence[NewRun]) -> datetime:
+    """Write new runs, none of which may exist; return the time of their facts."""
+    ids = {run.run_id for run in runs}
+    return _write_once(storage, LockTargets(ids), lambda _, at: [f for run in runs for f in run.facts(at.now)], ids)[0]
 
 
 def decide(
@@ -42,21 +36,35 @@ def decide(
     lineage: Lineage | None,
 ) -> list[Fact]:
     """Write what a decision makes of runs, all of whose facts it gets, or of a lineage the part that it asks for."""
-    commit = OneCommit[list[Fact]]()
     fenced = {(fence.run_id, fence.runnable_key)} if fence is not None else set[tuple[str, str]]()
 
-    def once() -> list[Fact]:
+    def facts_of(transaction: Transaction, units: Units) -> list[Fact]:
+        if fence is not None:
+            check_held(units.units[fence.run_id], fence, units.now)
+        return list(decision(_read_runs(transaction, units, run_ids, lineage), units.now))
+
+    return _write_once(storage, LockTargets(set(run_ids), set(), fenced), facts_of)[1]
+
+
+def _write_once(
+    storage: PostgresStorage,
+    targets: LockTargets,
+    facts_of: Callable[[Transaction, Units], list[Fact]],
+    new: Collection[str] = (),
+) -> tuple[datetime, list[Fact]]:
+    """Lock, and write the facts that follow, in one commit that is repeated until it is known to have happened."""
+    commit = OneCommit[tuple[datetime, list[Fact]]]()
+
+    def once() -> tuple[datetime, list[Fact]]:
         with storage.transaction() as transaction:
-            units = transaction.lock(LockTargets(set(run_ids), set(), fenced))
+            units = transaction.lock(targets)
             if commit.is_made(transaction):
                 return commit.answer
-            if fence is not None:
-                check_held(units.units[fence.run_id], fence, units.now)
-            facts = commit.note(list(decision(_read_runs(transaction, units, run_ids, lineage), units.now)))
+            facts = facts_of(transaction, units)
+            commit.note((units.now, facts))
             if facts:
-                verified = checked_appends(storage, facts)
-                transaction.fold_and_write(units, verified, commit.id, wake=scheduled_queues(facts))
-            return facts
+                transaction.write_facts(units, facts, commit.id, new)
+            return commit.answer
 
     return retry_if_safe(once)
 
@@ -98,8 +106,7 @@ def _command_once(
         written = commit.note(list(facts))
         if not written:
             return written
-        verified = checked_appends(storage, written)
-        receipt = transaction.fold_and_write(units, verified, commit.id, wake=scheduled_queues(written))
+        receipt = transaction.write_facts(units, written, commit.id)
     for run_id, (revision, state) in states.items():
         thread = run_thread(run_id)
         for fact in written:

@@ -37,7 +37,7 @@ from squid_dagster.journal.postgres.connection.pool import PgConnection
 from squid_dagster.journal.postgres.connection.session_settings import BEGIN
 from squid_dagster.journal.postgres.connection.sqlstates import LOCK_TIMEOUT
 from squid_dagster.journal.postgres.dispatch.attempt_queries import expired_attempts, visible_attempts
-from squid_dagster.journal.postgres.dispatch.decisions import checked_appends, command, decide, scheduled_queues
+from squid_dagster.journal.postgres.dispatch.decisions import command, decide, start_runs
 from squid_dagster.journal.postgres.dispatch.lane_marks import QueueMarks
 from squid_dagster.journal.postgres.dispatch.locked_runs import LockedRuns
 from squid_dagster.journal.postgres.dispatch.run_states import keep_states, read_locked_states
@@ -63,7 +63,7 @@ from squid_dagster.journal.settlement.rounds import Write, answer_in_rounds, con
 from squid_dagster.limits import MAX_CLAIMS
 from squid_dagster.logs import redacting_logger
 from squid_dagster.protocol.argument_checks import checks_arguments
-from squid_dagster.protocol.errors import SquidError, StorageRefused, StorageUnavailable
+from squid_dagster.protocol.errors import StorageRefused, StorageUnavailable
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt, Suspicion
 from squid_dagster.protocol.threads import run_thread
@@ -141,7 +141,7 @@ class PostgresDispatchStore:
             names(tokens),
             names(map(hash_token, tokens.values())),
             keys,
-            self._now(),
+            self._storage.bound_now,
             None if suspects is None else int(suspects.worst),
             suspects is not None and suspects.alone,
             marks,
@@ -228,25 +228,7 @@ class PostgresDispatchStore:
     def start_runs(self, runs: Sequence[NewRun]) -> datetime:
         """Write new runs, as the contract says."""
         at = self._start_fast(runs)
-        return self._start_general(runs) if at is None else at
-
-    def _start_general(self, runs: Sequence[NewRun]) -> datetime:
-        """Write new runs whose ids are locked and whose facts are planned and folded here."""
-        run_ids, commit = {run.run_id for run in runs}, OneCommit[datetime]()
-
-        def once() -> datetime:
-            with self._storage.transaction() as transaction:
-                units = transaction.lock(LockTargets(run_ids, set(), set()))
-                if commit.is_made(transaction):
-                    return commit.answer
-                facts = [fact for run in runs for fact in run.facts(units.now)]
-                commit.note(units.now)
-                if facts:
-                    verified = checked_appends(self._storage, facts, run_ids)
-                    transaction.fold_and_write(units, verified, commit.id, wake=scheduled_queues(facts))
-                return units.now
-
-        return retry_if_safe(once)
+        return start_runs(self._storage, runs) if at is None else at
 
     def _start_fast(self, runs: Sequence[NewRun]) -> datetime | None:
         """Write new runs by the template of their kind, in one message; return the time of their facts.
@@ -302,9 +284,6 @@ class PostgresDispatchStore:
         refs = [ClaimRef(queue, a.run_id, a.runnable_key, a.claim_id or "", "") for a in spent]
         answers = self._group(refs, lambda _, attempt, now: dead_letter_fact(attempt, now))
         return [a.ref.runnable_key for a in answers if a.attempt is not None and a.attempt.status == "dead_lettered"]
-
-    def _now(self) -> datetime | None:
-        return self._storage.clock.now() if self._storage.clock is not None else None
 
     def _group(self, refs: Sequence[ClaimRef], fact_of: FactOf, plan: Planner | None = None) -> list[Answer]:
         return self._in_rounds(refs, lambda places: self._write_round(refs, places, fact_of, plan))
@@ -391,10 +370,9 @@ class PostgresDispatchStore:
 
 
 def _answers(refs: Sequence[ClaimRef], units: Units, group: Group) -> list[Answer]:
-    return [_answer(ref, units, group.errors.get(i)) for i, ref in enumerate(refs)]
-
-
-def _answer(ref: ClaimRef, units: Units, error: SquidError | None) -> Answer:
-    if error is not None:
-        return Answer(ref, error=error)
-    return Answer(ref, units.units[ref.run_id].dispatch.attempts.get(ref.runnable_key))
+    return [
+        Answer(ref, error=group.errors[i])
+        if i in group.errors
+        else Answer(ref, units.units[ref.run_id].dispatch.attempts.get(ref.runnable_key))
+        for i, ref in enumerate(refs)
+    ]

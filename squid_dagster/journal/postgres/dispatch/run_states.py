@@ -25,7 +25,7 @@ _READ += ENTRY + f"WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY} ORDER BY
 def read_states(storage: PostgresStorage, cache: PlanStates, run_ids: Collection[str]) -> dict[str, KnownState]:
     """Return the states of runs without locks, those of the cache as they are; runs whose state is not plain are left
     out."""
-    states = {run_id: state for run_id in run_ids if (state := cache.take(run_id)) is not None}
+    states = {run_id: known for run_id in run_ids if (known := cache.take(run_id)) is not None}
     missing = {run_thread(run_id): run_id for run_id in run_ids if run_id not in states}
     if missing:
         saved = {row[0]: state_of(*row[1:]) for row in storage.rows(GET_CHECKPOINTS, list(missing))}

@@ -122,12 +122,12 @@ def settle_fast(
     if now is None:
         return {}
     kinds = plan if isinstance(plan, KindPlanner) else None
-    assumed = (_assumed(storage, templates, run_id, members[run_id], plan, kinds, now) for run_id in sorted(members))
+    assumed = (_assumed(templates, members[run_id], plan, kinds, now) for run_id in sorted(members))
     runs = [run for run in assumed if run is not None]
     others = members.keys() - {run.run_id for run in runs}
     for run_id, known in read_states(storage, states, others).items():
         try:
-            runs.append(_planned(storage, run_id, members[run_id], known, plan, now))
+            runs.append(_planned(members[run_id], known, plan, now, templates.max_fact_bytes))
         except Exception:  # noqa: BLE001  of the planner, or of what cannot be written: the general way reports it
             known.state.roll_back()
             states.put(run_id, *known)
@@ -172,27 +172,19 @@ def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) 
 
 
 def _assumed(
-    storage: PostgresStorage,
-    templates: SettleTemplates,
-    run_id: str,
-    members: list[_Member],
-    plan: Planner,
-    kinds: KindPlanner | None,
-    now: datetime,
+    templates: SettleTemplates, members: list[_Member], plan: Planner, kinds: KindPlanner | None, now: datetime
 ) -> _Run | None:
     """Plan for a run without its state, by a template if there is one; return None if the planner needs the state."""
     if len(members) > 1:
         return None
     try:
-        filled = None if kinds is None else _filled(storage, templates, run_id, members[0], kinds, now)
-        return filled or _planned(storage, run_id, members, None, plan, now)
+        filled = None if kinds is None else _filled(templates, members[0], kinds, now)
+        return filled or _planned(members, None, plan, now, templates.max_fact_bytes)
     except Exception:  # noqa: BLE001  the plan by the run's state reports it
         return None
 
 
-def _filled(
-    storage: PostgresStorage, templates: SettleTemplates, run_id: str, member: _Member, plan: KindPlanner, now: datetime
-) -> _Run | None:
+def _filled(templates: SettleTemplates, member: _Member, plan: KindPlanner, now: datetime) -> _Run | None:
     """Fill in the template of a settlement; return None if there is none, or if a value has to be planned."""
     attempt, settlement = member.claimed, member.settlement
     result = settlement.outcome.result  # type: ignore[union-attr]  # completed
@@ -202,14 +194,14 @@ def _filled(
 
     def plan_example(settlement: Settlement, claimed: Attempt, at: datetime) -> PlannedSettlement:
         members = [_Member(0, settlement, claimed)]
-        run = _planned(storage, claimed.run_id, members, None, partial(plan.plan_kind, kind), at)
+        run = _planned(members, None, partial(plan.plan_kind, kind), at, templates.max_fact_bytes)
         return PlannedSettlement(run.texts, _digests(run), bool(run.runnables))
 
     template = templates.find(kind, attempt, plan_example)
-    filled = None if template is None else template.fill(run_id, settlement.ref, values_of(settlement, attempt), now)
+    filled = None if template is None else template.fill(settlement.ref, values_of(settlement, attempt), now)
     if template is None or filled is None:
         return None
-    run = _Run(run_id, attempt.queue, [member], None)
+    run = _Run(attempt.run_id, attempt.queue, [member], None)
     run.texts, outcome = filled
     run.settled[attempt.runnable_key] = completed(attempt, result, outcome, now)
     if template.schedules:
@@ -231,15 +223,11 @@ def _digests(run: _Run) -> dict[str, str]:
 
 
 def _planned(
-    storage: PostgresStorage,
-    run_id: str,
-    members: list[_Member],
-    known: KnownState | None,
-    plan: Planner,
-    now: datetime,
+    members: list[_Member], known: KnownState | None, plan: Planner, now: datetime, max_fact_bytes: int
 ) -> _Run:
     """Plan and encode what is written about one run. Raises for everything that is not plain."""
-    queue, state = members[0].claimed.queue, None if known is None else known.state
+    run_id, queue = members[0].claimed.run_id, members[0].claimed.queue
+    state = None if known is None else known.state
     if state is not None:
         state.begin()
     run = _Run(run_id, queue, members, known)
@@ -257,7 +245,7 @@ def _planned(
     planned = call_planner(plan, PlanRequest(run_id, given, tuple(run.settled.values()), dict(dispatch.attempts), now))
     _require(state is None or (fold_planned(state, facts_before, planned, run_id) and state.plain))
     _sort_out(run, planned, dispatch, now)
-    run.texts = _encode(run, dispatch, storage.max_fact_bytes)
+    run.texts = _encode(run, dispatch, max_fact_bytes)
     return run
 
 

@@ -13,18 +13,16 @@ from secrets import token_hex
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import JsonValue
-from pydantic_core import to_json
 
 from squid_dagster.journal.contract.dispatch_store import ClaimRef, Completed, PlanRequest, Settlement, hash_token
 from squid_dagster.journal.postgres.dispatch.template_text import (
     EXAMPLE_TIME,
     OTHER_TIME,
     OTHER_VALUE,
-    TemplateText,
+    LinesTemplate,
     spellings,
 )
-from squid_dagster.protocol.codec import is_plain
-from squid_dagster.protocol.entries import canonical_text, digest_of_text
+from squid_dagster.protocol.entries import digest_of_text
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.folds.attempt import Attempt
 from squid_dagster.protocol.threads import idempotency_key, runnable_key
@@ -84,13 +82,10 @@ PlanExample = Callable[[Settlement, Attempt, datetime], PlannedSettlement]
 class SettleTemplate:
     """What every settlement of one kind writes."""
 
-    values: dict[str, str]  # placeholders by the names of values
+    lines: LinesTemplate
     shape: tuple[int, int, int]  # how many texts of the queue, of the run, and of settled attempts there are
     ends: bool
     schedules: bool
-    text: TemplateText
-    digests: dict[str, TemplateText]  # the canonical texts that digests cover, by the digests' placeholders
-    max_fact_bytes: int
 
     @classmethod
     def of(cls, attempt: Attempt, plan: PlanExample, max_fact_bytes: int) -> "SettleTemplate | None":
@@ -103,44 +98,32 @@ class SettleTemplate:
             second = _example(attempt, plan, f"other-{_MARK}", dict.fromkeys(names, OTHER_VALUE), OTHER_TIME)
         except Exception:  # noqa: BLE001  the plan for the settlement itself reports the error
             return None
-        lines, digests = _lines(first.texts), first.digests
-        holes = [*_FIXED, *values.values()]
+        texts = first.texts
+        lines = [*texts.queue, *texts.run, texts.row, *texts.settled]
         template = cls(
-            values,
-            (len(first.texts.queue), len(first.texts.run), len(first.texts.settled)),
-            first.texts.ends,
+            LinesTemplate.split(lines, _FIXED, values, first.digests, max_fact_bytes),
+            (len(texts.queue), len(texts.run), len(texts.settled)),
+            texts.ends,
             first.schedules,
-            TemplateText.split("\n".join(lines), [*holes, *digests]),
-            {hole: TemplateText.split(text, holes) for hole, text in digests.items()},
-            max_fact_bytes,
         )
         others = dict.fromkeys(names, OTHER_VALUE)
-        filled = template.fill(f"other-{_MARK}", _ref(f"other-{_MARK}"), others, OTHER_TIME)
+        filled = template.fill(_ref(f"other-{_MARK}"), others, OTHER_TIME)
         return template if filled is not None and filled[0] == second.texts else None
 
-    def fill(
-        self, run_id: str, ref: ClaimRef, values: Mapping[str, JsonValue], now: datetime
-    ) -> tuple[Texts, str] | None:
+    def fill(self, ref: ClaimRef, values: Mapping[str, JsonValue], now: datetime) -> tuple[Texts, str] | None:
         """Return what a settlement writes, and the digest of its result; None if a value has to be planned."""
         if not all(map(_is_json, values.values())):
             return None
-        exact = dict(zip(_FIXED, (run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
-        holes = exact.copy()
-        try:
-            for name, hole in self.values.items():
-                holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
-        except (ValueError, RecursionError):
+        fixed = dict(zip(_FIXED, (ref.run_id, ref.claim_id, ref.token_hash, *spellings(now)), strict=True))
+        filled = self.lines.fill(fixed, values)
+        if filled is None:
             return None
-        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
-            return None
-        for hole, text in self.digests.items():
-            holes[hole] = digest_of_text(text.fill(exact))
-        lines = self.text.fill(holes).split("\n")
+        lines, exact = filled
         queue, run, settled = self.shape
         texts = Texts(
             lines[:queue], lines[queue : queue + run], lines[queue + run], lines[queue + run + 1 :][:settled], self.ends
         )
-        return texts, digest_of_text(exact[self.values[_RESULT]])
+        return texts, digest_of_text(exact[self.lines.values[_RESULT]])
 
 
 def values_of(settlement: Settlement, attempt: Attempt) -> dict[str, JsonValue]:
@@ -155,7 +138,7 @@ class SettleTemplates:
 
     def __init__(self, max_fact_bytes: int) -> None:
         """Start without templates."""
-        self._max_fact_bytes = max_fact_bytes
+        self.max_fact_bytes = max_fact_bytes
         self._known: dict[Hashable, SettleTemplate | None] = {}
 
     def find(self, kind: Hashable, attempt: Attempt, plan: PlanExample) -> SettleTemplate | None:
@@ -173,7 +156,7 @@ class SettleTemplates:
         if template is None and key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            template = self._known[key] = SettleTemplate.of(attempt, plan, self._max_fact_bytes)
+            template = self._known[key] = SettleTemplate.of(attempt, plan, self.max_fact_bytes)
         return template
 
 
@@ -201,10 +184,6 @@ def _ref(run_id: str, attempt: Attempt | None = None) -> ClaimRef:
     other = "" if run_id == _RUN else "other-"
     key = "" if attempt is None else runnable_key(run_id, attempt.step, 1, attempt.attempt_number)
     return ClaimRef("" if attempt is None else attempt.queue, run_id, key, other + _CLAIM, other + _TOKEN)
-
-
-def _lines(texts: Texts) -> list[str]:
-    return [*texts.queue, *texts.run, texts.row, *texts.settled]
 
 
 def _is_json(value: object) -> bool:

@@ -13,7 +13,6 @@ from secrets import token_hex
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pydantic import JsonValue, ValidationError
-from pydantic_core import PydanticSerializationError, to_json
 
 from squid_dagster.journal.contract.dispatch_store import NewRun
 from squid_dagster.journal.contract.storage import check_appends
@@ -21,13 +20,13 @@ from squid_dagster.journal.postgres.dispatch.template_text import (
     EXAMPLE_TIME,
     OTHER_TIME,
     OTHER_VALUE,
-    TemplateText,
+    LinesTemplate,
     spellings,
 )
 from squid_dagster.journal.postgres.views.row_changes import Units
 from squid_dagster.journal.settlement.member_facts import group_appends
-from squid_dagster.protocol.codec import EncodedFact, is_plain
-from squid_dagster.protocol.entries import canonical_text, digest_of_text
+from squid_dagster.protocol.codec import EncodedFact
+from squid_dagster.protocol.entries import canonical_text
 from squid_dagster.protocol.errors import SquidError
 from squid_dagster.protocol.facts import Fact
 from squid_dagster.protocol.facts.base import JsonObject
@@ -40,6 +39,7 @@ _MOST = 256  # kinds in the cache
 _MARK = token_hex(16)
 _RUN, _VALUE = f"run-{_MARK}", f"value-{_MARK}"
 _OTHER_RUN = f"other-{_MARK}"
+_FIXED = (_RUN, *spellings(EXAMPLE_TIME))  # what an example has instead of values
 
 
 @runtime_checkable
@@ -76,13 +76,8 @@ class StartTemplate:
     """What every new run of one kind writes."""
 
     example: KindRun  # keeps alive the objects whose ids are in the key of its kind
-    values: dict[str, str]  # holes by the names of values
-    queue: str
-    queue_facts: int
-    run_facts: int
-    text: TemplateText  # facts of the queue, facts of the run, its row, and those of its attempts: a line each
-    digests: dict[str, TemplateText]  # the canonical texts that digests cover, by the digests' holes
-    max_fact_bytes: int
+    planned: "_PlannedStart"
+    lines: LinesTemplate  # facts of the queue, facts of the run, its row, and those of its attempts
 
     @classmethod
     def of(cls, run: KindRun, max_fact_bytes: int) -> "StartTemplate | None":
@@ -101,23 +96,13 @@ class StartTemplate:
             return None
         if first is None or second is None:
             return None
-        template = first.split(run, values, max_fact_bytes)
+        template = cls(run, first, LinesTemplate.split(first.lines, _FIXED, values, first.digests, max_fact_bytes))
         return template if template.fill(_OTHER_RUN, others, OTHER_TIME) == second.lines else None
 
     def fill(self, run_id: str, values: Mapping[str, JsonValue], now: datetime) -> list[str] | None:
         """Return what a run writes, by line; None if a value has to be planned."""
-        exact = dict(zip((_RUN, *spellings(EXAMPLE_TIME)), (run_id, *spellings(now)), strict=True))
-        holes = exact.copy()
-        try:
-            for name, hole in self.values.items():
-                holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
-        except (PydanticSerializationError, ValueError, RecursionError):
-            return None
-        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
-            return None
-        for hole, text in self.digests.items():
-            holes[hole] = digest_of_text(text.fill(exact))
-        return self.text.fill(holes).split("\n")
+        filled = self.lines.fill(dict(zip(_FIXED, (run_id, *spellings(now)), strict=True)), values)
+        return None if filled is None else filled[0]
 
 
 class _PlannedStart(NamedTuple):
@@ -152,20 +137,6 @@ class _PlannedStart(NamedTuple):
             "" if changes.attempts is None else changes.attempts[1:-1],
         ]
         return cls(queue, len(on_queue), len(on_run), lines, _digests(unit))
-
-    def split(self, example: KindRun, values: dict[str, str], max_fact_bytes: int) -> StartTemplate:
-        """Split the texts of an example at the placeholders; return the template."""
-        holes = [_RUN, *spellings(EXAMPLE_TIME), *values.values()]
-        return StartTemplate(
-            example,
-            values,
-            self.queue,
-            self.queue_facts,
-            self.run_facts,
-            TemplateText.split("\n".join(self.lines), [*holes, *self.digests]),
-            {hole: TemplateText.split(text, holes) for hole, text in self.digests.items()},
-            max_fact_bytes,
-        )
 
 
 def _entry(fact: EncodedFact, prefix: str = "") -> str:
@@ -227,9 +198,9 @@ class StartTemplates:
         on_queue, on_runs, rows, attempts = (",".join(lines) for lines in zip(*filled, strict=True))
         return NewRuns(
             [start.run.run_id for start in with_kinds],
-            template.queue,
-            template.queue_facts,
-            template.run_facts,
+            template.planned.queue,
+            template.planned.queue_facts,
+            template.planned.run_facts,
             f"[{on_queue},{on_runs}]",
             f"[{rows}]",
             None if not filled[0][3] else f"[{attempts}]",

@@ -5,11 +5,15 @@ differs in everything that may differ. Pure.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pydantic import JsonValue
+from pydantic_core import to_json
+
+from squid_dagster.protocol.codec import is_plain
+from squid_dagster.protocol.entries import canonical_text, digest_of_text
 
 EXAMPLE_TIME = datetime(2001, 2, 3, 4, 5, 6, 789012, UTC)
 OTHER_TIME = datetime(2002, 3, 4, 5, 6, 7, 890123, UTC)
@@ -31,6 +35,45 @@ class TemplateText(NamedTuple):
         filled = self.parts.copy()
         filled[1::2] = [holes[name] for name in filled[1::2]]
         return "".join(filled)
+
+
+class LinesTemplate(NamedTuple):
+    """Lines of text with holes for ids and times, for values, and for digests that cover these."""
+
+    values: dict[str, str]  # placeholders by the names of values
+    text: TemplateText
+    digests: dict[str, TemplateText]  # the canonical texts that digests cover, by the digests' placeholders
+    max_fact_bytes: int
+
+    @classmethod
+    def split(
+        cls,
+        lines: Sequence[str],
+        fixed: Sequence[str],
+        values: dict[str, str],
+        digests: Mapping[str, str],
+        max_fact_bytes: int,
+    ) -> "LinesTemplate":
+        """Split the lines of an example at the placeholders of ids and times, of values, and of digests."""
+        holes = [*fixed, *values.values()]
+        covered = {hole: TemplateText.split(text, holes) for hole, text in digests.items()}
+        return cls(values, TemplateText.split("\n".join(lines), [*holes, *digests]), covered, max_fact_bytes)
+
+    def fill(
+        self, fixed: Mapping[str, str], values: Mapping[str, JsonValue]
+    ) -> tuple[list[str], dict[str, str]] | None:
+        """Return the lines, and canonical texts by placeholder; None if a value has to be planned."""
+        holes, exact = dict(fixed), dict(fixed)
+        try:
+            for name, hole in self.values.items():
+                holes[hole], exact[hole] = to_json(values[name]).decode(), canonical_text(values[name])
+        except (ValueError, RecursionError):
+            return None
+        if not is_plain("".join([holes[hole] for hole in self.values.values()]), self.max_fact_bytes):
+            return None
+        for hole, text in self.digests.items():
+            holes[hole] = digest_of_text(text.fill(exact))
+        return self.text.fill(holes).split("\n"), exact
 
 
 def spellings(at: datetime) -> tuple[str, str]:

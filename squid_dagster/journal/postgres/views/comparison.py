@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from typing import Any, LiteralString, NamedTuple
 
 from squid_dagster.journal.postgres.connection.pool import PgConnection
-from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
+from squid_dagster.journal.postgres.entry_reader import ENTRY, SchemaReader
 from squid_dagster.journal.postgres.schema.names import statement
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows, rows_of_runs
 from squid_dagster.journal.postgres.views.rows import Row
-from squid_dagster.protocol.entries import Entry
 
 # Before the snapshot is taken, in which views that are swapped in later would look empty.
 _HOLD: LiteralString = """LOCK TABLE {schema}.runs, {schema}.attempts, {schema}.children, {schema}.queues,
@@ -22,12 +21,8 @@ _LOOSE_FACTS: LiteralString = (
     ENTRY + "WHERE run_id IS NULL AND starts_with(thread, 'squid:dispatch:') ORDER BY position"
 )
 # runs_pkey, attempts_pkey, children_pkey, anomalies_run
-_VIEW_ROWS: dict[str, LiteralString] = {
-    "runs": "SELECT to_json(v) FROM {schema}.runs v WHERE run_id = ANY (%s)",
-    "attempts": "SELECT to_json(v) FROM {schema}.attempts v WHERE run_id = ANY (%s)",
-    "children": "SELECT to_json(v) FROM {schema}.children v WHERE run_id = ANY (%s)",
-    "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id = ANY (%s)",
-}
+_VIEW_ROWS: LiteralString = "SELECT to_json(v) FROM {schema}.{table} v WHERE run_id = ANY (%s)"
+_OF_RUNS: tuple[LiteralString, ...] = ("runs", "attempts", "children", "anomalies")
 _LOOSE_ROWS: dict[str, LiteralString] = {
     "queues": "SELECT to_json(v) FROM {schema}.queues v",
     "anomalies": "SELECT to_json(v) FROM {schema}.anomalies v WHERE run_id IS NULL",
@@ -66,13 +61,8 @@ class Difference(NamedTuple):
         return f"{self.table} {'/'.join(map(str, self.key))}: {what}"
 
 
-class Instant:
-    """Facts and views as of one instant."""
-
-    def __init__(self, connection: PgConnection, schema: str) -> None:
-        """Bind to a connection on which `instant` has begun a transaction."""
-        self._connection = connection
-        self._schema = schema
+class Instant(SchemaReader):
+    """Facts and views as of one instant, on a connection on which `instant` has begun a transaction."""
 
     def expected(self, run_ids: Sequence[str]) -> ViewRows:
         """Fold all facts of these runs; return the rows that the views should have."""
@@ -80,7 +70,8 @@ class Instant:
 
     def actual(self, run_ids: Sequence[str]) -> ViewRows:
         """Return the rows that the views have of these runs."""
-        return ViewRows(**{table: self._view(text, list(run_ids)) for table, text in _VIEW_ROWS.items()})
+        texts = {table: _VIEW_ROWS.replace("{table}", table) for table in _OF_RUNS}
+        return ViewRows(**{table: self._view(text, list(run_ids)) for table, text in texts.items()})
 
     def expected_loose(self) -> ViewRows:
         """Fold all facts of queues that belong to no run."""
@@ -94,12 +85,6 @@ class Instant:
 
     def _view(self, text: LiteralString, *values: object) -> list[Row]:
         return [row[0] for row in self._rows(text, *values)]
-
-    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return read_entries(self._rows(text, *values))
-
-    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement(text, self._schema), values).fetchall()
 
 
 @contextmanager
@@ -126,22 +111,10 @@ def differences(expected: ViewRows, actual: ViewRows) -> Iterator[Difference]:
 
 def _compare(table: str, expected: Iterable[Row], actual: Iterable[Row]) -> Iterator[Difference]:
     names = _KEYS[table]
-    expected_rows = {tuple(row[name] for name in names): _canonical(table, row) for row in expected}
-    actual_rows = {tuple(row[name] for name in names): _canonical(table, row) for row in actual}
+    expected_rows = {tuple(row[name] for name in names): rows.normalized(table, row) for row in expected}
+    actual_rows = {tuple(row[name] for name in names): rows.normalized(table, row) for row in actual}
     for key in sorted({*expected_rows, *actual_rows}, key=str):
         left, right = expected_rows.get(key), actual_rows.get(key)
         if left != right:
             columns = sorted(c for c in {*left, *right} if left.get(c) != right.get(c)) if left and right else ()
             yield Difference(table, key, left, right, tuple(columns))
-
-
-def _canonical(table: str, row: Row) -> Row:
-    match table:
-        case "runs":
-            return rows.normalise_run(dict(row))
-        case "attempts":
-            return rows.normalise_attempt(dict(row))
-        case "children":
-            return {**row, "started_at": rows.iso(rows.time(row["started_at"]))}
-        case _:
-            return row

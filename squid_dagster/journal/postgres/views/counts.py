@@ -56,6 +56,5 @@ def open_definitions(storage: PostgresStorage) -> list[OpenDefinition]:
 
 def due_lanes(storage: PostgresStorage) -> list[DueLane]:
     """Return every lane that has work to be claimed now, by queue."""
-    now = storage.clock.now() if storage.clock is not None else None
-    lanes = (DueLane(*row) for row in storage.rows(_LANES, {"now": now}))
+    lanes = (DueLane(*row) for row in storage.rows(_LANES, {"now": storage.bound_now}))
     return [lane._replace(oldest_due_at=utc(lane.oldest_due_at)) for lane in lanes]

@@ -14,26 +14,13 @@ from squid_dagster.protocol.entries import Entry, run_of
 from squid_dagster.protocol.folds.dispatch import apply_queue
 from squid_dagster.protocol.folds.run_unit import RunUnit
 
-_INSERT: dict[str, LiteralString] = {
-    "runs": "INSERT INTO {schema}.runs{suffix} SELECT * FROM json_populate_recordset(NULL::{schema}.runs{suffix}, %s)",
-    "attempts": """INSERT INTO {schema}.attempts{suffix}
-        SELECT * FROM json_populate_recordset(NULL::{schema}.attempts{suffix}, %s)""",
-    "children": """INSERT INTO {schema}.children{suffix}
-        SELECT * FROM json_populate_recordset(NULL::{schema}.children{suffix}, %s)""",
-    "queues": """INSERT INTO {schema}.queues{suffix}
-        SELECT * FROM json_populate_recordset(NULL::{schema}.queues{suffix}, %s)""",
-    "anomalies": """INSERT INTO {schema}.anomalies{suffix}
-        SELECT * FROM json_populate_recordset(NULL::{schema}.anomalies{suffix}, %s)""",
-}
-# By the views' primary keys.
-_IF_NEW: LiteralString = " ON CONFLICT DO NOTHING"
-_FORGET: tuple[LiteralString, ...] = (
-    "DELETE FROM {schema}.runs{suffix} WHERE run_id = ANY (%s)",
-    "DELETE FROM {schema}.attempts{suffix} WHERE run_id = ANY (%s)",
-    "DELETE FROM {schema}.children{suffix} WHERE run_id = ANY (%s)",
-    "DELETE FROM {schema}.anomalies{suffix} WHERE run_id = ANY (%s)",
-)
-_FORGET_LOOSE: tuple[LiteralString, ...] = (
+_INSERT_ROWS: LiteralString = """INSERT INTO {schema}.{table}{suffix}
+    SELECT * FROM json_populate_recordset(NULL::{schema}.{table}{suffix}, %s)"""
+_OF_RUNS: tuple[LiteralString, ...] = ("runs", "attempts", "children", "anomalies")
+_INSERT = {table: _INSERT_ROWS.replace("{table}", table) for table in (*_OF_RUNS, "queues")}
+_IF_NEW: LiteralString = " ON CONFLICT DO NOTHING"  # by the views' primary keys
+_DELETE_RUNS: LiteralString = "DELETE FROM {schema}.{table}{suffix} WHERE run_id = ANY (%s)"
+_DELETE_LOOSE: tuple[LiteralString, ...] = (
     "DELETE FROM {schema}.queues{suffix}",
     "DELETE FROM {schema}.anomalies{suffix} WHERE run_id IS NULL",
 )
@@ -73,10 +60,7 @@ class ViewRows:
 
     def only(self, run_ids: Container[str | None]) -> "ViewRows":
         """Return the rows of these runs."""
-        tables = {
-            table: [row for row in getattr(self, table) if row["run_id"] in run_ids]
-            for table in ("runs", "attempts", "children", "anomalies")
-        }
+        tables = {table: [row for row in getattr(self, table) if row["run_id"] in run_ids] for table in _OF_RUNS}
         return ViewRows(**tables)
 
     def insert(self, connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
@@ -114,11 +98,12 @@ def rows_of_runs(entries: Iterable[Entry], run_ids: Iterable[str]) -> ViewRows:
 
 def forget_runs(connection: PgConnection, schema: str, run_ids: Sequence[str], suffix: LiteralString = "") -> None:
     """Delete all rows of these runs."""
-    for text in _FORGET:
+    for table in _OF_RUNS:
+        text = _DELETE_RUNS.replace("{table}", table)
         connection.execute(statement(text, schema, suffix), (list(run_ids),))
 
 
 def forget_loose(connection: PgConnection, schema: str, suffix: LiteralString = "") -> None:
     """Delete all rows that belong to no run."""
-    for text in _FORGET_LOOSE:
+    for text in _DELETE_LOOSE:
         connection.execute(statement(text, schema, suffix))

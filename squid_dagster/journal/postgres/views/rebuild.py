@@ -13,10 +13,10 @@ import psycopg
 from psycopg import sql
 
 from squid_dagster.journal.postgres.connection.pool import PgConnection
-from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
+from squid_dagster.journal.postgres.entry_reader import ENTRY, SchemaReader
 from squid_dagster.journal.postgres.schema.long_lock import release_long_lock, take_long_lock
 from squid_dagster.journal.postgres.schema.migrations import views_sql
-from squid_dagster.journal.postgres.schema.names import VIEWS, lock_number, statement
+from squid_dagster.journal.postgres.schema.names import VIEWS, lock_number
 from squid_dagster.journal.postgres.schema.table_locks import close_gate, describe_holders, end_vacuums, lock_tables
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.folded_rows import ViewRows, forget_loose, forget_runs, rows_of_runs
@@ -79,13 +79,12 @@ def rebuild_views(
         return Rebuild(storage, connection, fill).run(progress or (lambda _: None))
 
 
-class Rebuild:
+class Rebuild(SchemaReader):
     """One rebuild on one connection. A caller that fills the shadows by itself can also call its steps one by one."""
 
     def __init__(self, storage: PostgresStorage, connection: PgConnection, fill: Fill | None = None) -> None:
         """Bind to a storage and a connection in autocommit mode; `fill` replaces the method of that name."""
-        self._connection = connection
-        self._schema = storage.schema
+        super().__init__(connection, storage.schema)
         self._fill = fill or self.fill
         self._shadows: list[tuple[Any, ...]] = []  # their oids
         self._version: int | None = None  # of the schema, when they were created
@@ -183,7 +182,10 @@ class Rebuild:
             raise _another_rebuild(self._schema)
         # The shadows are those of this code's version: the schema may have been upgraded meanwhile.
         if (version := self._one(_VERSION)[0]) != self._version:
-            raise _upgraded(self._schema, version)
+            raise StorageUnavailable(
+                f"schema {self._schema!r} was brought to version {version} while its views were rebuilt, which stay as "
+                "they were: rebuild them again"
+            )
         end = max(covered, self._cut())
         changed = self.catch_up(covered, end)
         lock_tables(self._connection, self._schema, VIEWS)
@@ -196,12 +198,6 @@ class Rebuild:
 
     def _one(self, text: LiteralString, *values: object) -> tuple[Any, ...]:
         return self._rows(text, *values)[0]
-
-    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement(text, self._schema), values).fetchall()
-
-    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return read_entries(self._rows(text, *values))
 
 
 @contextmanager
@@ -217,13 +213,6 @@ def _rebuild_lock(storage: PostgresStorage) -> Iterator[None]:
 
 def _another_rebuild(schema: str) -> StorageUnavailable:
     return StorageUnavailable(f"another rebuild of the views in schema {schema!r} is under way: wait for it")
-
-
-def _upgraded(schema: str, version: int) -> StorageUnavailable:
-    return StorageUnavailable(
-        f"schema {schema!r} was brought to version {version} while its views were rebuilt, which stay as they were: "
-        "rebuild them again"
-    )
 
 
 def _run_id(entry: Entry) -> str:

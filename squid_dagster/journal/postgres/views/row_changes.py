@@ -95,12 +95,15 @@ class Units:
     touched: LockTargets
     run_rows: dict[str, Row] = field(default_factory=dict)
     units: dict[str, RunUnit] = field(default_factory=dict)
-    loaded: dict[str, "_Loaded"] = field(default_factory=dict)
+    loaded: dict[str, "_Loaded"] = field(init=False)
     first_position: dict[str, int] = field(default_factory=dict)
     queues: dict[str, bool] = field(default_factory=dict)
     queue_anomalies: list[Anomaly] = field(default_factory=list)
     seen: set[tuple[str, str]] = field(default_factory=set)  # attempts that were queried, or loaded with their run
     new_runs: frozenset[str] = frozenset()  # have nothing to be loaded
+
+    def __post_init__(self) -> None:
+        self.loaded = {run_id: _Loaded.of(unit) for run_id, unit in self.units.items()}
 
     @classmethod
     def read(cls, answer: dict[str, Any], touched: LockTargets, now: datetime) -> "Units":
@@ -113,23 +116,20 @@ class Units:
             seen.add((row["run_id"], row["runnable_key"]))
         for row in answer["children"] or ():
             children.setdefault(row["run_id"], []).append(row)
-        known = {row["run_id"]: rows.normalise_run(row) for row in answer["runs"] or ()}
+        known = {row["run_id"]: rows.normalized("runs", row) for row in answer["runs"] or ()}
         units = {
             run_id: rows.unit_from_rows(known[run_id], attempts.get(run_id, ()), children.get(run_id, ()))
             if run_id in known
             else RunUnit()
             for run_id in touched.runs
         }
-        loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
-        return cls(now, touched, known, units, loaded, seen=seen)
+        return cls(now, touched, known, units, seen=seen)
 
     @classmethod
     def new(cls, run_ids: Collection[str], now: datetime) -> "Units":
         """Return units of runs that do not exist yet."""
         units = {run_id: RunUnit() for run_id in run_ids}
-        loaded = {run_id: _Loaded.of(unit) for run_id, unit in units.items()}
-        whole = LockTargets(set(run_ids), set(run_ids))
-        return cls(now, whole, units=units, loaded=loaded, new_runs=frozenset(run_ids))
+        return cls(now, LockTargets(set(run_ids), set(run_ids)), units=units, new_runs=frozenset(run_ids))
 
     def merge(self, loaded: "Units") -> None:
         """Add what was loaded later, before anything is folded."""

@@ -20,8 +20,6 @@ from squid_dagster.protocol.folds.run_unit import RunUnit
 
 Row = dict[str, Any]
 
-_RUN_TIMES = ("started_at", "ended_at", "window_start")
-
 
 def to_text(rows: list[Row]) -> str:
     """Encode rows as the JSON that the database takes."""
@@ -87,13 +85,6 @@ def _summary_row(summary: RunSummary | None) -> list[Any] | None:
     return [summary.workflow, summary.queue, iso(summary.indexed_at)] if summary else None
 
 
-def normalise_run(row: Row) -> Row:
-    """Normalize the times of a run's row from Postgres."""
-    for name in _RUN_TIMES:
-        row[name] = iso(time(row[name]))
-    return row
-
-
 def attempt_row(run_id: str, key: str, unit: RunUnit) -> Row:
     """Return the row of one runnable: columns from the queue's thread, and columns from the run's thread."""
     attempt = unit.dispatch.attempts.get(key)
@@ -149,14 +140,16 @@ _UNSCHEDULED: Row = dict.fromkeys(_scheduled_row(_EXAMPLE, stopped=False))
 # The columns of both tables, for statements that name them.
 RUN_COLUMNS = tuple(run_row("", RunUnit.fold([]), 0))
 ATTEMPT_COLUMNS = tuple(new_attempt_row(_EXAMPLE, ""))
-_ATTEMPT_TIMES = ("visible_at", "last_at", "lease_until", "settled_at", "due_at")
+_TIMES = {
+    "runs": ("started_at", "ended_at", "window_start"),
+    "attempts": ("visible_at", "last_at", "lease_until", "settled_at", "due_at"),
+    "children": ("started_at",),
+}
 
 
-def normalise_attempt(row: Row) -> Row:
-    """Normalize the times of an attempt's row from Postgres."""
-    for name in _ATTEMPT_TIMES:
-        row[name] = iso(time(row[name]))
-    return row
+def normalized(table: str, row: Row) -> Row:
+    """Return a row from Postgres with its times formatted as ours."""
+    return {**row, **{name: iso(time(row[name])) for name in _TIMES.get(table, ())}}
 
 
 def attempt_from_row(row: Row) -> Attempt:

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, LiteralString
+from typing import LiteralString
 
-from squid_dagster.journal.postgres.connection.pool import PgConnection
-from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries
-from squid_dagster.journal.postgres.schema.names import statement
+from squid_dagster.journal.postgres.entry_reader import ENTRY, SchemaReader
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.comparison import Difference, differences, instant
 from squid_dagster.protocol.argument_checks import checked
@@ -99,11 +97,7 @@ def check_views(storage: PostgresStorage, progress: Progress | None = None) -> l
         return list(_Verification(connection, storage.schema).views(set(), progress or (lambda _: None)))
 
 
-class _Verification:
-    def __init__(self, connection: PgConnection, schema: str) -> None:
-        self._connection = connection
-        self._schema = schema
-
+class _Verification(SchemaReader):
     def entries(self, cut: int, progress: Progress) -> Iterator[Discrepancy]:
         """Compare each entry with the one before it on the thread."""
         before: Entry | None = None
@@ -114,15 +108,12 @@ class _Verification:
                     before = Entry(entry.thread, 0, 0, entry.fact)
                 yield from _entry_discrepancies(before, entry)
                 before = entry if entry.seq != before.seq else before
-            yield from self._without_thread({entry.thread for entry in page})
+            threads = {entry.thread for entry in page}
+            for thread in sorted(threads - {row[0] for row in self._rows(_HAS_THREAD, list(threads))}):
+                yield Discrepancy(DiscrepancyKind.WRONG_REVISION, "the thread has entries, but no revision", thread)
             count += len(page)
             progress(count)
             last = (page[-1].thread, page[-1].seq, page[-1].position)
-
-    def _without_thread(self, threads: set[str]) -> Iterator[Discrepancy]:
-        known = {row[0] for row in self._rows(_HAS_THREAD, list(threads))}
-        for thread in sorted(threads - known):
-            yield Discrepancy(DiscrepancyKind.WRONG_REVISION, "the thread has entries, but no revision", thread)
 
     def revisions(self) -> Iterator[Discrepancy]:
         """Compare each thread's revision with its last entry, as of one instant.
@@ -153,12 +144,6 @@ class _Verification:
         with instant(self._connection, self._schema) as moment:
             expected, actual = moment.expected_loose(), moment.actual_loose()
         yield from map(_differs, differences(expected, actual))
-
-    def _rows(self, text: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement(text, self._schema), values).fetchall()
-
-    def _entries(self, text: LiteralString, *values: object) -> list[Entry]:
-        return read_entries(self._rows(text, *values))
 
 
 def _entry_discrepancies(before: Entry, entry: Entry) -> Iterator[Discrepancy]:
