@@ -19,6 +19,7 @@ from squid_dagster.protocol import (
     dispatch_thread,
     run_index_thread,
     run_thread,
+    to_json,
 )
 from tests.facts import (
     CLAIMS,
@@ -294,3 +295,13 @@ def journals(draw: st.DrawFn, max_size: int = 30) -> list[Entry]:
     for _ in range(draw(st.integers(0, 3))):
         items.insert(draw(st.integers(0, len(items))), draw(_unreadable()))
     return entries(items)
+
+
+def renamed(fact: Fact, prefix: str) -> Fact:
+    """Return the same fact about another run and another queue."""
+    text = to_json(fact)
+    for name in RUNS:
+        text = text.replace(name, f"{prefix}-{name[-1]}")
+    for queue in QUEUES:
+        text = text.replace(f'"queue":"{queue}"', f'"queue":"{prefix}-{queue}"')
+    return type(fact).model_validate_json(text)

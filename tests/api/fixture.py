@@ -12,12 +12,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.runtime.commands.child_runs import ChildStarter
 from squid_dagster.runtime.execution.step_calls import StepCalls
 from squid_dagster.runtime.execution.step_execution import make_context
-from squid_dagster.workflow import (
-    Cancellation,
-    Cron,
-    StepContext,
-    Workflow,
-)
+from squid_dagster.workflow import Cancellation, Cron, StepContext, Workflow
 from tests.facts import T0
 
 

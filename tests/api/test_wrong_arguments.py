@@ -30,9 +30,9 @@ _VALUES = """
     Scenario SimulationReport Action AnomalyView Answer Append AttemptResult AttemptView Boundary Card CardRebuild
     Checkpoint ChildView Claim ClaimRef ClaimResult CommandView Completed Condition DeadlineView Definition
     Discrepancy Evidence Explanation Failed Finding GraphEdge GraphNode HeartbeatResult ManualView NetworkBounds
-    Plan PlanRequest Problem QueueRow QueueState RebuildReport Route RunGraph RunPage RunFilters RunRow RunSnapshot RunSummary
-    RunnableView Settlement Stats StepContext StepDefinition TimelineEvent Violation WorkerRow Clock DispatchStore
-    JournalQueries Listener Notifier SquidFactory WorkerLiveness Storage""".split()  # noqa: SIM905
+    Plan PlanRequest Problem QueueRow QueueState RebuildReport Route RunGraph RunPage RunFilters RunRow RunSnapshot
+    RunSummary RunnableView Settlement Stats StepContext StepDefinition TimelineEvent Violation WorkerRow Clock
+    DispatchStore JournalQueries Listener Notifier SquidFactory WorkerLiveness Storage""".split()  # noqa: SIM905
 _ELSEWHERE = {
     "InjectedStorage": "hands everything on to the storage that it wraps",
     "VirtualSquid": "a Squid",

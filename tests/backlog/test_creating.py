@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.protocol.errors import (
-    ConflictingCommand,
-    InvalidArgument,
-    InvalidTransition,
-    NotFound,
-)
+from squid_dagster.protocol.errors import ConflictingCommand, InvalidArgument, InvalidTransition, NotFound
 from tests.backlog.contract import BacklogFixture
 from tests.facts import T0, t
 

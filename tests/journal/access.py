@@ -17,14 +17,7 @@ from squid_dagster.journal.contract.storage import Append, Storage, check_append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views import rows
 from squid_dagster.journal.postgres.views.row_changes import LockTargets
-from squid_dagster.protocol import (
-    BACKLOG_THREAD,
-    Entry,
-    Fact,
-    MalformedFact,
-    RunUnit,
-    to_json,
-)
+from squid_dagster.protocol import BACKLOG_THREAD, Entry, Fact, MalformedFact, RunUnit, to_json
 from squid_dagster.testing.example_facts import *  # noqa: F403  what the storage contract needs, too
 
 # A failing example on a shared journal is not shrunk: another try would meet what the first one left.

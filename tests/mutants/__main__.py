@@ -13,16 +13,7 @@ from pathlib import Path
 
 from tests.mutants.fold import FOLD_MUTANTS, SUITES
 from tests.mutants.mutant import Mutant, misplaced
-from tests.mutants.run import (
-    CAUGHT,
-    GREEN,
-    TIMED_OUT,
-    Servers,
-    exit_code,
-    healthy_copy,
-    mutated_copy,
-    running_servers,
-)
+from tests.mutants.run import CAUGHT, GREEN, TIMED_OUT, Servers, exit_code, healthy_copy, mutated_copy, running_servers
 from tests.mutants.sql import SQL_MUTANTS
 
 AT_ONCE = 2

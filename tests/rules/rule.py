@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from squid_dagster.protocol import Fact
-from tests.facts import (
-    RUN,
-    key,
-    t,
-)
+from tests.facts import RUN, key, t
 
 Columns = dict[str, Any]
 FIRST, SECOND = key(), key(attempt=2)

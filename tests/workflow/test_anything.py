@@ -6,17 +6,7 @@ from typing import Annotated, Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from squid_dagster.workflow import (
-    Cron,
-    Deadline,
-    InvalidWorkflow,
-    Manual,
-    Resource,
-    Retry,
-    StepContext,
-    Workflow,
-    path,
-)
+from squid_dagster.workflow import Cron, Deadline, InvalidWorkflow, Manual, Resource, Retry, StepContext, Workflow, path
 from tests.workflow.drafts import Order, nothing, take_order
 
 

@@ -6,18 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from squid_dagster import workflow
-from squid_dagster.workflow import (
-    Cancellation,
-    Cron,
-    Deadline,
-    Defer,
-    Fail,
-    Manual,
-    Resource,
-    Retry,
-    Workflow,
-    path,
-)
+from squid_dagster.workflow import Cancellation, Cron, Deadline, Defer, Fail, Manual, Resource, Retry, Workflow, path
 from tests.api.fixture import workflows
 from tests.api.wrong_values import Call, Make
 

@@ -17,9 +17,7 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.postgres.connection.pool import pooled_connection
 from squid_dagster.plugin.names import DISPATCH_JOB
 from squid_dagster.protocol import Entry
-from squid_dagster.protocol.facts import (
-    AttemptClaimed,
-)
+from squid_dagster.protocol.facts import AttemptClaimed
 from squid_dagster.testing import execute_until_blocked, make_squid
 from tests.chaos import effects
 from tests.chaos.campaign import Outcome

@@ -37,10 +37,9 @@ from tests.facts import (
     started,
     terminal,
 )
-from tests.histories import histories, journals
+from tests.histories import histories, journals, renamed
 from tests.journal.access import WITHOUT_SHRINKING, put
 from tests.journal.dispatch.seen_runs import LONG
-from tests.journal.views.test_histories import _renamed
 from tests.plan_states import assert_same_state
 
 _numbers = count(1)
@@ -66,7 +65,7 @@ def test_after_any_history_a_command_sees_what_the_whole_run_says(
     for place, run, signal_type, idempotency_key in commands:
         history.insert(place, signal(run, at=place, signal_type=signal_type, idempotency_key=idempotency_key))
     prefix = f"commanded{next(_numbers)}"
-    mine = [_renamed(fact, prefix) for fact in history]
+    mine = [renamed(fact, prefix) for fact in history]
     runs = sorted({fact.run_id for fact in mine if getattr(fact, "run_id", None) is not None})  # type: ignore[union-attr]
     warm = PostgresDispatchStore(postgres_shared)
     # when it is committed in pieces, then a store that has followed it, and one that has not, see the same

@@ -4,17 +4,7 @@ from typing import Any
 
 from squid_dagster.journal.contract.dispatch_store import Planner, PlanRequest
 from squid_dagster.protocol import Fact
-from tests.facts import (
-    T0,
-    applied,
-    child,
-    planned,
-    runnable,
-    scheduled,
-    signal,
-    step_paused,
-    terminal,
-)
+from tests.facts import T0, applied, child, planned, runnable, scheduled, signal, step_paused, terminal
 
 # --- planners that are not like ours --------------------------------------------------------------------------------
 

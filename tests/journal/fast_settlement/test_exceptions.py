@@ -14,21 +14,10 @@ from squid_dagster.journal.postgres.dispatch.settle_fast import settle_fast
 from squid_dagster.journal.postgres.dispatch.settle_template import SettleTemplates
 from squid_dagster.journal.settlement.rounds import GroupTooLarge
 from squid_dagster.protocol import Fact, RunUnit, run_thread
-from squid_dagster.protocol.errors import (
-    InvalidFact,
-    StaleClaim,
-    StorageRefused,
-    StorageUnavailable,
-)
+from squid_dagster.protocol.errors import InvalidFact, StaleClaim, StorageRefused, StorageUnavailable
 from squid_dagster.runtime.execution.settlement import settle
 from squid_dagster.workflow import Workflow
-from tests.journal.access import (
-    all_entries,
-    assert_views_agree_with_the_journal,
-    facts_of,
-    raw,
-    terminate_backends,
-)
+from tests.journal.access import all_entries, assert_views_agree_with_the_journal, facts_of, raw, terminate_backends
 from tests.journal.fast_settlement.workflows import (
     BY_STATE,
     begun,

@@ -12,16 +12,9 @@ from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Claim, Failed, PlanRequest, Settlement
 from squid_dagster.journal.plan_state.cache import PlanStates
 from squid_dagster.protocol import Fact, dispatch_thread
-from squid_dagster.protocol.errors import (
-    TerminalRun,
-)
+from squid_dagster.protocol.errors import TerminalRun
 from tests.facts import QUEUE, child, quarantined, scheduled, signal, terminal, with_fields
-from tests.journal.access import (
-    all_entries,
-    assert_views_agree_with_the_journal,
-    put,
-    raw,
-)
+from tests.journal.access import all_entries, assert_views_agree_with_the_journal, put, raw
 from tests.journal.fast_settlement.workflows import (
     ALONE,
     BY_STATE,

@@ -16,17 +16,7 @@ from squid_dagster.journal.postgres.dispatch.settle_template import SettleTempla
 from squid_dagster.protocol import Fact, RunUnit
 from squid_dagster.protocol.errors import NotFound, StaleClaim, StorageUnavailable, TerminalRun
 from squid_dagster.workflow import Workflow
-from tests.facts import (
-    QUEUE,
-    RUN,
-    key,
-    planned,
-    queued,
-    runnable,
-    scheduled,
-    started,
-    t,
-)
+from tests.facts import QUEUE, RUN, key, planned, queued, runnable, scheduled, started, t
 from tests.journal.access import (
     LossyProxy,
     all_entries,

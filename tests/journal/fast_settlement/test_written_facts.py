@@ -16,11 +16,7 @@ from squid_dagster.protocol import Fact, dispatch_thread, run_thread
 from squid_dagster.protocol.folds.unknown_state import UnknownState
 from squid_dagster.runtime.execution.settlement import settle
 from tests.facts import QUEUE
-from tests.journal.access import (
-    AWKWARD,
-    assert_views_agree_with_the_journal,
-    raw,
-)
+from tests.journal.access import AWKWARD, assert_views_agree_with_the_journal, raw
 from tests.journal.fast_settlement.workflows import (
     ALONE,
     SHAPES,

@@ -3,13 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from tests.facts import (
-    claimed,
-    dead_lettered,
-    planned,
-    scheduled,
-    started,
-)
+from tests.facts import claimed, dead_lettered, planned, scheduled, started
 
 # --- dead letters ---------------------------------------------------------------------------------------------------
 

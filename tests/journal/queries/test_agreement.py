@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from squid_dagster.journal import FoldQueries, PostgresQueries, PostgresStorage, RunFilter
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.queries import RUN_STATUSES, JournalQueries
-from squid_dagster.protocol import Fact, RunUnit, to_json
+from squid_dagster.protocol import Fact, RunUnit
 from tests.facts import QUEUES, RUNS, STEPS, WORKFLOW, entries, t, with_fields
-from tests.histories import histories
+from tests.histories import histories, renamed
 from tests.journal.access import WITHOUT_SHRINKING, put
 from tests.journal.queries.fixture import pages
 
@@ -98,7 +98,7 @@ def test_views_and_fold_give_the_same_answers(
 ) -> None:
     # given any history, after all the others
     prefix = f"history{next(_numbers)}"
-    facts = [_renamed(fact, prefix) for fact in history]
+    facts = [renamed(fact, prefix) for fact in history]
     for start in range(0, len(facts), piece):
         put(storage, *facts[start : start + piece])
     # when both are asked the same, then both say the same
@@ -120,14 +120,3 @@ def test_every_status_that_a_run_can_have_is_listed(history: list[Fact]) -> None
         mine = [fact for fact in history if getattr(fact, "run_id", None) == run]
         for upto in range(len(mine) + 1):
             assert RunUnit.fold(entries(mine[:upto])).run.status in RUN_STATUSES
-
-
-def _renamed(fact: Fact, prefix: str) -> Fact:
-    """Return the same fact about another run and another queue."""
-    text = to_json(fact)
-    for name in RUNS:
-        text = text.replace(name, f"{prefix}-{name[-1]}")
-    for queue in QUEUES:
-        text = text.replace(f'"queue":"{queue}"', f'"queue":"{prefix}-{queue}"')
-    renamed: Fact = type(fact).model_validate_json(text)
-    return renamed

@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 
 from squid_dagster.journal.contract.queries import ScheduleCursor
-from tests.facts import (
-    T0,
-    queued,
-    started,
-    terminal,
-)
+from tests.facts import T0, queued, started, terminal
 from tests.journal.queries.facts import LATE, window
 from tests.journal.queries.fixture import QueriesFixture
 

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from squid_dagster.journal import FoldQueries, MemoryStorage, PostgresQueries
-from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.queries import WaitingStep
-from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import definition_key
 from tests.facts import (
     applied,
@@ -33,15 +30,8 @@ from tests.facts import (
 )
 from tests.journal.queries.fixture import QueriesFixture, pages
 
-
-@pytest.fixture(params=["fold on memory", "fold on memory, thread by thread", "postgres"])
-def fixture(request: pytest.FixtureRequest, clock: VirtualClock) -> QueriesFixture:
-    """An empty journal and its queries, in every combination."""
-    if "memory" in request.param:
-        memory = MemoryStorage(clock, atomic_across_threads="thread" not in request.param)
-        return QueriesFixture(memory, FoldQueries(memory), clock)
-    postgres: PostgresStorage = request.getfixturevalue("postgres_virtual")
-    return QueriesFixture(postgres, PostgresQueries(postgres), clock)
+STORAGES = ["fold on memory", "fold on memory, thread by thread", "postgres"]
+pytestmark = pytest.mark.parametrize("fixture", STORAGES, indirect=True)
 
 
 def child_of(parent: str) -> dict[str, Any]:

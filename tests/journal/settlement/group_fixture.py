@@ -22,20 +22,10 @@ from squid_dagster.journal.contract.dispatch_store import (
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import Fact, RunUnit
-from squid_dagster.protocol.errors import (
-    TerminalRun,
-)
+from squid_dagster.protocol.errors import TerminalRun
 from tests.facts import fenced, key, planned, quarantined, runnable, scheduled, terminal
 from tests.journal.access import raw
-from tests.journal.dispatch_fixture import (
-    MINUTE,
-    DispatchFixture,
-    Planner,
-    claim,
-    other_token,
-    seconds,
-    start,
-)
+from tests.journal.dispatch_fixture import MINUTE, DispatchFixture, Planner, claim, other_token, seconds, start
 
 SMALL = 3_000  # bytes that a fact may have in these tests
 

@@ -7,28 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from psycopg import sql
 
-from squid_dagster.journal.contract.dispatch_store import (
-    Answer,
-    Claim,
-)
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim
 from squid_dagster.journal.contract.storage import Append
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import run_thread
-from squid_dagster.protocol.errors import (
-    StorageUnavailable,
-)
+from squid_dagster.protocol.errors import StorageUnavailable
 from tests.facts import QUEUE, signal
 from tests.journal.access import raw, wait_for_a_lock
-from tests.journal.dispatch_fixture import (
-    DispatchFixture,
-    Planner,
-    broke,
-    claim,
-    done,
-    seconds,
-    start,
-    statuses,
-)
+from tests.journal.dispatch_fixture import DispatchFixture, Planner, broke, claim, done, seconds, start, statuses
 from tests.journal.settlement.group_fixture import errors_of, others_hold
 
 # --- locks ----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal.contract.clock import VirtualClock
-from squid_dagster.journal.contract.dispatch_store import (
-    Answer,
-)
+from squid_dagster.journal.contract.dispatch_store import Answer
 from squid_dagster.journal.fold_store.dispatch_store import FoldDispatchStore
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.journal.postgres.storage import PostgresStorage
@@ -28,14 +26,7 @@ from squid_dagster.protocol.errors import (
 )
 from tests.facts import QUEUE, key
 from tests.journal.access import raw
-from tests.journal.dispatch_fixture import (
-    DispatchFixture,
-    Planner,
-    claim,
-    done,
-    seconds,
-    start,
-)
+from tests.journal.dispatch_fixture import DispatchFixture, Planner, claim, done, seconds, start
 from tests.journal.settlement.group_fixture import (
     ALWAYS_WRITTEN,
     OUTCOMES,

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squid_dagster.journal import PostgresStorage, rebuild_views, verify
-from squid_dagster.protocol import Fact, to_json
+from squid_dagster.protocol import Fact
 from tests.facts import queue_paused, queue_resumed
-from tests.histories import histories
+from tests.histories import histories, renamed
 from tests.journal.access import WITHOUT_SHRINKING, assert_views_agree_with_the_journal, put, raw
 
 _numbers = count(1)
@@ -49,24 +49,13 @@ def test_views_equal_the_fold_of_the_journal_after_any_history(
 ) -> None:
     # given any history, about runs and queues of its own
     prefix = f"history{next(_numbers)}"
-    mine = [_renamed(fact, prefix) for fact in history]
+    mine = [renamed(fact, prefix) for fact in history]
     # when it is committed in pieces of any size
     for start in range(0, len(mine), size):
         put(postgres_shared, *mine[start : start + size])
     # then the rows are what a fold of the journal gives
     runs = {run for fact in mine if (run := getattr(fact, "run_id", None)) is not None}
     assert_views_agree_with_the_journal(postgres_shared, sorted(runs))
-
-
-def _renamed(fact: Fact, prefix: str) -> Fact:
-    """Return the same fact about another run and another queue."""
-    text = to_json(fact)
-    for name in ("run-1", "run-2", "run-3"):
-        text = text.replace(name, f"{prefix}-{name[-1]}")
-    for queue in ("default", "slow"):
-        text = text.replace(f'"queue":"{queue}"', f'"queue":"{prefix}-{queue}"')
-    renamed: Fact = type(fact).model_validate_json(text)
-    return renamed
 
 
 def test_a_resumed_queue_is_no_longer_paused_in_the_views(postgres: PostgresStorage) -> None:

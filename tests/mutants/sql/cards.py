@@ -3,13 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import (
-    CARD_CLAIMS,
-    CARD_CREATION,
-    CARD_DURABILITY,
-    CARD_HISTORIES,
-    CARD_RACES,
-)
+from tests.mutants.sql.files import CARD_CLAIMS, CARD_CREATION, CARD_DURABILITY, CARD_HISTORIES, CARD_RACES
 
 CLAIM, EXPIRE, LOCK = function("claim_card"), function("expire_cards"), function("lock_cards")
 PUT, APPEND, RELEASE = function("put_cards"), function("append_cards"), function("release_cards")

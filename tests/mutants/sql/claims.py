@@ -3,16 +3,7 @@
 # ruff: noqa: E501 - one mutant, one line
 
 from tests.mutants.mutant import Mutant, function
-from tests.mutants.sql.files import (
-    AGREEMENT,
-    CLAIMING,
-    DEAD_LETTERS,
-    LEASES,
-    LOCK_ORDER,
-    LOST_ANSWERS,
-    MARKS,
-    SUSPECTS,
-)
+from tests.mutants.sql.files import AGREEMENT, CLAIMING, DEAD_LETTERS, LEASES, LOCK_ORDER, LOST_ANSWERS, MARKS, SUSPECTS
 
 FILE, MARK_FILE = function("claim_attempts"), "journal/postgres/dispatch/lane_marks.py"
 

@@ -6,15 +6,7 @@ from squid_dagster.protocol import Fact
 from squid_dagster.protocol.folds.plan_state import PlanState
 from squid_dagster.protocol.folds.run import RunProjection
 from squid_dagster.protocol.folds.visits import COMPENSATE
-from tests.facts import (
-    RUN,
-    OnThread,
-    entries,
-    key,
-    planned,
-    runnable,
-    signal,
-)
+from tests.facts import RUN, OnThread, entries, key, planned, runnable, signal
 from tests.plan_states import assert_same_state
 
 VISIT = f"{RUN}:charge:1"
