@@ -260,7 +260,9 @@ class _PrintHandler(logging.Handler):
 
 def _work(storage: PostgresStorage, queue: str, options: dict[str, Any]) -> None:
     seconds = {"lease", "poll", "grace", "max_age", "housekeeping"}
-    given = {name: timedelta(seconds=value) if name in seconds else value for name, value in options.items()}
+    given: dict[str, Any] = {
+        name: timedelta(seconds=value) if name in seconds else value for name, value in options.items()
+    }
     logging.basicConfig(level=logging.INFO, handlers=[_PrintHandler()])
     with Squid(storage, WORKFLOWS) as squid:
         worker = squid.new_worker(queue, **given)

@@ -81,7 +81,7 @@ def test_expired_claims_are_not_taken_from_a_paused_queue(make_squid: MakeSquid,
 
 def test_who_paused_and_why_is_on_record_without_secrets(make_squid: MakeSquid, clock: VirtualClock) -> None:
     squid = make_squid(work())
-    actor = {"name": "ada", "password": "hunter2"}
+    actor: dict[str, Any] = {"name": "ada", "password": "hunter2"}
     squid.pause_queue("default", actor=actor, comment="fire", metadata={"token": "hunter2", "room": 4})
     (entry,) = squid.journal.read(dispatch_thread("default"))
     fact: Any = entry.fact

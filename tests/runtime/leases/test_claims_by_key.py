@@ -46,9 +46,8 @@ from tests.facts import (
     t,
     terminal,
 )
-from tests.histories import histories
+from tests.histories import histories, renamed
 from tests.journal.access import WITHOUT_SHRINKING, put
-from tests.journal.views.test_histories import _renamed
 
 ITEM = f"{RUN}:charge:1"
 NOW = 100.0  # seconds, when the cases are judged
@@ -189,7 +188,7 @@ def test_after_any_history_a_claim_by_key_is_the_same_as_by_all_facts_of_the_run
 ) -> None:
     # given any history in two journals, in one of which claims read all facts
     prefix = f"claimed{next(_numbers)}"
-    mine = [_renamed(fact, prefix) for fact in history]
+    mine = [renamed(fact, prefix) for fact in history]
     clock = VirtualClock(T0)
     whole = MemoryStorage(clock)
     for begin in range(0, len(mine), size):

@@ -323,9 +323,12 @@ def test_dead_letters_that_wait_for_a_person_cost_a_recovery_next_to_nothing(
     storage, dispatch = squid.journal, squid.runtime.dispatch
     read_run, decide = storage.read_run, dispatch.decide
     monkeypatch.setattr(storage, "read_run", lambda run_id: reads.append(run_id) or read_run(run_id))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(
-        type(dispatch), "decide", lambda *given, **options: locks.append(given) or decide(*given, **options)
-    )  # type: ignore[func-returns-value]
+
+    def counted_decide(*given: Any, **options: Any) -> Any:
+        locks.append(given)
+        return decide(*given, **options)
+
+    monkeypatch.setattr(type(dispatch), "decide", counted_decide)
     report = squid.recover()
     # then it passes them over; where a run may be failing, it reads each once, and locks none
     assert (report.repaired, report.held, report.failed) == (0, [], {})
