@@ -50,7 +50,7 @@ class Squid(Inspection):
         event_sources: Collection[str] = (SOURCE,),
         **options: Unpack[RuntimeOptions],
     ) -> None:
-        """Take a storage and workflows: objects, modules or names of modules. Of one name, the last is used for starts.
+        """Bind to a storage and workflows: objects, modules or names of modules. Of one name, starts use the last.
 
         `record_wakeups` decides whether `DispatchAgent.schedule_attempts` writes `live_wakeup_emitted`. `event_sources`
         are the sources whose CloudEvents `apply_signal` takes; by default those of `to_cloudevent`.
@@ -232,7 +232,7 @@ class Squid(Inspection):
         return self._resolve(run_id, signals.SignalType.REJECT_RUN, step, actor=actor, **options)
 
     def resume(self, run_id: str, *, step: str | None = None, **options: Unpack[CommandOptions]) -> Receipt:
-        """Let a paused run go on; `step` and raises as `approve`.
+        """Resume a paused run; `step` and raises as `approve`.
 
         >>> squid.resume(paused_run_id).snapshot.status
         'completed'

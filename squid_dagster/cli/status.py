@@ -21,7 +21,7 @@ _MOST_RUNS = 10_000  # of each status so many are counted
 @click.command()
 @on_journal
 def status(place: Place, as_json: bool) -> None:
-    """One screen: database, queues, workers, what needs attention.
+    """Show one screen: database, queues, workers, what needs attention.
 
     Reads live views alone. Runs and open work are counted up to 10,000 of each kind.
     """
@@ -38,7 +38,7 @@ def status(place: Place, as_json: bool) -> None:
             "queues": [queue_values(row, workers) for row in queues],
             "workers": [worker_values(row) for row in serving],
             "runs": _runs(count_runs(storage, _MOST_RUNS)),
-            "attention": [_attention(each, place) for each in needed],
+            "attention": [_attention(trouble, place) for trouble in needed],
         }
     emit(as_json, facts, *_screen(facts, queues, serving, now))
 
@@ -59,15 +59,15 @@ def _runs(counts: dict[str, int]) -> dict[str, Any]:
     return {status: {"count": count, "more": count >= _MOST_RUNS} for status, count in counts.items()}
 
 
-def _attention(each: "Attention", place: Place) -> dict[str, Any]:
+def _attention(trouble: "Attention", place: Place) -> dict[str, Any]:
     return {
-        "kind": each.kind,
-        "count": each.count,
-        "more": each.more,
-        "queue": each.queue,
-        "summary": each.summary,
-        "commands": [place.command_line(command) for command in each.commands],
-        "run_ids": list(each.run_ids),
+        "kind": trouble.kind,
+        "count": trouble.count,
+        "more": trouble.has_more,
+        "queue": trouble.queue,
+        "summary": trouble.summary,
+        "commands": [place.command_line(command) for command in trouble.commands],
+        "run_ids": list(trouble.run_ids),
     }
 
 
@@ -102,7 +102,7 @@ def _screen(facts: dict[str, Any], queues: "list[QueueRow]", workers: "list[Work
     if not facts["attention"]:
         return [*shown, "", "Nothing needs attention."]
     shown += ["", "needs attention:"]
-    for each in facts["attention"]:
-        shown.append(f"  {each['summary']}")
-        shown += [f"      $ {command}" for command in each["commands"]]
+    for trouble in facts["attention"]:
+        shown.append(f"  {trouble['summary']}")
+        shown += [f"      $ {command}" for command in trouble["commands"]]
     return shown

@@ -27,11 +27,11 @@ _URGENT = frozenset({DeadlineState.DUE_SOON, DeadlineState.OVERDUE, DeadlineStat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One kind of trouble: `count` of it, or with `more` at least so many, and some of the runs concerned."""
+    """One kind of trouble: `count` of it, or with `has_more` at least so many, and some of the runs concerned."""
 
     kind: str
     count: int
-    more: bool = False
+    has_more: bool = False
     summary: str
     commands: tuple[str, ...]
     queue: str | None = None
@@ -75,7 +75,7 @@ def _quarantined(queries: JournalQueries) -> Attention | None:
     return Attention(
         kind="quarantined",
         count=len(items),
-        more=following is not None,
+        has_more=following is not None,
         summary=f"{_several(items, following)} stopped: an entry of theirs cannot be read",
         commands=(f"squid run explain {items[0].run_id}", "squid journal verify"),
         run_ids=_run_ids(items),
@@ -86,12 +86,12 @@ def _dead_letters(queries: JournalQueries) -> Attention | None:
     items, _ = open_items(queries, DEAD_LETTER, limit=MOST + 1)
     if not items:
         return None
-    count, more = min(len(items), MOST), len(items) > MOST
+    count, has_more = min(len(items), MOST), len(items) > MOST
     return Attention(
         kind="dead_letters",
         count=count,
-        more=more,
-        summary=f"{count}{'+' if more else ''} dead letters wait for somebody to retry them",
+        has_more=has_more,
+        summary=f"{count}{'+' if has_more else ''} dead letters wait for somebody to retry them",
         commands=("squid queue dead", f"squid queue retry {items[0].run_id}"),
         run_ids=_run_ids(items[:MOST]),
     )
@@ -123,7 +123,7 @@ def _waiting(storage: Storage, queries: JournalQueries, now: datetime) -> list[A
     waiting = Attention(
         kind="waiting",
         count=len(items),
-        more=following is not None,
+        has_more=following is not None,
         summary=f"{_several(items, following)} waiting for a person",
         commands=("squid run list --status paused", f"squid run {verb} {first.run_id} -m MODULE"),
         run_ids=_run_ids(items),
@@ -143,7 +143,7 @@ def _deadlines(storage: Storage, run_ids: Sequence[str], now: datetime) -> Atten
             urgent.append((deadlines[0].due_at, waiting_id, deadlines[0]))
     if not urgent:
         return None
-    _, run_id, first = min(urgent, key=lambda each: each[:2])
+    _, run_id, first = min(urgent, key=lambda late_step: late_step[:2])
     late = "over for" if first.remaining.total_seconds() <= 0 else "due in"
     return Attention(
         kind="deadlines",
@@ -151,7 +151,7 @@ def _deadlines(storage: Storage, run_ids: Sequence[str], now: datetime) -> Atten
         summary=f"{len(urgent)} of those who wait have a deadline near or over; step {first.step!r} of run {run_id} is "
         f"{late} {span(first.remaining)}",
         commands=(f"squid run explain {run_id}",),
-        run_ids=tuple(run_id for _, run_id, _ in sorted(urgent, key=lambda each: each[:2])),
+        run_ids=tuple(run_id for _, run_id, _ in sorted(urgent, key=lambda late_step: late_step[:2])),
     )
 
 

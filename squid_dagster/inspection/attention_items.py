@@ -57,7 +57,7 @@ class ItemPage(NamedTuple):
 
 
 def attention_item(subject: RunSummary | Attempt) -> AttentionItem | None:
-    """Return what a person should know of a run, or of a dead letter; None when the run needs nobody's decision."""
+    """Return what a person should know of a run, or of a dead letter; None when the run needs none."""
     if isinstance(subject, Attempt):
         return AttentionItem(
             kind=DEAD_LETTER,
@@ -100,13 +100,13 @@ def open_items(
     """
     if kind not in KINDS:
         raise InvalidArgument(f"kind {kind!r:.80} is unknown: take one of {', '.join(KINDS)}")
-    found: Sequence[RunSummary | Attempt]
+    subjects: Sequence[RunSummary | Attempt]
     next_cursor: ItemCursor
     if kind == DEAD_LETTER:
         attempts = queries.dead_letters(None, limit, cursor if isinstance(cursor, int) else 0)
-        found, next_cursor = attempts, attempts[-1].position if len(attempts) == limit else None
+        subjects, next_cursor = attempts, attempts[-1].position if len(attempts) == limit else None
     else:
         after = cursor if isinstance(cursor, str) else None
         page = list_runs(queries, registry=registry, workers=workers, status=_STATUSES[kind], limit=limit, cursor=after)
-        found, next_cursor = page.runs, page.next_cursor
-    return ItemPage(tuple(item for each in found if (item := attention_item(each)) is not None), next_cursor)
+        subjects, next_cursor = page.runs, page.next_cursor
+    return ItemPage(tuple(item for subject in subjects if (item := attention_item(subject)) is not None), next_cursor)

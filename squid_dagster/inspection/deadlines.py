@@ -35,7 +35,7 @@ class DeadlineView(NamedTuple):
 
 
 def judge(step: str, key: str | None, deadline: object, at: datetime) -> DeadlineView | None:
-    """Tell how a recorded deadline stands at that time; None for what is no deadline. At the very instant counts."""
+    """Return how a recorded deadline stands at that time; None for what is no deadline. Due at `at` is over."""
     if not isinstance(deadline, Mapping) or (due_at := _time(deadline.get("due_at"))) is None:
         return None
     soon, late = _time(deadline.get("due_soon_at")), _time(deadline.get("escalate_at"))
@@ -50,27 +50,32 @@ def judge(step: str, key: str | None, deadline: object, at: datetime) -> Deadlin
 
 
 def open_deadlines(run: RunProjection, at: datetime) -> list[DeadlineView]:
-    """Give the deadlines of everything that the run still waits for, most urgent first; none once it has ended."""
+    """Return the deadlines of everything that the run still waits for, most urgent first; none once it has ended."""
     if run.terminal:
         return []
-    found = [judge(runnable.step, runnable.runnable_key, runnable.deadline, at) for runnable in _open_runnables(run)]
+    judged = [judge(runnable.step, runnable.runnable_key, runnable.deadline, at) for runnable in _open_runnables(run)]
     if (state := run.manual_state) is not None:
-        found.append(judge(state.step, None, state.metadata.get("deadline"), at))
+        judged.append(judge(state.step, None, state.metadata.get("deadline"), at))
     return sorted(
-        (each for each in found if each is not None), key=lambda each: (-_URGENCY[each.state], each.due_at, each.step)
+        (deadline for deadline in judged if deadline is not None),
+        key=lambda deadline: (-_URGENCY[deadline.state], deadline.due_at, deadline.step),
     )
 
 
 def _open_runnables(run: RunProjection) -> Iterator[Runnable]:
     """Return the latest attempt of every visit that has no outcome yet."""
     state = PlanState.of(run)
-    return (each for each in state.planned.values() if each.attempt_number == state.open[each.idempotency_key])
+    return (
+        runnable
+        for runnable in state.planned.values()
+        if runnable.attempt_number == state.open[runnable.idempotency_key]
+    )
 
 
 def _time(value: Any) -> datetime | None:
-    """Read a time from a fact; whatever else stands there is no time."""
+    """Parse a time of a fact; return None for anything else."""
     try:
-        found = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What people get to see of data: secrets hidden by their keys, views as plain JSON, times and spans in words."""
+"""How data is shown: secrets hidden by their keys, values as plain JSON, times and spans in words."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -9,7 +9,7 @@ from typing import Any
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.redaction import redacted, redacted_text, redaction_rules
 
-# Not a secret by itself, yet nobody's business: whoever knows a token could find its claim by it.
+# Not a secret by itself; but with a known token, its claim could be found by it.
 _HIDDEN = frozenset({"claim_token_hash"})
 _CONDITION = frozenset({"path", "operator", "value"})
 _LONGEST_TEXT = 300
@@ -21,28 +21,28 @@ def shown(value: Any) -> Any:
 
 
 def shown_object(value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give a JSON object as `shown` does; nothing counts as empty."""
+    """Return a JSON object as `shown` does; None as an empty one."""
     return {} if value is None else dict(shown(dict(value)))
 
 
 def _without_hidden(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: _without_hidden(item) for key, item in value.items() if key not in _HIDDEN}
-        if kept.keys() >= _CONDITION and asks_for_secret(kept["path"]):
-            kept["value"] = REDACTED
-        return kept
+        visible = {key: _without_hidden(item) for key, item in value.items() if key not in _HIDDEN}
+        if visible.keys() >= _CONDITION and asks_for_secret(visible["path"]):
+            visible["value"] = REDACTED
+        return visible
     return [_without_hidden(item) for item in value] if isinstance(value, list) else value
 
 
 def asks_for_secret(path: object) -> bool:
-    """Tell whether the path of a condition leads to a secret: then what it is compared with is one, too."""
+    """Return whether the path of a condition leads to a secret: then what it is compared with is one, too."""
     return isinstance(path, list | tuple) and any(
         isinstance(part, str) and redaction_rules().is_secret_key(part) for part in path
     )
 
 
 def without_values(reason: str) -> str:
-    """Give why an entry cannot be read, up to the first value that it quotes: values of such an entry are not shown."""
+    """Return why an entry cannot be read, up to the first value that it quotes: such values are not shown."""
     return reason.split(" (got ", 1)[0]
 
 
@@ -53,14 +53,14 @@ def brief(text: str, limit: int = _LONGEST_TEXT) -> str:
 
 
 def message_of(error: Mapping[str, Any] | None) -> str:
-    """Say what an error says of itself, in one line: its type or code, and its message."""
+    """Return an error on one line: its type or code, and its message."""
     known = shown_object(error)
     parts = [known.get("type") or known.get("code"), known.get("message")]
     return brief(": ".join(part for part in parts if isinstance(part, str) and part)) or "no message"
 
 
 def who(actor: object) -> str:
-    """Name an actor: a text as it is, of a record the name, e-mail or id that it has."""
+    """Return the name of an actor: a text as it is, of a record its name, e-mail or id."""
     if isinstance(actor, str):
         return brief(actor, 100)
     known = shown_object(actor) if isinstance(actor, Mapping) else {}
@@ -69,23 +69,23 @@ def who(actor: object) -> str:
 
 
 def when(at: datetime) -> str:
-    """Spell a time for a sentence."""
+    """Format a time for a sentence."""
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def span(length: timedelta) -> str:
-    """Spell a length of time in its two largest units; a negative one as if it were not."""
+    """Format a length of time in its two largest units, without its sign."""
     left = int(abs(length).total_seconds())
-    found: list[tuple[int, str]] = []
+    units: list[tuple[int, str]] = []
     for name, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)
-        if count or (found and len(found) < 2):
-            found.append((count, name))
-    return " ".join(f"{count} {name}" for count, name in found[:2] if count) or "0 s"
+        if count or (units and len(units) < 2):
+            units.append((count, name))
+    return " ".join(f"{count} {name}" for count, name in units[:2] if count) or "0 s"
 
 
 def plain(value: Any) -> Any:
-    """Give a view as JSON: times as ISO texts, a span under its name with `_seconds`, objects by their fields."""
+    """Return a value as JSON: times as ISO texts, a span under its name with `_seconds`, objects by their fields."""
     if is_dataclass(value) and not isinstance(value, type):
         return _object({field.name: getattr(value, field.name) for field in fields(value)})
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -1,4 +1,4 @@
-"""One sentence for each fact, as a person would tell what happened."""
+"""`sentence`: what a fact says, in one English sentence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ _ACTIONS = {"resumed": "was resumed", "approved": "was approved", "rejected": "w
 
 
 def sentence(fact: StoredFact, step: str | None) -> str:
-    """Tell what a fact says; `step` is the one that it is about, where it is about one."""
+    """Return what a fact says; `step` is the one that it is about, where it is about one."""
     if isinstance(fact, MalformedFact):
         return f"An entry of type {fact.type!r} cannot be read: {brief(without_values(fact.reason))}."
     if isinstance(fact, UnknownFact):
@@ -36,7 +36,7 @@ def sentence(fact: StoredFact, step: str | None) -> str:
 
 
 def named(step: str | None) -> str:
-    """Name a step at the beginning of a sentence, or the undoing of one."""
+    """Return the name of a step, or of its undoing, for the beginning of a sentence."""
     if step is None:
         return "A step"
     return f"The undoing of step {step.removeprefix(COMPENSATE)!r}" if step.startswith(COMPENSATE) else f"Step {step!r}"

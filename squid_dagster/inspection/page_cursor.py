@@ -18,13 +18,13 @@ _REMEDY = "begin again without a cursor"
 
 
 def write_cursor(position: int, filters: Mapping[str, Any]) -> str:
-    """Give the cursor of the page that comes before this position, for these filters."""
+    """Return the cursor of the page that comes before this position, for these filters."""
     body = json.dumps([position, digest(dict(filters))], separators=(",", ":")).encode()
     return _PREFIX + base64.urlsafe_b64encode(_check(body) + body).decode().rstrip("=")
 
 
 def read_cursor(cursor: str, filters: Mapping[str, Any]) -> int:
-    """Give the position that a cursor stands for.
+    """Return the position that a cursor stands for.
 
     Raises:
         InvalidArgument: it is damaged, not one of ours, of another version, or was given for other filters.

@@ -127,7 +127,7 @@ def _wanted(status: str | Collection[str] | None) -> frozenset[str] | None:
     if status is None:
         return None
     named = (status,) if isinstance(status, str) else status
-    if not isinstance(named, Collection) or not all(isinstance(each, str) for each in named):
+    if not isinstance(named, Collection) or not all(isinstance(word, str) for word in named):
         raise InvalidArgument(f"status must be a word or several, not {status!r:.80}")
     for word in named:
         if word not in LISTED_STATUSES:

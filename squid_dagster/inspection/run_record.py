@@ -99,7 +99,9 @@ def make_record(run_id: str, entries: Sequence[Entry], as_of: datetime | None = 
     for entry in entries:
         place = (entry.thread, entry.seq)
         # An anomaly about a part of an entry, such as one of many runnables, does not make the rest of it untrue.
-        whole = next((each for each in wrong.get(place, ()) if anomaly(each.reason, entry) == each), None)
+        whole = next(
+            (candidate for candidate in wrong.get(place, ()) if anomaly(candidate.reason, entry) == candidate), None
+        )
         if whole is not None:
             refused[place] = whole.reason.value
         elif unreadable(entry) is None:

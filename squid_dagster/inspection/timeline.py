@@ -70,7 +70,7 @@ def _in_causal_order(entries: Sequence[Entry]) -> Iterator[Entry]:
     for _, group in groupby(entries, key=lambda entry: entry.fact.occurred_at):
         instant = list(enumerate(group))
         causes = {name: place for place, entry in reversed(instant) for name in _decides(entry)}
-        ordered = sorted(instant, key=lambda each: _rank(each[0], causes.get(_follows(each[1]), -1)))
+        ordered = sorted(instant, key=lambda numbered: _rank(numbered[0], causes.get(_follows(numbered[1]), -1)))
         yield from (entry for _, entry in ordered)
 
 
@@ -141,7 +141,7 @@ def _steps(record: Record) -> dict[str, str]:
     """Return the step of every runnable that any fact of the run names."""
     scheduled = {key: attempt.step for key, attempt in record.unit.dispatch.attempts.items()}
     runnables = (planned.runnable for planned in record.unit.run.planned.values())
-    return {**scheduled, **{each.runnable_key: each.step for each in runnables if each is not None}}
+    return {**scheduled, **{runnable.runnable_key: runnable.step for runnable in runnables if runnable is not None}}
 
 
 def _claim(entry: Entry) -> str:

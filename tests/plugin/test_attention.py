@@ -105,7 +105,7 @@ def test_a_cursor_of_another_journal_hides_no_anomaly(squid: Squid) -> None:
     squid.start("halted", run_id="a")
     anomaly(squid, "a")
     watch = Watch(squid)
-    memory = Memory(anchor=items.Anchor(10_000, "squid:dispatch:default", 7), history=20_000)
+    memory = Memory(anchor=items.AnomalyPosition(10_000, "squid:dispatch:default", 7), history=20_000)
     watch.cursor = memory.write()
     assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
     assert watch.news() == []
@@ -253,7 +253,7 @@ def test_the_memory_is_no_larger_than_what_is_open_and_has_a_limit(
         squid.cancel(run_id)
     for _ in range(4):
         watch.tick()
-    assert Memory.read(watch.cursor).passes["waiting"].told == set()
+    assert Memory.read(watch.cursor).passes["waiting"].reported == set()
 
 
 # --- as Dagster sees it ---------------------------------------------------------------------------------------------

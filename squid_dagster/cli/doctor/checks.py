@@ -1,4 +1,4 @@
-"""The doctor's checks, one function each. They read, and change nothing."""
+"""The doctor's checks, one function for each code of a finding. They read, and change nothing."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ from squid_dagster.cli.doctor.findings import (
     STUCK_RUNS,
     VIEWS_DIFFER,
     WORKFLOW_NOT_LOADABLE,
-    CannotTell,
     Check,
+    CheckUnavailable,
+    DoctorContext,
     Finding,
-    Patient,
     some,
 )
 from squid_dagster.cli.doctor.stuck_runs import stuck_runs
@@ -24,50 +24,52 @@ if TYPE_CHECKING:
     from squid_dagster.journal.postgres.views.counts import DueLane
 
 
-def schema_drift(patient: Patient) -> list[Finding]:
+def schema_drift(context: DoctorContext) -> list[Finding]:
     """Compare the schema with one that the migrations make, in a transaction that is rolled back."""
     from squid_dagster.journal.postgres.schema.drift import DriftUnknown, drift
     from squid_dagster.journal.postgres.schema.names import CODE_VERSION
 
-    version = patient.storage.check()
+    version = context.storage.check()
     if version != CODE_VERSION:
-        raise CannotTell(f"the schema is at version {version}, this code only knows what version {CODE_VERSION} is")
+        raise CheckUnavailable(
+            f"the schema is at version {version}, this code only knows what version {CODE_VERSION} is"
+        )
     try:
-        found = drift(patient.storage)
+        differences = drift(context.storage)
     except DriftUnknown as error:
-        raise CannotTell(str(error)) from None
-    if not found:
+        raise CheckUnavailable(str(error)) from None
+    if not differences:
         return []
     remedy = "put these objects back as the migrations make them (`squid views rebuild` does, for views); or export "
     remedy += "the journal, and import it into a new schema"
-    where = f"in schema {patient.storage.schema!r}, {_objects(found)} not what the migrations make"
-    return [Finding(SCHEMA_DRIFT, f"{where}: {some(found)}", remedy)]
+    where = f"in schema {context.storage.schema!r}, {_objects(differences)} not what the migrations make"
+    return [Finding(SCHEMA_DRIFT, f"{where}: {some(differences)}", remedy)]
 
 
-def _objects(found: list[str]) -> str:
-    return "1 object is" if len(found) == 1 else f"{len(found)} objects are"
+def _objects(differences: list[str]) -> str:
+    return "1 object is" if len(differences) == 1 else f"{len(differences)} objects are"
 
 
-def views_differ(patient: Patient) -> list[Finding]:
+def views_differ(context: DoctorContext) -> list[Finding]:
     """Compare every row of the live views, cards included, with the facts."""
     from squid_dagster.backlog.postgres.rebuild import differences
     from squid_dagster.journal.postgres.views.verification import check_views
 
-    found = [each.detail for each in check_views(patient.storage, patient.progress)]
-    found += [f"backlog: {each}" for each in differences(patient.storage)]
-    if not found:
+    details = [discrepancy.detail for discrepancy in check_views(context.storage, context.progress)]
+    details += [f"backlog: {difference}" for difference in differences(context.storage)]
+    if not details:
         return []
-    detail = f"{len(found)} rows of live views are not what the facts say: {some(found)}"
+    detail = f"{len(details)} rows of live views are not what the facts say: {some(details)}"
     return [Finding(VIEWS_DIFFER, detail, "squid views rebuild")]
 
 
-def clock_skew(patient: Patient) -> list[Finding]:
-    """Ask the database for its time, and compare it with this machine's; the time that the answer took is allowed."""
-    asked = patient.seconds()
-    told = patient.storage.rows("SELECT clock_timestamp()")[0][0].timestamp()
-    answered = patient.seconds()
-    skew = timedelta(seconds=told - (asked + answered) / 2)
-    if abs(skew) - timedelta(seconds=abs(answered - asked) / 2) <= patient.max_skew:
+def clock_skew(context: DoctorContext) -> list[Finding]:
+    """Compare the database's time with this machine's; the time that the answer took is allowed."""
+    asked = context.seconds()
+    db_seconds = context.storage.rows("SELECT clock_timestamp()")[0][0].timestamp()
+    answered = context.seconds()
+    skew = timedelta(seconds=db_seconds - (asked + answered) / 2)
+    if abs(skew) - timedelta(seconds=abs(answered - asked) / 2) <= context.max_skew:
         return []
     here = datetime.fromtimestamp(answered, UTC).isoformat(timespec="seconds")
     side = "behind" if skew > timedelta(0) else "ahead of"
@@ -75,49 +77,50 @@ def clock_skew(patient: Patient) -> list[Finding]:
     return [Finding(CLOCK_SKEW, detail, "set both clocks by NTP; leases go by the database's, logs by this one")]
 
 
-def queue_without_worker(patient: Patient) -> list[Finding]:
-    """Look for queues with work that has been due for a while, and nobody alive who serves them."""
+def queue_without_worker(context: DoctorContext) -> list[Finding]:
+    """Return the queues with work that has been due for a while, and no live worker."""
     from squid_dagster.inspection.attention import due_for_workers, serving
     from squid_dagster.inspection.display import span
 
     queues: dict[str, list[DueLane]] = {}
-    for lane in due_for_workers(patient.storage):
-        if not serving(lane.queue, patient.workers):
+    for lane in due_for_workers(context.storage):
+        if not serving(lane.queue, context.workers):
             queues.setdefault(lane.queue, []).append(lane)
-    found = []
+    findings = []
     for queue, lanes in queues.items():
-        waited = patient.now - min(lane.oldest_due_at for lane in lanes)
-        if waited > patient.stuck_after:
+        waited = context.now - min(lane.oldest_due_at for lane in lanes)
+        if waited > context.stuck_after:
             due = sum(lane.due for lane in lanes)
             detail = f"queue {queue!r} has {due} attempts due, the oldest for {span(waited)}, and no live worker"
             remedy = f"squid worker -m MODULE --queue {queue} (or see that Dagster's dispatch sensor runs)"
-            found.append(Finding(QUEUE_WITHOUT_WORKER, detail, remedy))
-    return found
+            findings.append(Finding(QUEUE_WITHOUT_WORKER, detail, remedy))
+    return findings
 
 
-def workflow_not_loadable(patient: Patient) -> list[Finding]:
-    """Look for modules that cannot be loaded, and for open runs whose definition nobody has."""
+def workflow_not_loadable(context: DoctorContext) -> list[Finding]:
+    """Return modules that cannot be loaded, and open runs whose definition no module and no live worker has."""
     from squid_dagster.inspection.hold import executes
     from squid_dagster.journal.postgres.views.counts import open_definitions
     from squid_dagster.protocol.folds.attempt import definition_key
 
-    if patient.not_loaded is not None:
+    if context.not_loaded is not None:
         remedy = "mend the module, or see that it is on the Python path; then run the doctor again"
-        return [Finding(WORKFLOW_NOT_LOADABLE, patient.not_loaded, remedy)]
-    if patient.registry is None and not patient.workers:
-        raise CannotTell("no module was named (-m), and no worker is alive that would say which workflows it has")
-    found = []
-    for each in open_definitions(patient.storage):
-        key = definition_key(each.workflow, each.fingerprint)
-        here = patient.registry is not None and patient.registry.find(each.workflow, each.fingerprint) is not None
-        if here or any(executes(worker, key) for worker in patient.workers):
+        return [Finding(WORKFLOW_NOT_LOADABLE, context.not_loaded, remedy)]
+    if context.registry is None and not context.workers:
+        raise CheckUnavailable("no module was named (-m), and no worker is alive that would say which workflows it has")
+    findings = []
+    for pinned in open_definitions(context.storage):
+        key = definition_key(pinned.workflow, pinned.fingerprint)
+        here = context.registry is not None and context.registry.find(pinned.workflow, pinned.fingerprint) is not None
+        if here or any(executes(worker, key) for worker in context.workers):
             continue
-        version = f" version {each.version!r}" if each.version is not None else ""
-        detail = f"{each.runs} open runs, such as {each.run_id}, were started with workflow {each.workflow!r}{version} "
-        detail += f"(fingerprint {each.fingerprint[:12]}), which neither a module named here nor a live worker has"
+        version = f" version {pinned.version!r}" if pinned.version is not None else ""
+        detail = f"{pinned.runs} open runs, such as {pinned.run_id}, were started with workflow "
+        detail += f"{pinned.workflow!r}{version} (fingerprint {pinned.fingerprint[:12]}), which neither a module named "
+        detail += "here nor a live worker has"
         remedy = "register that version beside the new one and start a worker with it; or `squid run cancel` these runs"
-        found.append(Finding(WORKFLOW_NOT_LOADABLE, detail, remedy))
-    return found
+        findings.append(Finding(WORKFLOW_NOT_LOADABLE, detail, remedy))
+    return findings
 
 
 CHECKS: dict[str, Check] = {

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from squid_dagster.cli.app import REFUSED
-from squid_dagster.cli.doctor.findings import CODES, SCHEMA_DRIFT, VIEWS_DIFFER, CannotTell, Finding, Patient
+from squid_dagster.cli.doctor.findings import (
+    CODES,
+    SCHEMA_DRIFT,
+    VIEWS_DIFFER,
+    CheckUnavailable,
+    DoctorContext,
+    Finding,
+)
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.options import Seconds
 from squid_dagster.cli.terminal.output import emit, progress
@@ -49,7 +56,7 @@ def _address(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 def doctor(
     dagster: str | None, stuck_after: float, max_skew: float, skip: Sequence[str], place: Place, as_json: bool
 ) -> int:
-    """Look for what is wrong, and name it. Exit code 1 if anything is; a check that cannot be made is told as skipped.
+    """Find what is wrong, and name it. Exit code 1 if anything is; a check that cannot be made is told as skipped.
 
     Looks for: schema_drift, views_differ, clock_skew, stuck_runs, queue_without_worker, workflow_not_loadable (with -m,
     or by what live workers say), dagster_elsewhere (with --dagster).
@@ -62,7 +69,7 @@ def doctor(
             from squid_dagster.api import Squid
 
             squid = Squid(storage)
-            patient = Patient(
+            context = DoctorContext(
                 storage=storage,
                 squid=squid,
                 workers=[row for row in squid.live_workers() if row.queues],
@@ -75,17 +82,17 @@ def doctor(
                 seconds=time.time,
                 progress=tell,
             )
-            found = examine(patient, skip)
+            diagnosis = examine(context, skip)
     except (SchemaOutdated, SchemaTooNew) as error:
-        found = _diagnosis([_unusable(error)], dict.fromkeys(CODES, "the schema cannot be used"))
-    emit(as_json, found, *_shown(found))
-    return 0 if found["healthy"] else REFUSED
+        diagnosis = _diagnosis([_unusable(error)], dict.fromkeys(CODES, "the schema cannot be used"))
+    emit(as_json, diagnosis, *_shown(diagnosis))
+    return 0 if diagnosis["healthy"] else REFUSED
 
 
-def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
-    """Make all checks but those to be left out; one that cannot be made is told as skipped, with its reason.
+def examine(context: DoctorContext, skip: Sequence[str] = ()) -> Diagnosis:
+    """Run all checks but those to be left out; one that cannot be made is listed as skipped, with its reason.
 
-    What keeps a check from being made, and is a fault by itself, is found too, whichever check stumbles over it.
+    A fault that keeps a check from being made is a finding too, whichever check meets it.
 
     Raises:
         StorageUnavailable: the database does not answer: there is nothing to say of how it is.
@@ -100,19 +107,19 @@ def examine(patient: Patient, skip: Sequence[str] = ()) -> Diagnosis:
             skipped[code] = "left out (--skip)"
             continue
         try:
-            findings += check(patient)
-        except CannotTell as reason:
+            findings += check(context)
+        except CheckUnavailable as reason:
             skipped[code] = _line(reason)
         except (ViewsMissing, SchemaOutdated, SchemaTooNew) as fault:
             skipped[code] = _line(fault)
             finding = _unusable(fault)
-            if finding.code not in {each.code for each in findings}:
+            if finding.code not in {known.code for known in findings}:
                 findings.append(finding)
     return _diagnosis(findings, skipped)
 
 
 def _unusable(fault: Exception) -> Finding:
-    """Name what a check, or all of them, could not do without."""
+    """Return the finding about a fault that keeps checks from being made."""
     from squid_dagster.protocol.errors import ViewsMissing
 
     if isinstance(fault, ViewsMissing):
@@ -136,24 +143,25 @@ def _diagnosis(findings: list[Finding], skipped: dict[str, str]) -> Diagnosis:
     }
 
 
-def _shown(found: Diagnosis) -> list[str]:
-    lines = [f"ok       {code}" for code in found["passed"]]
-    lines += [f"skipped  {each['code']}: {each['reason']}" for each in found["skipped"]]
-    for each in found["findings"]:
-        lines += [f"WRONG    {each['code']}: {each['detail']}", f"         -> {each['remedy']}"]
-    return [*lines, "", _verdict(found)]
+def _shown(diagnosis: Diagnosis) -> list[str]:
+    lines = [f"ok       {code}" for code in diagnosis["passed"]]
+    lines += [f"skipped  {check['code']}: {check['reason']}" for check in diagnosis["skipped"]]
+    for finding in diagnosis["findings"]:
+        lines += [f"WRONG    {finding['code']}: {finding['detail']}", f"         -> {finding['remedy']}"]
+    return [*lines, "", _verdict(diagnosis)]
 
 
-def _verdict(found: Diagnosis) -> str:
-    if found["findings"]:
-        return f"{len(found['findings'])} found."
-    if found["skipped"]:
-        return f"Nothing is wrong in what was checked; skipped: {', '.join(each['code'] for each in found['skipped'])}."
+def _verdict(diagnosis: Diagnosis) -> str:
+    if diagnosis["findings"]:
+        return f"{len(diagnosis['findings'])} found."
+    if diagnosis["skipped"]:
+        skipped = ", ".join(check["code"] for check in diagnosis["skipped"])
+        return f"Nothing is wrong in what was checked; skipped: {skipped}."
     return "Nothing is wrong."
 
 
 def _registry(place: Place) -> "tuple[Registry | None, str | None]":
-    """Load the modules that were named; or say why they cannot be."""
+    """Load the modules that were named; or return why they cannot be loaded."""
     if not place.modules:
         return None, None
     from squid_dagster.runtime.adapters import definitions

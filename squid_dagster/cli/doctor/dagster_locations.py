@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from squid_dagster.cli.doctor.findings import DAGSTER_ELSEWHERE, CannotTell, Finding, Patient
+from squid_dagster.cli.doctor.findings import DAGSTER_ELSEWHERE, CheckUnavailable, DoctorContext, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,48 +34,48 @@ _QUERY = """query SquidDoctor { workspaceOrError { __typename
 
 
 def check_address(address: str) -> str:
-    """Give the address of a webserver without a slash at its end. Raises `ValueError` for what is none."""
+    """Return the address of a webserver without a slash at its end. Raises `ValueError` for what is none."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{address!r} is no address of a Dagster webserver, such as http://127.0.0.1:3000")
     return address.rstrip("/")
 
 
-def dagster_elsewhere(patient: Patient) -> list[Finding]:
-    """Ask a webserver for its locations, and look whether those that tick say so in this journal."""
+def dagster_elsewhere(context: DoctorContext) -> list[Finding]:
+    """Compare the locations of a webserver that tick with the liveness rows of this journal."""
     from squid_dagster.journal.contract.worker_liveness import FORGOTTEN_AFTER
 
-    if patient.dagster is None:
-        raise CannotTell("no webserver was named (--dagster http://host:port)")
+    if context.dagster is None:
+        raise CheckUnavailable("no webserver was named (--dagster http://host:port)")
     here = {
         row.details.get("location"): row.seen_at
-        for row in patient.squid.runtime.liveness.workers(FORGOTTEN_AFTER)
+        for row in context.squid.runtime.liveness.workers(FORGOTTEN_AFTER)
         if row.kind == LOCATION_KIND and row.seen_at is not None
     }
-    found: list[Finding] = []
+    findings: list[Finding] = []
     unclear: list[str] = []
     asked = 0
-    for name, state in _sensors(_ask(patient.dagster), unclear):
+    for name, state in _sensors(_ask(context.dagster), unclear):
         asked += 1
         tick: dict[str, Any] | None = next(iter(state["ticks"]), None)
         if tick is None or state["status"] != "RUNNING":
             unclear.append(f"the dispatch sensor of location {name!r} does not tick: is it on, and the daemon running?")
         elif not _has_spoken(here.get(name), datetime.fromtimestamp(tick["timestamp"], UTC)):
-            found.append(_elsewhere(patient, name, tick))
-    if not found and unclear:
-        raise CannotTell("; ".join(unclear))
+            findings.append(_elsewhere(context, name, tick))
+    if not findings and unclear:
+        raise CheckUnavailable("; ".join(unclear))
     if not asked:
-        raise CannotTell(f"no location at {patient.dagster} has a sensor {DISPATCH_SENSOR}")
-    return found
+        raise CheckUnavailable(f"no location at {context.dagster} has a sensor {DISPATCH_SENSOR}")
+    return findings
 
 
 def _has_spoken(seen_at: datetime | None, ticked_at: datetime) -> bool:
     return seen_at is not None and seen_at >= ticked_at - _SAID_WITHIN
 
 
-def _elsewhere(patient: Patient, name: str, tick: dict[str, Any]) -> Finding:
-    where = f"database {patient.storage.engine.url.database!r}, schema {patient.storage.schema!r}"
-    detail = f"Dagster location {name!r} at {patient.dagster} does not work on this journal ({where})"
+def _elsewhere(context: DoctorContext, name: str, tick: dict[str, Any]) -> Finding:
+    where = f"database {context.storage.engine.url.database!r}, schema {context.storage.schema!r}"
+    detail = f"Dagster location {name!r} at {context.dagster} does not work on this journal ({where})"
     if tick["status"] == "FAILURE":
         said = ((tick["error"] or {}).get("message") or "").strip().splitlines()
         detail += f"; its sensor fails: {said[0] if said else 'no message'}"
@@ -84,7 +84,7 @@ def _elsewhere(patient: Patient, name: str, tick: dict[str, Any]) -> Finding:
 
 
 def _sensors(workspace: dict[str, Any], unclear: list[str]) -> "Iterator[tuple[str, dict[str, Any]]]":
-    """Give the states of our dispatch sensors with their locations' names; locations that do not load are unclear."""
+    """Return the states of our dispatch sensors with their locations' names; locations that do not load are unclear."""
     for entry in workspace["locationEntries"]:
         location = entry["locationOrLoadError"]
         if location is None or location["__typename"] != "RepositoryLocation":
@@ -99,19 +99,19 @@ def _sensors(workspace: dict[str, Any], unclear: list[str]) -> "Iterator[tuple[s
 
 
 def _ask(address: str) -> dict[str, Any]:
-    """Ask for the workspace. Raises `CannotTell`."""
+    """Request the workspace. Raises `CheckUnavailable`."""
     body = json.dumps({"query": _QUERY}).encode()
     request = Request(f"{address}/graphql", body, {"Content-Type": "application/json"})  # noqa: S310  http or https
     try:
         with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310  checked when it was given
-            told = json.load(answer)
-        workspace: dict[str, Any] = told["data"]["workspaceOrError"]
+            response = json.load(answer)
+        workspace: dict[str, Any] = response["data"]["workspaceOrError"]
         if workspace["__typename"] != "Workspace":
-            raise CannotTell(f"{address} has no workspace: {workspace.get('message')}")
+            raise CheckUnavailable(f"{address} has no workspace: {workspace.get('message')}")
     except HTTPError as error:
-        raise CannotTell(f"{address} answers with {error.code} {error.reason}") from None
+        raise CheckUnavailable(f"{address} answers with {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise CannotTell(f"{address} does not answer: {getattr(error, 'reason', None) or error}") from None
+        raise CheckUnavailable(f"{address} does not answer: {getattr(error, 'reason', None) or error}") from None
     except (ValueError, KeyError, TypeError):
-        raise CannotTell(f"{address} does not answer as a Dagster webserver does") from None
+        raise CheckUnavailable(f"{address} does not answer as a Dagster webserver does") from None
     return workspace

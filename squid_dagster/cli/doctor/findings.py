@@ -1,4 +1,4 @@
-"""What the doctor looks at, and what it can find: seven names that stay the same."""
+"""What the doctor's checks read, and what they report: seven codes that stay the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
     remedy: str
 
 
-class CannotTell(Exception):
-    """A check could not be made, for the reason that it says."""
+class CheckUnavailable(Exception):
+    """A check cannot be made, for this reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patient:
-    """What is looked at, and the limits that it is judged by."""
+class DoctorContext:
+    """What the checks read, and the limits that they judge by."""
 
     storage: "PostgresStorage"
     squid: "Squid"
@@ -58,10 +58,10 @@ class Patient:
     progress: Callable[[int], None]
 
 
-Check = Callable[[Patient], list[Finding]]
+Check = Callable[[DoctorContext], list[Finding]]
 
 
 def some(names: list[str], most: int = 5) -> str:
-    """List the first few names, and say how many there are beyond."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    """Return the first few names, and how many there are beyond."""
+    beyond = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + beyond

@@ -19,7 +19,7 @@ from squid_dagster.cli.queue.display import (
 )
 from squid_dagster.cli.run.bulk import Bulk, Target, new_bulk_id, run_bulk, with_bulk
 from squid_dagster.cli.run.display import receipt_facts
-from squid_dagster.cli.run.options import Said, with_said
+from squid_dagster.cli.run.options import CommandRecord, with_said
 from squid_dagster.cli.run.session import open_squid
 from squid_dagster.cli.terminal.output import emit, show
 
@@ -106,7 +106,7 @@ def dead(place: Place, as_json: bool, name: str | None, limit: int, after: int) 
 @click.option("--new", is_flag=True, help="Also a queue that nothing was put on yet.")
 @with_said
 @on_journal
-def pause(place: Place, as_json: bool, name: str, new: bool, said: Said) -> None:
+def pause(place: Place, as_json: bool, name: str, new: bool, said: CommandRecord) -> None:
     """Pause QUEUE: it gives no claims until it is resumed. Steps that run now go on."""
     _set_paused(place, as_json, name, said, paused=True, new=new)
 
@@ -115,12 +115,12 @@ def pause(place: Place, as_json: bool, name: str, new: bool, said: Said) -> None
 @click.argument("name", metavar="QUEUE")
 @with_said
 @on_journal
-def resume(place: Place, as_json: bool, name: str, said: Said) -> None:
+def resume(place: Place, as_json: bool, name: str, said: CommandRecord) -> None:
     """Allow claims from QUEUE again."""
     _set_paused(place, as_json, name, said, paused=False, new=False)
 
 
-def _set_paused(place: Place, as_json: bool, name: str, said: Said, *, paused: bool, new: bool) -> None:
+def _set_paused(place: Place, as_json: bool, name: str, said: CommandRecord, *, paused: bool, new: bool) -> None:
     with open_squid(place) as squid:
         if not new:
             _check_known(squid, name)
@@ -148,7 +148,7 @@ def retry(
     everything: bool,
     name: str | None,
     bulk: Bulk,
-    said: Said,
+    said: CommandRecord,
 ) -> None:
     """Put a dead letter of RUN_ID back: that of KEY, or the only one; or with --all all of them, after asking."""
     if everything == (run_id is not None):
@@ -167,7 +167,7 @@ def retry(
     emit(as_json, document, f"{text} (the key was used before)" if receipt.repeated else text)
 
 
-def _retry_all(squid: "Squid", name: str | None, bulk: Bulk, said: Said, as_json: bool) -> None:
+def _retry_all(squid: "Squid", name: str | None, bulk: Bulk, said: CommandRecord, as_json: bool) -> None:
     if name is not None:
         _check_known(squid, name)
     targets = [

@@ -9,9 +9,9 @@ import click
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.bulk import Bulk, Target, bulk_key, new_bulk_id, run_bulk, with_bulk
 from squid_dagster.cli.run.display import receipt_facts
-from squid_dagster.cli.run.options import Said, with_said
+from squid_dagster.cli.run.filters import find_runs, where_option
+from squid_dagster.cli.run.options import CommandRecord, with_said
 from squid_dagster.cli.run.session import naming_modules, open_squid
-from squid_dagster.cli.run.where import find_runs, where_option
 from squid_dagster.cli.terminal.output import emit
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _Asked:
     run_id: str | None
     where: dict[str, Any] | None
     bulk: Bulk
-    said: Said
+    said: CommandRecord
 
 
 def _control(command: _Command) -> _Command:
@@ -46,10 +46,10 @@ def _control(command: _Command) -> _Command:
         run_id: str | None,
         where: dict[str, Any] | None,
         bulk: Bulk,
-        said: Said,
-        **more: Any,
+        said: CommandRecord,
+        **options: Any,
     ) -> Any:
-        return command(_Asked(place, as_json, run_id, where, bulk, said), **more)
+        return command(_Asked(place, as_json, run_id, where, bulk, said), **options)
 
     asked.__doc__ = command.__doc__
     # Those of the command itself are shown first.
@@ -82,7 +82,7 @@ def reject(asked: _Asked, step: str | None) -> None:
 @_control
 @_step
 def resume(asked: _Asked, step: str | None) -> None:
-    """Let RUN_ID go on, or every run of --where, that was paused. Needs -m."""
+    """Resume RUN_ID, or every run of --where, that was paused. Needs -m."""
     _do(asked, "resume", lambda squid, run_id, said: squid.resume(run_id, step=step, **said))
 
 
@@ -121,11 +121,11 @@ def _one(asked: _Asked, run_id: str, verb: str, act: _Act) -> None:
         receipt = act(squid, run_id, asked.said.options())
         status = receipt.snapshot.status
     facts = {**receipt_facts(receipt), "status": status, "replayed_from_run_id": None}
-    told = f"{verb}: run {receipt.run_id} is {status}"
+    message = f"{verb}: run {receipt.run_id} is {status}"
     if receipt.run_id != run_id:
         facts["replayed_from_run_id"] = run_id
-        told = f"{verb}: run {receipt.run_id} started, with the payload of {run_id}"
-    emit(asked.as_json, facts, f"{told} (the key was used before)" if receipt.repeated else told)
+        message = f"{verb}: run {receipt.run_id} started, with the payload of {run_id}"
+    emit(asked.as_json, facts, f"{message} (the key was used before)" if receipt.repeated else message)
 
 
 def _many(asked: _Asked, wanted: dict[str, Any], verb: str, act: _Act) -> None:
@@ -147,7 +147,7 @@ def _target(run: "RunSummary") -> Target:
 
 
 def _made_by(bulk_id: str, run: "RunSummary") -> bool:
-    """Tell whether a run is a replay that this very bulk has started: repeating the bulk must not replay it again."""
+    """Return whether a run is a replay that this very bulk has started: a repeat must not replay it again."""
     from squid_dagster.runtime.commands.derived_ids import derived_run_id
 
     source = run.replayed_from_run_id

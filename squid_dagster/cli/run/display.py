@@ -38,7 +38,7 @@ _COMMANDS = {  # of the actions that an explanation names, as they are typed
 
 
 def receipt_facts(receipt: "Receipt") -> dict[str, Any]:
-    """Give a receipt as JSON values, always with the same keys."""
+    """Return a receipt as JSON values, always with the same keys."""
     return {
         "run_id": receipt.run_id,
         "signal_type": str(receipt.signal_type),
@@ -55,16 +55,16 @@ def page_shown(page: "RunPage") -> "list[RenderableType]":
     headings = ("run", "workflow", "status", "trigger", "queue", "started", "ended", "waits for")
     rows = [
         (
-            each.run_id,
-            each.workflow,
-            each.status,
-            each.trigger,
-            each.queue,
-            each.started_at,
-            each.ended_at,
-            None if each.manual_step is None else f"{each.manual_kind} {each.manual_step!r}",
+            summary.run_id,
+            summary.workflow,
+            summary.status,
+            summary.trigger,
+            summary.queue,
+            summary.started_at,
+            summary.ended_at,
+            None if summary.manual_step is None else f"{summary.manual_kind} {summary.manual_step!r}",
         )
-        for each in page.runs
+        for summary in page.runs
     ]
     return [table(headings, rows, first_to_go=("trigger", "queue", "ended", "started")), *_next(page.next_cursor)]
 
@@ -96,16 +96,20 @@ def snapshot_shown(run: "RunSnapshot") -> "list[RenderableType]":
     if run.attempts:
         shown += ["", attempts_shown(run)]
     if run.command_history:
-        rows = [(each.at, each.signal_type, _actor(each.actor), each.comment) for each in run.command_history]
+        rows = [
+            (command.at, command.signal_type, _actor(command.actor), command.comment) for command in run.command_history
+        ]
         shown += ["", table(("at", "command", "by", "comment"), rows)]
     if run.child_runs:
-        children = [(each.child_run_id, each.child_workflow, each.child_key, each.step) for each in run.child_runs]
+        children = [(child.child_run_id, child.child_workflow, child.child_key, child.step) for child in run.child_runs]
         shown += ["", table(("child run", "workflow", "key", "by step"), children)]
     if run.anomalies:
-        odd = [(each.reason, each.type, each.thread, each.revision) for each in run.anomalies]
+        odd = [(anomaly.reason, anomaly.type, anomaly.thread, anomaly.revision) for anomaly in run.anomalies]
         shown += ["", table(("anomaly", "fact", "thread", "revision"), odd)]
     if run.history is not None:
-        facts = [(each["position"], each["occurred_at"], each["type"], _brief(each["data"])) for each in run.history]
+        facts = [
+            (entry["position"], entry["occurred_at"], entry["type"], _brief(entry["data"])) for entry in run.history
+        ]
         shown += ["", table(("position", "at", "fact", "data"), facts)]
     return shown
 
@@ -114,59 +118,59 @@ def attempts_shown(run: "RunSnapshot") -> "RenderableType":
     """Show the attempts of a run, one a line."""
     rows = [
         (
-            each.step,
-            each.attempt_number,
-            each.status,
-            each.owner_id,
-            each.claimed_at or each.visible_at,
-            each.settled_at,
-            _brief(each.error),
+            attempt.step,
+            attempt.attempt_number,
+            attempt.status,
+            attempt.owner_id,
+            attempt.claimed_at or attempt.visible_at,
+            attempt.settled_at,
+            _brief(attempt.error),
         )
-        for each in run.attempts
+        for attempt in run.attempts
     ]
     headings = ("step", "attempt", "status", "worker", "since", "settled", "error")
     return table(headings, rows, first_to_go=("worker", "settled"))
 
 
-def explanation_facts(found: "Explanation", place: "Place") -> dict[str, Any]:
-    """Give an explanation as JSON values, always with the same keys; of every action the `command` that does it."""
-    facts, typed = found.to_dict(), _typed(found, place)
+def explanation_facts(explanation: "Explanation", place: "Place") -> dict[str, Any]:
+    """Return an explanation as JSON values, always with the same keys; of every action the `command` that does it."""
+    facts, typed = explanation.to_dict(), _typed(explanation, place)
     facts["next_actions"] = [
         {**action, "command": command} for action, command in zip(facts["next_actions"], typed, strict=True)
     ]
     return facts
 
 
-def explanation_shown(found: "Explanation", place: "Place") -> "list[RenderableType]":
+def explanation_shown(explanation: "Explanation", place: "Place") -> "list[RenderableType]":
     """Show why a run is where it is: the sentence, what can be done, and the facts that prove it."""
     about: list[tuple[str, object]] = [
-        ("run", found.run_id),
-        ("workflow", " ".join(part for part in (found.workflow, found.definition_version) if part)),
-        ("status", found.status),
-        ("reason", found.reason),
-        ("step", found.step),
+        ("run", explanation.run_id),
+        ("workflow", " ".join(part for part in (explanation.workflow, explanation.definition_version) if part)),
+        ("status", explanation.status),
+        ("reason", explanation.reason),
+        ("step", explanation.step),
     ]
-    shown: list[RenderableType] = [found.summary, "", _pairs(about)]
-    if found.next_actions:
-        typed = zip(found.next_actions, _typed(found, place), strict=True)
-        rows = [(each.action, command, each.note) for each, command in typed]
+    shown: list[RenderableType] = [explanation.summary, "", _pairs(about)]
+    if explanation.next_actions:
+        typed = zip(explanation.next_actions, _typed(explanation, place), strict=True)
+        rows = [(action.action, command, action.note) for action, command in typed]
         shown += ["", table(("what to do", "command", "note"), rows)]
-    if found.evidence:
-        facts = [(each.type, each.thread, each.revision, each.occurred_at) for each in found.evidence]
+    if explanation.evidence:
+        facts = [(fact.type, fact.thread, fact.revision, fact.occurred_at) for fact in explanation.evidence]
         shown += ["", table(("because of", "thread", "revision", "at"), facts, first_to_go=("at", "revision"))]
     return shown
 
 
-def _typed(found: "Explanation", place: "Place") -> list[str | None]:
-    """Give the commands that do what an explanation names, where there are any, as they can be pasted."""
-    keys = list(found.details.get("runnable_keys", ())) if found.reason == "dead_letter" else []
+def _typed(explanation: "Explanation", place: "Place") -> list[str | None]:
+    """Return the commands that do what an explanation names, as they can be pasted; None where there is none."""
+    keys = list(explanation.details.get("runnable_keys", ())) if explanation.reason == "dead_letter" else []
     several, typed = len(keys) > 1, list[str | None]()
-    for action in found.next_actions:
+    for action in explanation.next_actions:
         text = _COMMANDS.get(action.action)
         if text is None or action.call is None:
             typed.append(None)
             continue
-        text = text.format(run_id=found.run_id, queue=found.queue)
+        text = text.format(run_id=explanation.run_id, queue=explanation.queue)
         if action.action == "retry_attempt" and several:  # one for each of them
             text += f" {keys.pop(0)}"
         if "allow_irreversible=True" in action.call:
@@ -177,7 +181,7 @@ def _typed(found: "Explanation", place: "Place") -> list[str | None]:
 
 def timeline_shown(events: "Sequence[TimelineEvent]") -> "list[RenderableType]":
     """Show what happened to a run, one event a line."""
-    return [table(("at", "step", "what happened"), [(each.at, each.step, each.summary) for each in events])]
+    return [table(("at", "step", "what happened"), [(event.at, event.step, event.summary) for event in events])]
 
 
 def graph_shown(graph: "RunGraph") -> "Tree":
@@ -203,7 +207,7 @@ def graph_shown(graph: "RunGraph") -> "Tree":
 
 
 def _roots(graph: "RunGraph") -> "Iterator[GraphNode]":
-    """Give the nodes where the graph begins, then any that these do not lead to."""
+    """Yield the nodes where the graph begins, then any that these do not lead to."""
     entered = {edge.target for edge in graph.edges if edge.source != edge.target}
     reached: set[str] = set()
     first = [node for node in graph.nodes if node.id not in entered]
@@ -230,8 +234,8 @@ def _node_text(node: "GraphNode", by: "GraphEdge | None", known: bool) -> Any:
     text.append(name, style="bold" if node.current else "")
     if known:
         return text.append(" ↩", style="dim")
-    for each in state:
-        text.append(f"  {each}", style=STATUS_STYLES.get(node.status.value, ""))
+    for line in state:
+        text.append(f"  {line}", style=STATUS_STYLES.get(node.status.value, ""))
     return text.append("  ◀" if node.current else "")
 
 

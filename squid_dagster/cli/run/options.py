@@ -22,8 +22,8 @@ _DEEPEST = 150  # what a journal keeps is a little deeper: a payload is within a
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What every command that writes records: who asked for it, why, and under which key it is done once."""
+class CommandRecord:
+    """What is recorded with a command: who asked for it, why, and under which key it is done once."""
 
     actor: str
     comment: str | None = None
@@ -31,7 +31,7 @@ class Said:
     idempotency_key: str | None = None
 
     def options(self, idempotency_key: str | None = None) -> dict[str, Any]:
-        """Give it as arguments of a command of `Squid`, with a key of one's own if one is given."""
+        """Return it as arguments of a command of `Squid`, with another key if one is given."""
         return {
             "actor": self.actor,
             "comment": self.comment,
@@ -50,29 +50,29 @@ def with_said(command: _Command) -> _Command:
         comment: str | None,
         metadata: dict[str, Any] | None,
         idempotency_key: str | None,
-        **more: Any,
+        **options: Any,
     ) -> Any:
         who = os_user() if actor is None else actor
-        return command(*args, said=Said(who, comment, metadata, idempotency_key), **more)
+        return command(*args, said=CommandRecord(who, comment, metadata, idempotency_key), **options)
 
-    told = "Repeating a command with the same key does it once, and answers as the first time."
-    placed: Any = click.option("--idempotency-key", metavar="KEY", callback=name_option, help=told)(saying)
-    kept = "More about it, as a JSON object that is recorded."
-    placed = click.option("--metadata", metavar="JSON", callback=json_object, help=kept)(placed)
+    key_help = "Repeating a command with the same key does it once, and answers as the first time."
+    placed: Any = click.option("--idempotency-key", metavar="KEY", callback=name_option, help=key_help)(saying)
+    metadata_help = "More about it, as a JSON object that is recorded."
+    placed = click.option("--metadata", metavar="JSON", callback=json_object, help=metadata_help)(placed)
     placed = click.option("--comment", metavar="TEXT", help="Why, in words that are recorded.")(placed)
     who = "Who asks for it; the name of the user if not given."
     return cast("_Command", click.option("--actor", metavar="NAME", callback=name_option, help=who)(placed))
 
 
 def os_user() -> str:
-    """Give the name of the user, or the number of one that has no name here."""
+    """Return the name of the user, or the number of one that has no name here."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
-class Unfit(ValueError):
+class InvalidValue(ValueError):
     """JSON, but none that a journal can hold."""
 
 
@@ -80,18 +80,18 @@ def read_json(text: str) -> Any:
     """Read JSON as it is defined: without NaN and its like.
 
     Raises:
-        Unfit: it is nested too deeply, or holds a character that cannot be stored.
+        InvalidValue: it is nested too deeply, or holds a character that cannot be stored.
         ValueError: it is none, and why.
     """
     try:
-        found = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise _too_deep() from None
-    level = [found]
+    level = [value]
     for _ in range(_DEEPEST):
-        level = [inner for each in level for inner in _within(each)]
+        level = [inner for outer in level for inner in _within(outer)]
         if not level:
-            return found
+            return value
     raise _too_deep()
 
 
@@ -102,13 +102,13 @@ def _within(value: Any) -> Iterable[Any]:
         case list():
             return value
         case str() if not is_text(value):
-            raise Unfit(f"{value!r:.60} holds a character that cannot be stored: remove it")
+            raise InvalidValue(f"{value!r:.60} holds a character that cannot be stored: remove it")
         case _:
             return ()
 
 
-def _too_deep() -> Unfit:
-    return Unfit(f"it is nested more than {_DEEPEST} deep")
+def _too_deep() -> InvalidValue:
+    return InvalidValue(f"it is nested more than {_DEEPEST} deep")
 
 
 def _no_constant(name: str) -> Any:
@@ -125,7 +125,7 @@ def json_value(_: click.Context, parameter: click.Parameter, text: str | None) -
         return None
     try:
         return read_json(text)
-    except Unfit as error:
+    except InvalidValue as error:
         raise click.BadParameter(str(error), param=parameter) from None
     except ValueError as error:
         raise click.BadParameter(f"not JSON: {error}", param=parameter) from None
@@ -139,37 +139,37 @@ def json_object(context: click.Context, parameter: click.Parameter, text: str | 
     """
     if text is None:
         return None
-    found = json_value(context, parameter, text)
-    if not isinstance(found, dict):
+    value = json_value(context, parameter, text)
+    if not isinstance(value, dict):
         raise click.BadParameter(f"a JSON object is needed, such as '{{\"a\": 1}}', not {text:.60}", param=parameter)
-    return found
+    return value
 
 
 class Seconds(click.FloatRange):
     """A number of seconds within bounds, by default from zero to ten years. Unlike click's, it is always a number."""
 
     def __init__(self, least: float = 0, most: float = LONGEST_SECONDS, *, min_open: bool = False) -> None:
-        """Take the bounds, both included but for `min_open`."""
+        """Set the bounds, both included but for `min_open`."""
         super().__init__(least, most, min_open=min_open)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read it. Raises `click.BadParameter`."""
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):  # no comparison with a bound tells
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # no comparison with a bound tells
             self.fail(f"{value} is not a number of seconds", param, ctx)
-        return found
+        return seconds
 
 
 def a_time(text: str) -> datetime:
-    """Read a time with a zone, and give it in UTC. Raises `ValueError` with a sentence that says what is needed."""
+    """Read a time with a zone, and return it in UTC. Raises `ValueError` with a sentence that says what is needed."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
+        time = None
+    if time is None or time.tzinfo is None:
         raise ValueError(f"{text!r:.60} is no time with a zone, such as 2026-11-16T18:00:00Z")
     try:
-        return found.astimezone(UTC)
+        return time.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"{text!r:.60} is a time that UTC cannot express") from None
 
@@ -192,13 +192,13 @@ def statuses(text: str) -> tuple[str, ...]:
     """Read one status of runs, or several with commas. Raises `ValueError` when there is none, or an unknown one."""
     from squid_dagster.inspection.run_list import LISTED_STATUSES
 
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not found:
+    words = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not words:
         raise ValueError("a status is needed, such as paused, or several with commas")
-    for each in found:
-        if each not in LISTED_STATUSES:
-            raise ValueError(f"status {each!r:.80} is unknown: take one of {', '.join(LISTED_STATUSES)}")
-    return found
+    for word in words:
+        if word not in LISTED_STATUSES:
+            raise ValueError(f"status {word!r:.80} is unknown: take one of {', '.join(LISTED_STATUSES)}")
+    return words
 
 
 def status_option(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:

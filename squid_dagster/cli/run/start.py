@@ -7,7 +7,7 @@ import click
 
 from squid_dagster.cli.place import Place, with_workflows
 from squid_dagster.cli.run.display import receipt_facts
-from squid_dagster.cli.run.options import Said, Unfit, json_object, read_json, with_said
+from squid_dagster.cli.run.options import CommandRecord, InvalidValue, json_object, read_json, with_said
 from squid_dagster.cli.run.session import open_squid, pass_module
 from squid_dagster.cli.terminal.output import emit
 from squid_dagster.limits import MAX_PRIORITY, MIN_PRIORITY
@@ -52,7 +52,7 @@ def start(
     payload: dict[str, Any] | None,
     payload_file: Path | None,
     params: tuple[str, ...],
-    said: Said,
+    said: CommandRecord,
     **how: Any,
 ) -> None:
     """Start a run of WORKFLOW. With --idempotency-key or --run-id it is started once, however often it is asked for."""
@@ -61,15 +61,15 @@ def start(
         if squid.runtime.registry.current(workflow) is None:
             from squid_dagster.protocol.errors import NotFound
 
-            known = ", ".join(sorted({each.name for each in squid.runtime.registry})) or "none"
+            known = ", ".join(sorted({definition.name for definition in squid.runtime.registry})) or "none"
             raise NotFound(f"workflow {workflow!r} is not known (known: {known}): {pass_module(place)}")
         receipt = squid.start(workflow, given, **how, **said.options())
     _show(receipt, workflow, as_json)
 
 
 def _show(receipt: "Receipt", workflow: str, as_json: bool) -> None:
-    told = "was started before, by the same key or id" if receipt.repeated else "started"
-    emit(as_json, {**receipt_facts(receipt), "workflow": workflow}, f"run {receipt.run_id} of {workflow} {told}")
+    how = "was started before, by the same key or id" if receipt.repeated else "started"
+    emit(as_json, {**receipt_facts(receipt), "workflow": workflow}, f"run {receipt.run_id} of {workflow} {how}")
 
 
 def _payload(whole: dict[str, Any] | None, file: Path | None, params: tuple[str, ...]) -> dict[str, Any]:
@@ -83,30 +83,30 @@ def _payload(whole: dict[str, Any] | None, file: Path | None, params: tuple[str,
 def _from_file(file: Path) -> dict[str, Any]:
     try:
         with click.open_file(str(file), encoding="utf-8") as source:
-            found = read_json(source.read())
+            payload = read_json(source.read())
     except OSError as error:
         raise click.BadParameter(f"{file} cannot be read: {error.strerror}", param_hint="--payload-file") from None
-    except Unfit as error:
+    except InvalidValue as error:
         raise click.BadParameter(f"{file}: {error}", param_hint="--payload-file") from None
     except ValueError as error:
         raise click.BadParameter(f"{file} is not JSON: {error}", param_hint="--payload-file") from None
-    if not isinstance(found, dict):
+    if not isinstance(payload, dict):
         raise click.BadParameter(f"{file} holds no JSON object", param_hint="--payload-file")
-    return found
+    return payload
 
 
 def _from_params(params: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in params:
-        name, equals, text = each.partition("=")
+    payload: dict[str, Any] = {}
+    for param in params:
+        name, equals, text = param.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{each!r:.60} is not NAME=VALUE", param_hint="-p")
-        if name in found:
+            raise click.BadParameter(f"{param!r:.60} is not NAME=VALUE", param_hint="-p")
+        if name in payload:
             raise click.BadParameter(f"{name!r} is given twice", param_hint="-p")
         try:
-            found[name] = read_json(text)
-        except Unfit as error:
+            payload[name] = read_json(text)
+        except InvalidValue as error:
             raise click.BadParameter(f"{name!r}: {error}", param_hint="-p") from None
         except ValueError:
-            found[name] = text
-    return found
+            payload[name] = text
+    return payload

@@ -38,8 +38,8 @@ _LATEST: LiteralString = """SELECT position, clock_timestamp() FROM {schema}.jou
 _POLL_SECONDS = 0.3
 
 
-class Seen(NamedTuple):
-    """How a run stood when it was looked at."""
+class RunState(NamedTuple):
+    """How a run stood when it was read."""
 
     explanation: "Explanation"
     run: "RunSnapshot"
@@ -52,41 +52,41 @@ class Seen(NamedTuple):
     @property
     def state(self) -> tuple[object, ...]:
         """What must differ for a new line: not the times in its sentence, nor a heartbeat."""
-        told = self.explanation
-        attempts = tuple((each.runnable_key, each.status, each.deliveries) for each in self.run.attempts)
-        return (told.status, told.reason, told.step, attempts)
+        explanation = self.explanation
+        attempts = tuple((attempt.runnable_key, attempt.status, attempt.deliveries) for attempt in self.run.attempts)
+        return (explanation.status, explanation.reason, explanation.step, attempts)
 
     @property
     def next_change(self) -> datetime | None:
         """When it stands differently though nothing was written: an attempt becomes due, or a lease runs out."""
         times = [
             self.run.next_visible_at,
-            *(each.lease_until for each in self.run.attempts if each.status == "claimed"),
+            *(attempt.lease_until for attempt in self.run.attempts if attempt.status == "claimed"),
         ]
         return min((at for at in times if at is not None and at > self.run.as_of), default=None)
 
     def facts(self) -> dict[str, Any]:
-        """Give it as JSON values, always with the same keys."""
-        told, run = self.explanation, self.run
+        """Return the state as JSON values, always with the same keys."""
+        explanation, run = self.explanation, self.run
         return {
-            "at": told.as_of.isoformat(),
-            "run_id": told.run_id,
-            "workflow": told.workflow,
-            "status": told.status,
-            "reason": told.reason,
-            "step": told.step,
-            "summary": told.summary,
+            "at": explanation.as_of.isoformat(),
+            "run_id": explanation.run_id,
+            "workflow": explanation.workflow,
+            "status": explanation.status,
+            "reason": explanation.reason,
+            "step": explanation.step,
+            "summary": explanation.summary,
             "terminal": self.ended,
             "revision": run.thread_revisions["run"],
             "attempts": [
                 {
-                    "step": each.step,
-                    "attempt_number": each.attempt_number,
-                    "status": each.status,
-                    "deliveries": each.deliveries,
-                    "owner_id": each.owner_id,
+                    "step": attempt.step,
+                    "attempt_number": attempt.attempt_number,
+                    "status": attempt.status,
+                    "deliveries": attempt.deliveries,
+                    "owner_id": attempt.owner_id,
                 }
-                for each in run.attempts
+                for attempt in run.attempts
             ],
         }
 
@@ -101,7 +101,7 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
     On a terminal the picture is kept up to date; elsewhere there is a line, with --json a document, for every change.
     It waits for a database that goes away meanwhile, and goes on after it.
     """
-    seen: Seen | None = None
+    seen: RunState | None = None
     with open_squid(place) as squid, logging_to_stderr("warning"), _showing(as_json) as show_seen:
         until = None if timeout is None else time.monotonic() + timeout
         for seen in follow(squid, run_id, until):
@@ -113,7 +113,7 @@ def watch(place: Place, as_json: bool, run_id: str, timeout: float | None) -> No
         click.get_current_context().exit(REFUSED)
 
 
-def follow(squid: "Squid", run_id: str, until: float | None = None) -> Iterator[Seen]:
+def follow(squid: "Squid", run_id: str, until: float | None = None) -> Iterator[RunState]:
     """Yield how a run stands, and again whenever that has changed, until it has ended or the monotonic time is up.
 
     Raises:
@@ -133,7 +133,7 @@ def follow(squid: "Squid", run_id: str, until: float | None = None) -> Iterator[
         latest, now = read(lambda: _latest(storage, run_id))
         if latest != position or (due is not None and now >= due):
             position = latest  # read before the run is: whatever comes in between is seen next time
-            seen = read(lambda: Seen(squid.explain_run(run_id), squid.inspect_run(run_id)))
+            seen = read(lambda: RunState(squid.explain_run(run_id), squid.inspect_run(run_id)))
             due = seen.next_change
             if last is None or seen.state != last:
                 last = seen.state
@@ -151,8 +151,8 @@ def _latest(storage: "PostgresStorage", run_id: str) -> tuple[int, datetime]:
 
 
 @contextmanager
-def _showing(as_json: bool) -> "Iterator[Callable[[Seen], None]]":
-    """Give what shows one look: a picture that is kept up to date on a terminal, a line elsewhere."""
+def _showing(as_json: bool) -> "Iterator[Callable[[RunState], None]]":
+    """Yield what shows one state: a picture that is kept up to date on a terminal, a line elsewhere."""
     if as_json or not on_terminal():
         yield lambda seen: emit(as_json, seen.facts(), _line(seen))
         return
@@ -162,17 +162,17 @@ def _showing(as_json: bool) -> "Iterator[Callable[[Seen], None]]":
         yield lambda seen: live.update(_picture(seen), refresh=True)
 
 
-def _line(seen: Seen) -> str:
-    told = seen.explanation
-    return f"{show(told.as_of)}  {told.status:<11}  {told.summary}"
+def _line(seen: RunState) -> str:
+    explanation = seen.explanation
+    return f"{show(explanation.as_of)}  {explanation.status:<11}  {explanation.summary}"
 
 
-def _picture(seen: Seen) -> "RenderableType":
+def _picture(seen: RunState) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    told = seen.explanation
-    head = Text(f"{told.workflow or 'unknown workflow'}  {told.run_id}  ")
-    head.append(told.status, style=STATUS_STYLES.get(told.status, "bold"))
-    parts: list[RenderableType] = [head, Text(told.summary), Text()]
+    explanation = seen.explanation
+    head = Text(f"{explanation.workflow or 'unknown workflow'}  {explanation.run_id}  ")
+    head.append(explanation.status, style=STATUS_STYLES.get(explanation.status, "bold"))
+    parts: list[RenderableType] = [head, Text(explanation.summary), Text()]
     return Group(*parts, attempts_shown(seen.run)) if seen.run.attempts else Group(*parts)

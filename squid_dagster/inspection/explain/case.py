@@ -121,8 +121,8 @@ def make_case(
         if not run.stopped and record.as_of is None:
             hold = hold_of(workflow, start.definition_version, fingerprint, registry, workers)
     open_ = [] if run.stopped or dispatch.stopped else list(dispatch.open_attempts())
-    held = [each for each in open_ if each.status is AttemptStatus.CLAIMED]
-    free = [each for each in open_ if each.status is not AttemptStatus.CLAIMED]
+    held = [attempt for attempt in open_ if attempt.status is AttemptStatus.CLAIMED]
+    free = [attempt for attempt in open_ if attempt.status is not AttemptStatus.CLAIMED]
     return Case(
         record=record,
         now=now,
@@ -130,11 +130,11 @@ def make_case(
         hold=hold,
         queue_state=queue_state,
         workers=None if workers is None else tuple(workers),
-        visible=_in_order(each for each in free if each.visible_at <= now and not is_external(each)),
-        external=_in_order(each for each in free if each.visible_at <= now and is_external(each)),
+        visible=_in_order(attempt for attempt in free if attempt.visible_at <= now and not is_external(attempt)),
+        external=_in_order(attempt for attempt in free if attempt.visible_at <= now and is_external(attempt)),
         scheduled=tuple(sorted((e for e in free if e.visible_at > now), key=lambda e: (e.visible_at, e.runnable_key))),
-        claimed=_in_order(each for each in held if not each.expired(now)),
-        expired=_in_order(each for each in held if each.expired(now)),
+        claimed=_in_order(attempt for attempt in held if not attempt.expired(now)),
+        expired=_in_order(attempt for attempt in held if attempt.expired(now)),
         missing=missing_facts(record.unit, definition),
         failure=PlanState.of(run).failure,
     )

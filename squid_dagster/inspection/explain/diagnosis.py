@@ -1,4 +1,4 @@
-"""The order in which an explanation is looked for. The first rule that finds something gives the reason."""
+"""`diagnose`: the rules in their order. The first one that fits gives the reason."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ from squid_dagster.inspection.explain.rules.queued_work import (
     queue_paused,
     scheduled_for_later,
 )
-from squid_dagster.inspection.explain.rules.run_ends import not_started, quarantined, terminal, unreadable_entry
+from squid_dagster.inspection.explain.rules.terminal_runs import not_started, quarantined, terminal, unreadable_entry
 
 RULES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     terminal,
@@ -50,5 +50,5 @@ RULES: tuple[Callable[[Case], Diagnosis | None], ...] = (
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Say why a run stands where it stands. Pure, and there is always an answer."""
-    return next((found for rule in RULES if (found := rule(case)) is not None), None) or nothing_open(case)
+    """Return why a run stands where it stands. Pure, and there is always an answer."""
+    return next((diagnosis for rule in RULES if (diagnosis := rule(case)) is not None), None) or nothing_open(case)

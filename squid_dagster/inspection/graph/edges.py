@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from squid_dagster.inspection.display import asks_for_secret, brief
 from squid_dagster.inspection.explain.case import Case
-from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus, Story
+from squid_dagster.inspection.graph.nodes import GraphNode, NodeStatus, StepHistory
 from squid_dagster.protocol.folds.visits import COMPENSATE
 from squid_dagster.protocol.redaction import REDACTED
 from squid_dagster.workflow.authoring.conditions import Condition, Operator
@@ -53,8 +53,8 @@ class Decision(NamedTuple):
     condition: str | None
 
 
-def make_edges(case: Case, nodes: Mapping[str, GraphNode], seen: Mapping[str, Story]) -> list[GraphEdge]:
-    """Give all edges: as declared, as taken beside that, and to compensations."""
+def make_edges(case: Case, nodes: Mapping[str, GraphNode], seen: Mapping[str, StepHistory]) -> list[GraphEdge]:
+    """Return all edges: as declared, as taken beside that, and to compensations."""
     taken = Counter(_decisions(case))
     edges: list[GraphEdge] = []
     if case.definition is not None:
@@ -79,14 +79,14 @@ def make_edges(case: Case, nodes: Mapping[str, GraphNode], seen: Mapping[str, St
 
 
 def condition_text(condition: Condition) -> str:
-    """Spell a condition; what a secret is compared with is not shown."""
+    """Format a condition; what a secret is compared with is not shown."""
     if asks_for_secret(condition.segments) and "value" in condition.to_json():
         return f"{'.'.join(condition.segments)} {condition.operator} {REDACTED}"
     return brief(str(condition), 100)
 
 
 def _decisions(case: Case) -> Iterator[Decision]:
-    """Give the routes that were taken, in their order, as the facts have them."""
+    """Yield the routes that were taken, in their order, as the facts have them."""
     for key, applied in case.run.applied.items():
         planned = case.run.planned.get(key)
         if planned is None or planned.runnable is None or planned.runnable.step.startswith(COMPENSATE):
@@ -117,7 +117,7 @@ def _of_route(route: Route) -> Decision:
 def _routes(
     definition: Definition, taken: "Counter[Decision]", nodes: Mapping[str, GraphNode], *, ended: bool
 ) -> Iterator[GraphEdge]:
-    """Give the declared routes; what was taken along them is removed from `taken`."""
+    """Yield the declared routes; what was taken along them is removed from `taken`."""
     decided = Counter[str]()
     for decision, times in taken.items():
         decided[decision.source] += times
@@ -168,7 +168,7 @@ def _dependencies(definition: Definition, nodes: Mapping[str, GraphNode]) -> Ite
 
 
 def _taken(decision: Decision, times: int, place: int) -> GraphEdge:
-    """Give an edge that no route declares: an error nobody routes, or a run whose definition is not at hand."""
+    """Return an edge that no route declares: an error without a route, or a run whose definition is not known."""
     return GraphEdge(
         id=f"{decision.source}:{decision.outcome}:{decision.to}:taken:{place}",
         source=decision.source,
@@ -182,11 +182,11 @@ def _taken(decision: Decision, times: int, place: int) -> GraphEdge:
 
 
 def _recorded(condition: str | None) -> str | None:
-    """Spell a condition as a fact has recorded it; whatever else stands there is not told."""
-    found: Any = json.loads(condition) if condition is not None else {}
+    """Format a condition as a fact has recorded it; return None for anything else."""
+    recorded: Any = json.loads(condition) if condition is not None else {}
     try:
         return condition_text(
-            Condition(tuple(map(str, found["path"])), Operator(found["operator"]), found.get("value"))
+            Condition(tuple(map(str, recorded["path"])), Operator(recorded["operator"]), recorded.get("value"))
         )
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -64,7 +64,7 @@ class _Grid:
 
 
 def lay_out(names: Sequence[str], links: Sequence[Link]) -> Picture:
-    """Give boxes, labels and lines their places. Links between names that are not given are an error of the caller."""
+    """Compute the places of boxes, labels and lines. Links must be between the names that are given."""
     back = _backward(names, links)
     rows = _rows(names, links, back)
     grid = _grid(names, links, back, rows)
@@ -100,7 +100,7 @@ def _ends(link: Link, *, turned: bool) -> tuple[str, str]:
 
 
 def _rows(names: Sequence[str], links: Sequence[Link], back: set[int]) -> dict[str, int]:
-    """Give every name the lowest row that all links into it allow; with labels, every other row is left for these."""
+    """Return for every name the lowest row that all links into it allow; with labels, every other row is for these."""
     step = 2 if any(link.label_width for link in links) else 1
     downs = [_ends(link, turned=i in back) for i, link in enumerate(links) if link.source != link.target]
     waiting = dict.fromkeys(names, 0)
@@ -133,9 +133,9 @@ def _grid(names: Sequence[str], links: Sequence[Link], back: set[int], rows: Map
         upper, lower = _ends(link, turned=i in back)
         chain = [places[upper]]
         # The label stands next to where the line begins, for a line upwards too.
-        told = rows[lower] - 1 if i in back else rows[upper] + 1
+        label_row = rows[lower] - 1 if i in back else rows[upper] + 1
         for row in range(rows[upper] + 1, rows[lower]):
-            labelled = bool(link.label_width) and row == told
+            labelled = bool(link.label_width) and row == label_row
             cells.append(_Cell(link.label_width if labelled else _LINE_WIDTH, LABEL_HEIGHT if labelled else 0.0))
             grid.rows[row].append(len(cells) - 1)
             chain.append(len(cells) - 1)
@@ -153,17 +153,17 @@ def _untangle(grid: _Grid) -> None:
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         for near, row in pairwise(grid.rows if down else grid.rows[::-1]):
-            place = {cell: i for each in (near, row) for i, cell in enumerate(each)}
+            place = {cell: i for cells in (near, row) for i, cell in enumerate(cells)}
             middles = {cell: _middle(grid, cell, place, down=down) for cell in row}
             row.sort(key=middles.__getitem__)
-        if (found := _crossings(grid)) < least:
-            best, least = [list(row) for row in grid.rows], found
+        if (crossings := _crossings(grid)) < least:
+            best, least = [list(row) for row in grid.rows], crossings
     grid.rows = best
 
 
 def _middle(grid: _Grid, cell: int, place: Mapping[int, int], *, down: bool) -> float:
     near = grid.cells[cell].above if down else grid.cells[cell].below
-    return sum(place[each] for each in near) / len(near) if near else float(place[cell])
+    return sum(place[neighbour] for neighbour in near) / len(near) if near else float(place[cell])
 
 
 def _crossings(grid: _Grid) -> int:
@@ -176,7 +176,7 @@ def _crossings(grid: _Grid) -> int:
 
 
 def _spread(grid: _Grid) -> None:
-    """Give every cell its x: side by side first, then drawn towards its neighbours as far as the row has room."""
+    """Compute every cell's x: side by side first, then moved towards its neighbours as far as the row has room."""
     for row in grid.rows:
         _push_apart(grid, row, [0.0] * len(row))
     for sweep in range(_SWEEPS):
@@ -190,22 +190,22 @@ def _spread(grid: _Grid) -> None:
 
 def _wish(cells: Sequence[_Cell], cell: int, *, down: bool) -> float:
     near = cells[cell].above if down else cells[cell].below
-    return sum(cells[each].x for each in near) / len(near) if near else cells[cell].x
+    return sum(cells[neighbour].x for neighbour in near) / len(near) if near else cells[cell].x
 
 
 def _push_apart(grid: _Grid, row: Sequence[int], wishes: Sequence[float]) -> None:
-    """Place a row in its order, without overlap, as near to the wishes as one shift of each crowded group allows."""
+    """Compute a row's x in its order, without overlap, as near to the wishes as one shift of each group allows."""
     groups: list[tuple[list[int], float, list[float]]] = []  # cells, the group's first middle, offsets in it
     for cell, wish in zip(row, wishes, strict=True):
         groups.append(([cell], wish, [0.0]))
         while len(groups) > 1:
-            (left, x, offsets), (right, y, more) = groups[-2], groups[-1]
+            (left, x, offsets), (right, y, right_offsets) = groups[-2], groups[-1]
             room = (grid.cells[left[-1]].width + grid.cells[right[0]].width) / 2 + GAP_X
             if x + offsets[-1] + room <= y:
                 break
             shift = offsets[-1] + room
             together = (x * len(left) + (y - shift) * len(right)) / (len(left) + len(right))
-            groups[-2:] = [([*left, *right], together, [*offsets, *(shift + each for each in more)])]
+            groups[-2:] = [([*left, *right], together, [*offsets, *(shift + offset for offset in right_offsets)])]
     for members, x, offsets in groups:
         for cell, offset in zip(members, offsets, strict=True):
             grid.cells[cell].x = x + offset
@@ -244,18 +244,18 @@ def _draw(names: Sequence[str], links: Sequence[Link], back: set[int], grid: _Gr
 
 
 def _ports(grid: _Grid) -> dict[tuple[int, bool], float]:
-    """Give each line its own place on the lower (True) or upper side of a box, from left to right as they come."""
+    """Return each line's own place on the lower (True) or upper side of a box, from left to right as they come."""
     sides: dict[tuple[int, bool], list[tuple[float, int]]] = {}
     for i, chain in enumerate(grid.chains):
         if chain:
             sides.setdefault((chain[0], True), []).append((grid.cells[chain[1]].x, i))
             sides.setdefault((chain[-1], False), []).append((grid.cells[chain[-2]].x, i))
-    found = {}
+    ports = {}
     for (_, lower), ends in sides.items():
         step = min(36.0, BOX_WIDTH * 0.8 / len(ends))
         for place, (_, i) in enumerate(sorted(ends)):
-            found[i, lower] = (place - (len(ends) - 1) / 2) * step
-    return found
+            ports[i, lower] = (place - (len(ends) - 1) / 2) * step
+    return ports
 
 
 def _own_loop(x: float, y: float, label_width: float) -> Line:

@@ -25,8 +25,8 @@ def mermaid(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> str:
         lines.append(f'    {ids[node.id]}{left}"{label}"{right}:::{node.status.value}')
     for edge in edges:
         label = _escaped(edge_label(edge))
-        told = f'|"{label}"|' if label else ""
-        lines.append(f"    {ids[edge.source]} {_ARROWS[edge.status]}{told} {ids[edge.target]}")
+        labelled = f'|"{label}"|' if label else ""
+        lines.append(f"    {ids[edge.source]} {_ARROWS[edge.status]}{labelled} {ids[edge.target]}")
     for status in dict.fromkeys(node.status for node in nodes):
         colour = COLOURS[status]
         lines.append(f"    classDef {status.value} fill:{colour.fill},stroke:{colour.line},color:{colour.text}")
@@ -37,7 +37,7 @@ def mermaid(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Give a text as a label: letters and digits as they are, all signs that could mean something as their numbers."""
+    """Return a text as a label: letters and digits as they are, all signs with a meaning as their numbers."""
     return "".join(
         sign if sign.isalnum() or sign in _SAFE else " " if not sign.isprintable() else f"#{ord(sign)};"
         for sign in text

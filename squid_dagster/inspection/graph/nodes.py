@@ -69,8 +69,8 @@ class GraphNode:
 
 
 @dataclass(slots=True)
-class Story:
-    """What the facts tell about one step."""
+class StepHistory:
+    """What the facts say about one step."""
 
     attempts: list[Attempt] = field(default_factory=list)
     visits: set[str] = field(default_factory=set)
@@ -95,18 +95,18 @@ class Story:
         return max(self.attempts, key=lambda a: (visit_of(a.idempotency_key), a.attempt_number), default=None)
 
 
-def stories(case: Case) -> dict[str, Story]:
-    """Give what was seen of each step, in the order of its first appearance."""
-    found: dict[str, Story] = {}
+def stories(case: Case) -> dict[str, StepHistory]:
+    """Return what the facts say of each step, in the order of its first appearance."""
+    by_step: dict[str, StepHistory] = {}
 
-    def of(step: str) -> Story:
-        return found.setdefault(step, Story())
+    def of(step: str) -> StepHistory:
+        return by_step.setdefault(step, StepHistory())
 
-    for each in case.run.planned.values():
-        if each.runnable is not None:
-            story = of(each.runnable.step)
-            story.visits.add(each.runnable.idempotency_key)
-            story.runnable_input = each.runnable.input
+    for planned in case.run.planned.values():
+        if planned.runnable is not None:
+            story = of(planned.runnable.step)
+            story.visits.add(planned.runnable.idempotency_key)
+            story.runnable_input = planned.runnable.input
     for attempt in case.record.unit.dispatch.attempts.values():
         story = of(attempt.step)
         story.attempts.append(attempt)
@@ -120,11 +120,11 @@ def stories(case: Case) -> dict[str, Story]:
         of(pause.step).pauses.add(pause.paused_at or pause.occurred_at)
     for resolution in case.run.resolutions:
         of(resolution.step).resolution = resolution
-    return found
+    return by_step
 
 
 def current_steps(case: Case) -> tuple[str, ...]:
-    """Give the steps at which the run is now, each once; none when it has stopped."""
+    """Return the steps at which the run is now, each once; none when it has stopped."""
     if case.run.stopped:
         return ()
     manual = [case.run.manual_state.step] if case.run.manual_state is not None else []
@@ -132,17 +132,17 @@ def current_steps(case: Case) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*manual, *(attempt.step for attempt in at_work)]))
 
 
-def make_nodes(case: Case, seen: Mapping[str, Story], *, history: bool) -> list[GraphNode]:
-    """Give a node for each step: first the declared ones in their order, then what else was seen."""
+def make_nodes(case: Case, seen: Mapping[str, StepHistory], *, history: bool) -> list[GraphNode]:
+    """Return a node for each step: first the declared ones in their order, then others of the facts."""
     declared = tuple(case.definition.steps) if case.definition is not None else ()
     current = set(current_steps(case))
-    deadlines = {each.step: each for each in reversed(open_deadlines(case.run, case.now))}
+    deadlines = {deadline.step: deadline for deadline in reversed(open_deadlines(case.run, case.now))}
     names = dict.fromkeys([*declared, *seen])
     return [_step(case, name, seen.get(name), name in current, deadlines.get(name), history=history) for name in names]
 
 
 def make_end(case: Case, name: str) -> GraphNode:
-    """Give the node of one of the ends, "complete" or "fail"."""
+    """Return the node of one of the ends, "complete" or "fail"."""
     reached = NodeStatus.COMPLETED if name == COMPLETE else NodeStatus.FAILED
     status = NodeStatus.SKIPPED if case.run.terminal else NodeStatus.WAITING
     here = case.run.terminal_status == reached.value
@@ -152,20 +152,20 @@ def make_end(case: Case, name: str) -> GraphNode:
 
 
 def _step(
-    case: Case, name: str, story: Story | None, current: bool, deadline: DeadlineView | None, *, history: bool
+    case: Case, name: str, story: StepHistory | None, current: bool, deadline: DeadlineView | None, *, history: bool
 ) -> GraphNode:
-    story = story or Story()
+    story = story or StepHistory()
     state = case.run.manual_state
     manual = view_manual(state, deadline) if state is not None and state.step == name else None
-    more: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if history:
         latest = story.latest
-        more = {
+        details = {
             "input": shown(story.runnable_input),
             "output": shown(_output(story)),
             "error": shown(latest.error) if latest is not None else None,
             "manual_state": manual,
-            "attempts": tuple(view_attempt(each, case.record) for each in story.attempts),
+            "attempts": tuple(view_attempt(attempt, case.record) for attempt in story.attempts),
         }
     return GraphNode(
         id=name,
@@ -177,11 +177,11 @@ def _step(
         deadline=deadline,
         transition=_transition(story),
         recovery=_recovery(case, name),
-        **more,
+        **details,
     )
 
 
-def _kind(case: Case, name: str, story: Story, *, paused: bool) -> str:
+def _kind(case: Case, name: str, story: StepHistory, *, paused: bool) -> str:
     if name.startswith(COMPENSATE):
         return "compensation"
     step = case.definition.steps.get(name) if case.definition is not None else None
@@ -195,7 +195,7 @@ def _kind(case: Case, name: str, story: Story, *, paused: bool) -> str:
     return "unknown"
 
 
-def _status(case: Case, name: str, story: Story) -> NodeStatus:
+def _status(case: Case, name: str, story: StepHistory) -> NodeStatus:
     state, latest = case.run.manual_state, story.latest
     if state is not None and state.step == name:
         return NodeStatus.PAUSED
@@ -212,12 +212,12 @@ def _status(case: Case, name: str, story: Story) -> NodeStatus:
     return _of_attempt(case, latest)
 
 
-def _of_manual(case: Case, name: str, story: Story) -> NodeStatus:
-    """Give the state of a manual step at which the run does not stand now."""
+def _of_manual(case: Case, name: str, story: StepHistory) -> NodeStatus:
+    """Return the state of a manual step at which the run does not stand now."""
     asked = case.record.last("manual_step_paused", name)
     answered = case.record.last("manual_step_resolved", name)
     if answered is None or story.resolution is None or (asked is not None and asked.position > answered.position):
-        return NodeStatus.CANCELLED  # the run ended before anybody decided
+        return NodeStatus.CANCELLED  # the run ended before a decision
     return NodeStatus.REJECTED if story.resolution.action == "rejected" else NodeStatus.COMPLETED
 
 
@@ -242,13 +242,13 @@ def _of_attempt(case: Case, attempt: Attempt) -> NodeStatus:
     return NodeStatus.DEFERRED if case.deferral_of(attempt) is not None else NodeStatus.SCHEDULED
 
 
-def _output(story: Story) -> Any:
+def _output(story: StepHistory) -> Any:
     if story.resolution is not None:
         return story.resolution.result
     return story.outcome.result if story.outcome is not None else None
 
 
-def _transition(story: Story) -> dict[str, Any] | None:
+def _transition(story: StepHistory) -> dict[str, Any] | None:
     fact = story.resolution or story.outcome
     return shown_object(fact.transition) if fact is not None and fact.transition is not None else None
 

@@ -1,4 +1,4 @@
-"""How a graph is told in words and colours, the same in every picture. A colour never says anything alone."""
+"""The words and colours of a graph, the same in every picture. What a colour says, a word says too."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ COLOURS: dict[NodeStatus, Colour] = {
 
 
 def node_lines(node: GraphNode) -> list[str]:
-    """Give the two lines of a box: its name, and what kind of thing is in which state, how often."""
+    """Return the two lines of a box: its name, and its kind, status and counts."""
     if node.kind == "end":
         return [node.id]
     status = node.status.value.replace("_", " ")
@@ -50,7 +50,7 @@ def node_lines(node: GraphNode) -> list[str]:
 
 
 def edge_label(edge: GraphEdge) -> str:
-    """Give what is said beside an edge: its outcome if not `ok`, its condition, and how often it was taken."""
+    """Return the label of an edge: its outcome if not `ok`, its condition, and how often it was taken."""
     if edge.type == "compensation":
         return "undo"
     parts = [

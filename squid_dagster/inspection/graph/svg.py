@@ -28,7 +28,7 @@ _NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 _ROLE = 'role="img" aria-labelledby="title desc"'
 _FONT = 'font-family="system-ui, sans-serif"'
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-# Colours that differ enough from white and from black; dashes say the same to whoever sees no colours.
+# Colours that differ enough from white and from black; dashes say the same without colours.
 _STROKES = {
     EdgeStatus.CHOSEN: ("#2563eb", 2.5, ""),
     EdgeStatus.PENDING: ("#64748b", 1.5, ""),
@@ -70,7 +70,7 @@ def _size(width: float, height: float) -> str:
 
 
 def _described(nodes: Iterable[GraphNode]) -> str:
-    """Say in words what the picture shows."""
+    """Return a description of the picture."""
     return "; ".join(f"{node.id}: {node.status.value.replace('_', ' ')}" for node in nodes) or "no steps"
 
 

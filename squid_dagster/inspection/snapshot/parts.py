@@ -17,7 +17,7 @@ _ENVELOPE = frozenset({"type", "run_id", "occurred_at"})
 
 
 def visit_of(idempotency_key: str) -> int:
-    """Give the number of a visit from its key; 1 where the key says nothing of it."""
+    """Return the number of a visit from its key; 1 where the key has none."""
     number = idempotency_key.rpartition(":")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 1
 
@@ -205,9 +205,11 @@ def view_manual(state: ManualState, deadline: DeadlineView | None) -> ManualView
     return ManualView(state.step, state.kind, state.paused_at, shown_object(state.metadata), deadline)
 
 
-def view_anomaly(found: Anomaly) -> AnomalyView:
+def view_anomaly(anomaly: Anomaly) -> AnomalyView:
     """Show an anomaly."""
-    return AnomalyView(found.reason.value, found.entry_type, found.subject, found.thread, found.seq, found.position)
+    return AnomalyView(
+        anomaly.reason.value, anomaly.entry_type, anomaly.subject, anomaly.thread, anomaly.seq, anomaly.position
+    )
 
 
 def view_entry(entry: Entry, record: Record) -> dict[str, Any]:

@@ -127,14 +127,15 @@ def snapshot(case: Case, *, include_history: bool = False) -> RunSnapshot:
         error=None if run.terminal_error is None else shown_object(run.terminal_error),
         manual_state=None
         if manual is None
-        else view_manual(manual, next((each for each in deadlines if each.runnable_key is None), None)),
+        else view_manual(manual, next((deadline for deadline in deadlines if deadline.runnable_key is None), None)),
         command_history=tuple(view_command(entry) for entry in record.every("run_signal_received")),
         thread_revisions=_revisions(record, case.queue),
         planned_runnables=tuple(
-            view_runnable(each, record) for each in sorted(runnables, key=lambda runnable: runnable.runnable_key)
+            view_runnable(runnable, record)
+            for runnable in sorted(runnables, key=lambda runnable: runnable.runnable_key)
         ),
         applied_runnable_keys=tuple(run.applied),
-        pending_dispatches=tuple(view_runnable(each, record) for each in case.missing.schedules),
+        pending_dispatches=tuple(view_runnable(runnable, record) for runnable in case.missing.schedules),
         pending_results=_attempts(case.missing.results, record),
         visible_attempts=_attempts(case.visible, record),
         scheduled_attempts=_attempts(case.scheduled, record),
@@ -145,18 +146,18 @@ def snapshot(case: Case, *, include_history: bool = False) -> RunSnapshot:
         deadline=deadlines[0] if deadlines else None,
         started_at=start.occurred_at if start is not None else None,
         ended_at=run.ended_at,
-        anomalies=tuple(view_anomaly(each) for each in record.unit.anomalies),
+        anomalies=tuple(view_anomaly(anomaly) for anomaly in record.unit.anomalies),
         history=tuple(view_entry(entry, record) for entry in record.entries) if include_history else None,
     )
 
 
 def _attempts(attempts: Sequence[Attempt], record: Record) -> tuple[AttemptView, ...]:
-    return tuple(view_attempt(each, record) for each in attempts)
+    return tuple(view_attempt(attempt, record) for attempt in attempts)
 
 
 def _sorted(record: Record) -> list[Attempt]:
     attempts = record.unit.dispatch.attempts.values()
-    return sorted(attempts, key=lambda each: (each.visible_at, each.runnable_key, each.attempt_number))
+    return sorted(attempts, key=lambda attempt: (attempt.visible_at, attempt.runnable_key, attempt.attempt_number))
 
 
 def _outputs(case: Case) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def _outputs(case: Case) -> dict[str, Any]:
     for visit in visits(case.run):
         if visit.succeeded and not visit.runnable.step.startswith(COMPENSATE):
             results[visit.runnable.step] = visit.fact.result
-    return shown_object({**results, **{each.step: each.result for each in case.run.resolutions}})
+    return shown_object({**results, **{resolution.step: resolution.result for resolution in case.run.resolutions}})
 
 
 def _parent(context: JsonObject) -> dict[str, Any] | None:

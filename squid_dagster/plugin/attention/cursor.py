@@ -1,4 +1,4 @@
-"""What the attention sensor has told already: its cursor. A hint, kept by Dagster; whoever loses it tells once more.
+"""`Memory`: what the attention sensor has reported, as its cursor. A hint: once it is lost, open items come once more.
 
 Things that are open are gone through in passes, which may take several ticks. What a whole pass does not meet any more
 is forgotten, so the memory is as large as what is open, and no larger than its limit.
@@ -11,68 +11,70 @@ from hashlib import blake2b
 from typing import Any
 
 from squid_dagster.inspection.attention_items import KINDS, ItemCursor
-from squid_dagster.plugin.attention.items import Anchor
+from squid_dagster.plugin.attention.items import AnomalyPosition
 
 VERSION = 1
 MAX_OPEN = 2000  # of each kind: beyond that a pass ends, and what it did not reach is not told one by one
 
 
 @dataclass(slots=True)
-class Pass:
+class KindProgress:
     """How far one kind has been gone through: what was told, what this pass has met, where it goes on."""
 
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     met: set[str] = field(default_factory=set)
     place: ItemCursor = None
 
     def knows(self, key: str) -> bool:
-        """Tell whether this was told."""
-        return _mark(key) in self.told
+        """Return whether this was reported."""
+        return _mark(key) in self.reported
 
-    def meet(self, key: str, *, told: bool) -> None:
+    def meet(self, key: str, *, reported: bool) -> None:
         """Remember that it is still open and, if so, that it was told."""
         self.met.add(_mark(key))
-        if told:
-            self.told.add(_mark(key))
+        if reported:
+            self.reported.add(_mark(key))
 
     def turn(self, place: ItemCursor) -> None:
-        """Go on from there next time. At the end, forget what is not open any more, and begin again."""
+        """Set where the next tick goes on. At the end, forget what is not open any more, and begin again."""
         self.place = place
         if place is None or len(self.met) >= MAX_OPEN:
-            self.told, self.met, self.place = self.told & self.met, set(), None
+            self.reported, self.met, self.place = self.reported & self.met, set(), None
 
 
 @dataclass(slots=True)
 class Memory:
     """Everything that the sensor knows of its earlier ticks. `history` is the position at its first one."""
 
-    passes: dict[str, Pass] = field(default_factory=lambda: {kind: Pass() for kind in KINDS})
-    anchor: Anchor | None = None
+    passes: dict[str, KindProgress] = field(default_factory=lambda: {kind: KindProgress() for kind in KINDS})
+    anchor: AnomalyPosition | None = None
     history: int | None = None
 
     @classmethod
     def read(cls, cursor: str | None) -> "Memory":
         """Read a cursor. One that is missing, damaged or of another version is no memory at all."""
         try:
-            found: Any = json.loads(cursor or "")
-            if found["version"] != VERSION:
+            memory: Any = json.loads(cursor or "")
+            if memory["version"] != VERSION:
                 return cls()
             passes = {
-                kind: Pass(set(map(str, each["told"])), set(map(str, each["met"])), _place(each["place"]))
-                for kind, each in found["passes"].items()
+                kind: KindProgress(
+                    set(map(str, progress["told"])), set(map(str, progress["met"])), _place(progress["place"])
+                )
+                for kind, progress in memory["passes"].items()
                 if kind in KINDS
             }
-            anchor = None if found["anchor"] is None else Anchor(*_anchored(*found["anchor"]))
-            history = None if found["history"] is None else int(found["history"])
+            anchor = None if memory["anchor"] is None else AnomalyPosition(*_anchored(*memory["anchor"]))
+            history = None if memory["history"] is None else int(memory["history"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
-        return cls({kind: passes.get(kind, Pass()) for kind in KINDS}, anchor, history)
+        return cls({kind: passes.get(kind, KindProgress()) for kind in KINDS}, anchor, history)
 
     def write(self) -> str:
-        """Give the cursor. The same memory always gives the same text."""
+        """Return the cursor. The same memory always gives the same text."""
         passes = {
-            kind: {"told": sorted(each.told), "met": sorted(each.met), "place": each.place}
-            for kind, each in self.passes.items()
+            kind: {"told": sorted(progress.reported), "met": sorted(progress.met), "place": progress.place}
+            for kind, progress in self.passes.items()
         }
         whole = {"version": VERSION, "passes": passes, "anchor": self.anchor, "history": self.history}
         return json.dumps(whole, separators=(",", ":"))

@@ -15,7 +15,7 @@ ANOMALY = "anomaly"
 PAGE = 500  # read in one tick, of each kind; the next tick goes on from there
 
 
-class Anchor(NamedTuple):
+class AnomalyPosition(NamedTuple):
     """The place of the last reported anomaly: a journal that has another entry there is another journal."""
 
     position: int
@@ -51,34 +51,34 @@ def described(squid: Squid, item: AttentionItem) -> AttentionItem | None:
     return replace(item, summary=explanation.summary, step=item.step or explanation.step, actions=calls)
 
 
-def anomalies_after(squid: Squid, anchor: Anchor | None, horizon: int) -> list[Anomaly] | None:
+def anomalies_after(squid: Squid, anchor: AnomalyPosition | None, horizon: int) -> list[Anomaly] | None:
     """Return anomalies after the anchor up to the horizon, by position; None if the anchor is of another journal."""
     anomalies = squid.runtime.queries.anomalies(None, PAGE, 0 if anchor is None else anchor.position - 1)
     if anchor is not None:
-        first = [each for each in anomalies if each.position == anchor.position]
+        first = [anomaly for anomaly in anomalies if anomaly.position == anchor.position]
         if not first or (first[0].thread, first[0].seq) != (anchor.thread, anchor.seq):
             return None
         anomalies = anomalies[len(first) :]
-    return [each for each in anomalies if each.position <= horizon]
+    return [anomaly for anomaly in anomalies if anomaly.position <= horizon]
 
 
 def anomaly_items(
     squid: Squid, anomalies: list[Anomaly], history: int
-) -> Iterator[tuple[AttentionItem | None, Anchor]]:
+) -> Iterator[tuple[AttentionItem | None, AnomalyPosition]]:
     """Yield an item for anomalies, several of one run in a row as one, each with its anchor.
 
     Up to the position `history`, that of the first tick, anomalies of ended runs give no item.
     """
-    for run_id, group in groupby(anomalies, key=lambda each: each.run_id):
+    for run_id, group in groupby(anomalies, key=lambda anomaly: anomaly.run_id):
         several = list(group)
         last = several[-1]
         row = squid.runtime.queries.get_run(run_id) if run_id is not None else None
         ended = row is not None and row.terminal_status is not None
-        anchor = Anchor(last.position, last.thread, last.seq)
+        anchor = AnomalyPosition(last.position, last.thread, last.seq)
         if ended and last.position <= history:
             yield None, anchor
             continue
-        reasons = Counter(f"{each.reason.value.replace('_', ' ')} ({each.entry_type})" for each in several)
+        reasons = Counter(f"{anomaly.reason.value.replace('_', ' ')} ({anomaly.entry_type})" for anomaly in several)
         counted = ", ".join(f"{count} × {reason}" if count > 1 else reason for reason, count in reasons.most_common(10))
         where = f"thread {last.thread!r}, revision {last.seq}"
         yield (

@@ -57,7 +57,7 @@ def build_attention_sensor(
 
 
 class _Tick:
-    """One look at the journal: what is new is told, what was told is remembered."""
+    """One tick: new items are reported, and remembered as reported."""
 
     def __init__(self, squid: Squid, memory: Memory, on_message: OnMessage | None, log: logging.Logger) -> None:
         self._squid = squid
@@ -69,7 +69,7 @@ class _Tick:
         self._later = 0
 
     def attend(self) -> str:
-        """Tell what is new; say in one text what that was, and what is open."""
+        """Report what is new; return in one text what that was, and what is open."""
         for kind in KINDS:
             self._go_through(kind)
         self._follow_anomalies()
@@ -77,11 +77,11 @@ class _Tick:
 
     def _go_through(self, kind: str) -> None:
         progress = self._memory.passes[kind]
-        found, place = look(self._squid, kind, progress.place)
-        for item in found:
-            progress.meet(item.key, told=not progress.knows(item.key) and self._tell(item))
+        page = look(self._squid, kind, progress.place)
+        for item in page.items:
+            progress.meet(item.key, reported=not progress.knows(item.key) and self._tell(item))
         self._open[kind] = len(progress.met)
-        progress.turn(place)
+        progress.turn(page.next_cursor)
 
     def _follow_anomalies(self) -> None:
         squid, memory = self._squid, self._memory
@@ -89,13 +89,13 @@ class _Tick:
         for _ in range(_PAGES):
             if memory.history is None:
                 memory.history = horizon
-            found = anomalies_after(squid, memory.anchor, horizon)
-            if found is None:
+            anomalies = anomalies_after(squid, memory.anchor, horizon)
+            if anomalies is None:
                 memory.anchor, memory.history = None, None
                 continue
-            if not found:
+            if not anomalies:
                 return
-            for item, anchor in anomaly_items(squid, found, memory.history):
+            for item, anchor in anomaly_items(squid, anomalies, memory.history):
                 if item is not None and not self._tell(item):
                     return
                 memory.anchor = anchor
@@ -110,10 +110,10 @@ class _Tick:
         if self._on_message is not None:
             try:
                 self._on_message(whole)
-            except Exception as error:  # noqa: BLE001  somebody else's code: it keeps nothing else from being told
+            except Exception as error:  # noqa: BLE001  the user's code: other items are reported nevertheless
                 # Not what it says: that may quote the address, and with it the token, of wherever messages go.
-                told = f"on_message raised {type(error).__name__}, and is asked again at the next tick"
-                self._log.error(f"{told}: {whole}")
+                complaint = f"on_message raised {type(error).__name__}, and is asked again at the next tick"
+                self._log.error(f"{complaint}: {whole}")
                 return False
         self._log.warning(str(whole))
         self._told.append(whole)

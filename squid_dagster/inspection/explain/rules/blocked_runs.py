@@ -1,4 +1,4 @@
-"""Rules about runs that wait for somebody: a decision, a definition, a look at a dead letter, or recovery."""
+"""Rules about runs that wait for a decision, a definition, the retry of a dead letter, or recovery."""
 
 from typing import Any
 
@@ -56,14 +56,14 @@ def held(case: Case) -> Diagnosis | None:
         RunReason.HELD,
         f"The run was started with {persisted} (fingerprint {hold.persisted_fingerprint[:12]}), but {have}: "
         "it goes on once its own version is registered.",
-        details={**hold._asdict(), "claimed_attempts": [each.runnable_key for each in case.claimed]},
+        details={**hold._asdict(), "claimed_attempts": [attempt.runnable_key for attempt in case.claimed]},
         actions=(_register(case), cancel(case.record.run_id)),
         proofs=(case.record.first("run_started"),),
     )
 
 
 def _whose(case: Case, attempt: Attempt, alone: bool) -> str:
-    """Return what is known of who ended the worker of the last delivery; nothing if that worker lived to tell."""
+    """Return what is known of what ended the last delivery's worker; nothing if that worker reported the failure."""
     letter = case.record.last("attempt_dead_lettered", attempt.runnable_key)
     if letter is None or getattr(letter.fact, "claim_id", None) is not None:
         return ""
@@ -93,14 +93,14 @@ def dead_letter(case: Case) -> Diagnosis | None:
         },
         (
             *(
-                Action("retry_attempt", f"squid.retry_attempt({case.record.run_id!r}, {each.runnable_key!r})")
-                for each in case.missing.dead_letters
+                Action("retry_attempt", f"squid.retry_attempt({case.record.run_id!r}, {letter.runnable_key!r})")
+                for letter in case.missing.dead_letters
             ),
             cancel(case.record.run_id),
         ),
         tuple(
-            case.record.last(type_name, each.runnable_key)
-            for each in case.missing.dead_letters
+            case.record.last(type_name, letter.runnable_key)
+            for letter in case.missing.dead_letters
             for type_name in ("attempt_claimed", "attempt_dead_lettered")
         ),
     )
@@ -117,7 +117,7 @@ def result_pending_apply(case: Case) -> Diagnosis | None:
         first.step,
         _keys(case.missing.results),
         (recover(),),
-        tuple(case.record.first("attempt_completed", each.runnable_key) for each in case.missing.results),
+        tuple(case.record.first("attempt_completed", attempt.runnable_key) for attempt in case.missing.results),
     )
 
 
@@ -134,9 +134,9 @@ def failure_pending_apply(case: Case) -> Diagnosis | None:
         {**_keys(case.missing.failures), "error": shown(first.error)},
         (recover(),),
         tuple(
-            case.record.first("attempt_failed", each.runnable_key)
-            or case.record.first("attempt_dead_lettered", each.runnable_key)
-            for each in case.missing.failures
+            case.record.first("attempt_failed", attempt.runnable_key)
+            or case.record.first("attempt_dead_lettered", attempt.runnable_key)
+            for attempt in case.missing.failures
         ),
     )
 
@@ -146,7 +146,7 @@ def pending_schedule(case: Case) -> Diagnosis | None:
     if not case.missing.schedules:
         return None
     first = case.missing.schedules[0]
-    keys = [each.runnable_key for each in case.missing.schedules]
+    keys = [runnable.runnable_key for runnable in case.missing.schedules]
     return Diagnosis(
         RunReason.PLANNED_DISPATCH_PENDING_SCHEDULE,
         f"Step {first.step!r} is planned, but not on the queue yet.",
@@ -172,4 +172,4 @@ def _settled(attempt: Attempt) -> str:
 
 
 def _keys(attempts: tuple[Attempt, ...]) -> dict[str, Any]:
-    return {"count": len(attempts), "runnable_keys": [each.runnable_key for each in attempts]}
+    return {"count": len(attempts), "runnable_keys": [attempt.runnable_key for attempt in attempts]}

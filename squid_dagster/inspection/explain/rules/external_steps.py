@@ -29,7 +29,7 @@ def waiting_external(case: Case) -> Diagnosis | None:
         first.step,
         {
             "count": len(case.external),
-            "runnable_keys": [each.runnable_key for each in case.external],
+            "runnable_keys": [attempt.runnable_key for attempt in case.external],
             "external": shown_object(external),
             "waiting_since": first.visible_at,
             "requested_at": None if launch is None else launch.requested_at,
@@ -38,7 +38,7 @@ def waiting_external(case: Case) -> Diagnosis | None:
             **({"queue_paused": True} if case.queue_paused else {}),
         },
         (*_actions(case, launch), cancel(run_id)),
-        tuple(proof for each in case.external for proof in _proofs(case, each)),
+        tuple(proof for attempt in case.external for proof in _proofs(case, attempt)),
     )
 
 
@@ -64,7 +64,7 @@ def _actions(case: Case, launch: Launch | None) -> tuple[Action, ...]:
 
 
 def _proofs(case: Case, attempt: Attempt) -> tuple[Entry | None, ...]:
-    """Give the facts that put the attempt where it waits, and those that say who was asked for it."""
+    """Return the facts that put the attempt where it waits, and those that say which system was asked for it."""
     record, key = case.record, attempt.runnable_key
     signals = [
         entry

@@ -1,4 +1,4 @@
-"""Rules about runs whose work is on a queue: waiting for a worker, with one, or for a time; and what is left then."""
+"""Rules about runs whose work is on a queue: waiting for a worker, claimed by one, or not due yet; and all others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def queue_paused(case: Case) -> Diagnosis | None:
         due[0].step,
         {**_keys(due), "queue": case.queue},
         (Action("resume_queue", f"squid.resume_queue({case.queue!r})"),),
-        (fact, *(_origin(case, each) for each in due)),
+        (fact, *(_origin(case, attempt) for attempt in due)),
     )
 
 
@@ -52,14 +52,14 @@ def no_worker_for_queue(case: Case) -> Diagnosis | None:
         due[0].step,
         {**_keys(due), "queue": case.queue, "workers": _names(case.workers)},
         (Action("start_worker", f"squid.worker({case.queue!r})"),),
-        tuple(_origin(case, each) for each in due),
+        tuple(_origin(case, attempt) for attempt in due),
     )
 
 
 def no_worker_for_definition(case: Case) -> Diagnosis | None:
     """Explain a run with work that no worker of its queue has the definition of."""
     due = (*case.visible, *case.expired)
-    if not due or case.workers is None or any(_takers(case, each) for each in due):
+    if not due or case.workers is None or any(_takers(case, attempt) for attempt in due):
         return None
     first = due[0]
     version = f"version {first.definition_version!r} of " if first.definition_version is not None else ""
@@ -84,7 +84,7 @@ def no_worker_for_definition(case: Case) -> Diagnosis | None:
                 f"in a process that has {version}workflow {first.workflow!r} registered",
             ),
         ),
-        tuple(_origin(case, each) for each in due),
+        tuple(_origin(case, attempt) for attempt in due),
     )
 
 
@@ -92,7 +92,7 @@ def expired_claim(case: Case) -> Diagnosis | None:
     """Explain a run with an attempt whose worker has let its lease run out."""
     if not case.expired:
         return None
-    first = min(case.expired, key=lambda each: each.lease_until or each.last_at)
+    first = min(case.expired, key=lambda attempt: attempt.lease_until or attempt.last_at)
     over = _waited(case, first)
     spent = out_of_deliveries(first)
     next_ = "becomes a dead letter" if spent else _next_delivery(first)
@@ -110,7 +110,7 @@ def expired_claim(case: Case) -> Diagnosis | None:
             **_workers(case, first),
         },
         (wait(f"a worker of queue {case.queue!r} takes it over by itself"), recover()),
-        tuple(proof for each in case.expired for proof in _lease(case, each)),
+        tuple(proof for attempt in case.expired for proof in _lease(case, attempt)),
     )
 
 
@@ -134,7 +134,7 @@ def compensating(case: Case) -> Diagnosis | None:
         first.step,
         {**_keys(at_work), "error": shown(case.failure)},
         (wait("the run ends as failed when its steps are undone"),),
-        tuple(proof for each in at_work for proof in (_lease(case, each) or (_origin(case, each),))),
+        tuple(proof for attempt in at_work for proof in (_lease(case, attempt) or (_origin(case, attempt),))),
     )
 
 
@@ -147,14 +147,14 @@ def attempt_visible(case: Case) -> Diagnosis | None:
     full = bool(takers) and all(worker.running >= worker.capacity for worker in takers)
     busy = f"; other attempts of the run are being worked on ({len(case.claimed)})" if case.claimed else ""
     busy += f"; all live workers that could take it are busy ({len(takers)})" if full else ""
-    more = (Action("start_worker", f"squid.worker({case.queue!r})"),) if full else ()
+    more_workers = (Action("start_worker", f"squid.worker({case.queue!r})"),) if full else ()
     return Diagnosis(
         RunReason.ATTEMPT_VISIBLE,
         f"{named(first.step)} has been waiting for a worker of queue {case.queue!r} for {_waited(case, first)}{busy}.",
         first.step,
         {**_keys(case.visible), "visible_since": first.visible_at, **_workers(case, first)},
-        (wait(f"the next free worker of queue {case.queue!r} takes it"), *more),
-        tuple(_origin(case, each) for each in case.visible),
+        (wait(f"the next free worker of queue {case.queue!r} takes it"), *more_workers),
+        tuple(_origin(case, attempt) for attempt in case.visible),
     )
 
 
@@ -162,7 +162,7 @@ def attempt_claimed(case: Case) -> Diagnosis | None:
     """Explain a run with work that a worker holds."""
     if not case.claimed:
         return None
-    first = min(case.claimed, key=lambda each: each.lease_until or each.last_at)
+    first = min(case.claimed, key=lambda attempt: attempt.lease_until or attempt.last_at)
     claim = case.record.last("attempt_claimed", first.runnable_key)
     since = f" for {span(case.now - claim.fact.occurred_at)}" if claim is not None else ""
     until = f" (lease until {when(first.lease_until)})" if first.lease_until is not None else ""
@@ -178,7 +178,7 @@ def attempt_claimed(case: Case) -> Diagnosis | None:
             "deliveries": first.deliveries,
         },
         (wait("the worker completes it, or its lease runs out and another worker takes it"),),
-        tuple(proof for each in case.claimed for proof in _lease(case, each)),
+        tuple(proof for attempt in case.claimed for proof in _lease(case, attempt)),
     )
 
 
@@ -187,7 +187,7 @@ def scheduled_for_later(case: Case) -> Diagnosis | None:
     if not case.scheduled:
         return None
     first = case.scheduled[0]
-    reason, clause, more = _why_later(case, first)
+    reason, clause, details = _why_later(case, first)
     return Diagnosis(
         reason,
         f"{clause} at {when(first.visible_at)}, in {span(first.visible_at - case.now)}.",
@@ -195,11 +195,11 @@ def scheduled_for_later(case: Case) -> Diagnosis | None:
         {
             **_keys(case.scheduled),
             "next_visible_at": first.visible_at,
-            **more,
+            **details,
             **({"queue_paused": True} if case.queue_paused else {}),
         },
         (wait(f"until {when(first.visible_at)}"),),
-        tuple(_origin(case, each) for each in case.scheduled),
+        tuple(_origin(case, attempt) for attempt in case.scheduled),
     )
 
 
@@ -246,14 +246,14 @@ def nothing_open(case: Case) -> Diagnosis:
 
 
 def _origin(case: Case, attempt: Attempt) -> Entry | None:
-    """Give the fact that made an unclaimed attempt visible, or will have."""
+    """Return the fact by which an unclaimed attempt is visible, or will be."""
     record, key = case.record, attempt.runnable_key
-    found = [record.last(name, key) for name in ("attempt_released", "attempt_scheduled", RETRY, "attempt_claimed")]
-    return max((each for each in found if each is not None), key=lambda entry: entry.position, default=None)
+    entries = [record.last(name, key) for name in ("attempt_released", "attempt_scheduled", RETRY, "attempt_claimed")]
+    return max((entry for entry in entries if entry is not None), key=lambda entry: entry.position, default=None)
 
 
 def _lease(case: Case, attempt: Attempt) -> tuple[Entry, ...]:
-    """Give the facts that say who holds an attempt, and until when; none for one that nobody holds."""
+    """Return the facts that say which worker holds an attempt, and until when; none for one without a claim."""
     claim = case.record.last("attempt_claimed", attempt.runnable_key)
     if attempt.owner_id is None or claim is None:
         return ()
@@ -283,4 +283,4 @@ def _waited(case: Case, attempt: Attempt) -> str:
 
 
 def _keys(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    return {"count": len(attempts), "runnable_keys": [each.runnable_key for each in attempts]}
+    return {"count": len(attempts), "runnable_keys": [attempt.runnable_key for attempt in attempts]}

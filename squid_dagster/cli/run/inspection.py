@@ -1,4 +1,4 @@
-"""`squid run list|inspect|explain|graph|timeline`: looking at runs, and changing nothing."""
+"""`squid run list|inspect|explain|graph|timeline`: show runs, and change nothing."""
 
 from contextlib import nullcontext
 from datetime import datetime
@@ -89,7 +89,7 @@ def inspect(place: Place, as_json: bool, run_id: str, history: bool, **moment: A
 @_at_a_moment
 @with_workflows
 def explain(place: Place, as_json: bool, run_id: str, **moment: Any) -> None:
-    """Say why a run is where it is, which facts show that, and what can be done; or why it was there.
+    """Explain why a run is where it is, which facts show that, and what can be done; or why it was there.
 
     Of the past, no worker and no pause of a queue is known, and nothing can be done.
     """
@@ -126,7 +126,7 @@ def graph(place: Place, as_json: bool, run_id: str, form: str | None, **moment: 
 @_at_a_moment
 @on_journal
 def timeline(place: Place, as_json: bool, run_id: str, **moment: Any) -> None:
-    """Tell what happened to a run, in order, refused facts too."""
+    """Show what happened to a run, in order, refused facts too."""
     with open_squid(place) as squid:
         events = squid.inspect_run_timeline(run_id, **moment)
-    emit(as_json, {"run_id": run_id, "events": [each.to_dict() for each in events]}, *timeline_shown(events))
+    emit(as_json, {"run_id": run_id, "events": [event.to_dict() for event in events]}, *timeline_shown(events))

@@ -10,7 +10,7 @@ from squid_dagster.protocol.folds.plan_state import FAIL
 
 
 def terminal(case: Case) -> Diagnosis | None:
-    """Explain a run that has ended: how, when and, where it is on record, because of what or whom."""
+    """Explain a run that has ended: how, when and, where it is on record, and what caused it."""
     run = case.run
     if run.terminal_status is None:
         return None
@@ -41,26 +41,27 @@ def terminal(case: Case) -> Diagnosis | None:
 
 def quarantined(case: Case) -> Diagnosis | None:
     """Explain a run that was stopped because one of its entries cannot be read."""
-    found = case.run.quarantine
-    if found is None:
+    quarantine = case.run.quarantine
+    if quarantine is None:
         return None
-    proofs = [e for e in case.record.entries if (e.thread, e.seq) == (found.thread, found.seq)]
-    reason = without_values(found.reason)
+    proofs = [e for e in case.record.entries if (e.thread, e.seq) == (quarantine.thread, quarantine.seq)]
+    reason = without_values(quarantine.reason)
     return Diagnosis(
         RunReason.QUARANTINED,
-        f"The run is quarantined: entry {found.seq} of thread {found.thread!r} cannot be read ({brief(reason)}).",
-        details={"thread": found.thread, "revision": found.seq, "reason": reason},
+        f"The run is quarantined: entry {quarantine.seq} of thread {quarantine.thread!r} cannot be read "
+        f"({brief(reason)}).",
+        details={"thread": quarantine.thread, "revision": quarantine.seq, "reason": reason},
         actions=(inspect_history(case.record.run_id), cancel(case.record.run_id)),
         proofs=(*proofs, case.record.first("entry_quarantined")),
     )
 
 
 def unreadable_entry(case: Case) -> Diagnosis | None:
-    """Explain a run with an entry that cannot be read, and that nobody has quarantined yet."""
-    found = case.record.unreadable
-    if not found:
+    """Explain a run with an entry that cannot be read, and that is not quarantined yet."""
+    unreadable = case.record.unreadable
+    if not unreadable:
         return None
-    entry = found[0]
+    entry = unreadable[0]
     reason = without_values(entry.fact.reason) if isinstance(entry.fact, MalformedFact) else ""
     return Diagnosis(
         RunReason.UNREADABLE_ENTRY,
@@ -71,10 +72,10 @@ def unreadable_entry(case: Case) -> Diagnosis | None:
             "revision": entry.seq,
             "type": entry.fact.type,
             "reason": reason,
-            "unreadable_count": len(found),
+            "unreadable_count": len(unreadable),
         },
         actions=(inspect_history(case.record.run_id),),
-        proofs=tuple(found),
+        proofs=tuple(unreadable),
     )
 
 
@@ -93,7 +94,7 @@ def not_started(case: Case) -> Diagnosis | None:
 
 
 def _failing(case: Case) -> Entry | None:
-    """Give the fact by which the run decided to fail."""
+    """Return the fact by which the run decided to fail."""
     decisions = [*case.record.every("runnable_applied"), *case.record.every("manual_step_resolved")]
     failing = [e for e in decisions if (getattr(e.fact, "transition", None) or {}).get("to") == FAIL]
     return min(failing, key=lambda entry: entry.position, default=None)
@@ -113,10 +114,12 @@ def _by(signal: Entry | None) -> str:
 
 
 def _replay(case: Case) -> tuple[Action, ...]:
-    """Offer a replay; say so if steps were done that cannot be repeated safely."""
+    """Return the call of a replay, with a note about steps that cannot be repeated safely."""
     run, run_id = case.run, case.record.run_id
     done = [run.planned[key].runnable for key in run.applied if key in run.planned]
-    unsafe = sorted({each.step for each in done if each and (each.recovery or {}).get("irreversible") is True})
+    unsafe = sorted(
+        {runnable.step for runnable in done if runnable and (runnable.recovery or {}).get("irreversible") is True}
+    )
     if not unsafe:
         return (Action("replay", f"squid.replay({run_id!r})", "starts a new run with the same input"),)
     note = f"starts a new run and repeats what cannot be undone: {', '.join(unsafe)}"

@@ -1,4 +1,4 @@
-"""`--where`: which runs a bulk command is about, as pairs of name and value. Reads them, and finds the runs."""
+"""`--where`: which runs a bulk command is about, as pairs of name and value. Parses them, and lists the runs."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def parse_where(text: str) -> dict[str, Any]:
         words = shlex.split(text)
     except ValueError as error:
         raise _bad(f"{text!r:.80} cannot be read: {error}") from None
-    found: dict[str, Any] = {}
+    filters: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not value:
@@ -53,15 +53,15 @@ def parse_where(text: str) -> dict[str, Any]:
         if name not in _NAMES:
             raise _bad(f"{name!r:.60} is no filter: use {', '.join(_NAMES)}")
         argument, read = _NAMES[name]
-        if argument in found:
+        if argument in filters:
             raise _bad(f"{name!r} is given twice")
         try:
-            found[argument] = read(value)
+            filters[argument] = read(value)
         except ValueError as error:
             raise _bad(f"{name}: {error}") from None
-    if not found:
+    if not filters:
         raise _bad(f"it would be about every run: name at least one of {', '.join(_NAMES)}")
-    return found
+    return filters
 
 
 def where_option(_: click.Context, __: click.Parameter, text: str | None) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ def where_option(_: click.Context, __: click.Parameter, text: str | None) -> dic
 
 
 def find_runs(squid: "Squid", wanted: dict[str, Any]) -> "Iterator[RunSummary]":
-    """Give all runs that fit, newest first. Raises `InvalidArgument` for a filter that makes no sense."""
+    """Yield all runs that fit, newest first. Raises `InvalidArgument` for a filter that makes no sense."""
     cursor: str | None = None
     while True:
         page = squid.list_runs(**wanted, limit=_PAGE, cursor=cursor)
