@@ -19,7 +19,7 @@ from squid_dagster.runtime.adapters import RuntimeOptions, SquidOptions, Workflo
 from squid_dagster.runtime.commands import child_runs, cron_starts, run_commands, run_start, signal_router, signals
 from squid_dagster.runtime.commands.cloudevents import SOURCE, check_sources
 from squid_dagster.runtime.commands.run_start import Payload, RunOptions, StartOptions, WorkflowRef
-from squid_dagster.runtime.commands.signals import Actor, CommandOptions, DecisionOptions, Receipt, RecordedOptions
+from squid_dagster.runtime.commands.signals import Actor, CommandOptions, DecisionOptions, Receipt, SignalOptions
 from squid_dagster.runtime.execution.single_attempt import execute_one
 from squid_dagster.runtime.recovery import recovery
 from squid_dagster.runtime.worker.options import WorkerOptions
@@ -153,7 +153,7 @@ class Squid(Inspection):
         signal_id: str | None = None,
         intended_window: Mapping[str, str] | None = None,
         queue: str | None = None,
-        **options: Unpack[RecordedOptions],
+        **options: Unpack[SignalOptions],
     ) -> Receipt:
         """Start the run of one window, or of one signal of another scheduler, once. Raises as `cron_starts.start_cron`.
 

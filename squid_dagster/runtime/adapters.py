@@ -108,11 +108,13 @@ def make_runtime(storage: Storage, workflows: Workflows, **options: Unpack[Runti
     """
     registry = Registry(definitions(workflows))
     resources = dict(options.get("resources") or {})
-    missing = {key: each.name for each in registry for key in each.resources if key not in resources}
+    missing = {key: definition.name for definition in registry for key in definition.resources if key not in resources}
     if missing:
         wanted = ", ".join(f"{key!r} (workflow {name!r})" for key, name in sorted(missing.items()))
         raise MissingResource(f"steps ask for resources that were not given: {wanted}; pass resources={{...}}")
-    chance = {name: value for name in ("new_run_id", "random_unit") if (value := options.get(name)) is not None}
+    chance: dict[str, Any] = {
+        name: value for name in ("new_run_id", "random_unit") if (value := options.get(name)) is not None
+    }
     return Runtime(
         storage=storage,
         **adapters(storage, options.get("listen_url"), options.get("notifier"))._asdict(),

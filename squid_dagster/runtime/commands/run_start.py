@@ -19,8 +19,8 @@ from squid_dagster.runtime.commands.derived_ids import derived_run_id
 from squid_dagster.runtime.commands.signals import (
     CommandOptions,
     Receipt,
-    RecordedOptions,
     Signal,
+    SignalOptions,
     SignalType,
     check_key,
     same_json,
@@ -35,7 +35,7 @@ Payload = Mapping[str, object] | BaseModel | None
 WorkflowRef = str | Workflow | Definition
 
 
-class RunOptions(RecordedOptions, total=False):
+class RunOptions(SignalOptions, total=False):
     """How a run is started: by which trigger, on which queue, which version; a higher priority is claimed sooner."""
 
     trigger: str | None

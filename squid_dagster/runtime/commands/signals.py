@@ -21,7 +21,7 @@ from squid_dagster.workflow.values import canonical
 Actor = str | dict[str, JsonValue]
 
 
-class RecordedOptions(TypedDict, total=False):
+class SignalOptions(TypedDict, total=False):
     """What is recorded with a command: who asked for it, why, and more as a JSON object."""
 
     actor: Actor | None
@@ -29,7 +29,7 @@ class RecordedOptions(TypedDict, total=False):
     metadata: Mapping[str, JsonValue] | None
 
 
-class CommandOptions(RecordedOptions, total=False):
+class CommandOptions(SignalOptions, total=False):
     """What every command takes. A repeat under the same `idempotency_key` returns the first receipt."""
 
     idempotency_key: str | None
