@@ -28,23 +28,23 @@ def squid(postgres_virtual: PostgresStorage) -> Iterator[Squid]:
         yield made
 
 
-class Watch:
-    """A sensor with a hook that listens, and the cursor that Dagster keeps for it."""
+class SensorTicks:
+    """Ticks of a sensor with a hook: the items that the hook has received, and the cursor."""
 
     def __init__(self, squid: Squid) -> None:
         self.squid = squid
         self.cursor: str | None = None
-        self.heard: list[AttentionItem] = []
-        self.deaf = False
+        self.received: list[AttentionItem] = []
+        self.hook_fails = False
 
-    def hear(self, item: AttentionItem) -> None:
-        if self.deaf:
+    def receive(self, item: AttentionItem) -> None:
+        if self.hook_fails:
             raise ConnectionError("https://hooks.example.com/services/s3cret")
-        self.heard.append(item)
+        self.received.append(item)
 
     def tick(self) -> str:
         """Evaluate one tick; return its text."""
-        sensor = build_attention_sensor(on_message=self.hear)
+        sensor = build_attention_sensor(on_message=self.receive)
         with dg.DagsterInstance.ephemeral() as instance:
             resources = {"squid": SquidResource.for_testing(self.squid)}
             context = dg.build_sensor_context(instance=instance, cursor=self.cursor, resources=resources)
@@ -55,11 +55,11 @@ class Watch:
         self.cursor = result.cursor
         return str(result.skip_reason.skip_message)
 
-    def news(self) -> list[tuple[str, str | None]]:
+    def new_items(self) -> list[tuple[str, str | None]]:
         """Evaluate one tick; return what is new by kind and run."""
-        before = len(self.heard)
+        before = len(self.received)
         self.tick()
-        return sorted((item.kind, item.run_id) for item in self.heard[before:])
+        return sorted((item.kind, item.run_id) for item in self.received[before:])
 
 
 def anomaly(squid: Squid, run_id: str) -> None:
@@ -76,14 +76,14 @@ def test_a_hook_that_fails_is_asked_again_and_its_message_is_not_shown(
 ) -> None:
     squid.start("halted", run_id="a")
     anomaly(squid, "a")
-    watch = Watch(squid)
-    watch.deaf = True
-    text = watch.tick()
+    ticks = SensorTicks(squid)
+    ticks.hook_fails = True
+    text = ticks.tick()
     assert text == "Nothing new. Open now: 1 waiting."
-    assert "s3cret" not in str(watch.cursor) + text + caplog.text
-    watch.deaf = False
-    assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
-    assert watch.news() == []
+    assert "s3cret" not in str(ticks.cursor) + text + caplog.text
+    ticks.hook_fails = False
+    assert ticks.new_items() == [("anomaly", "a"), ("waiting", "a")]
+    assert ticks.new_items() == []
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_a_hook_that_fails_is_asked_again_and_its_message_is_not_shown(
 )  # fmt: skip
 def test_a_cursor_that_cannot_be_used_is_no_memory(squid: Squid, cursor: str) -> None:
     squid.start("halted", run_id="a")
-    watch = Watch(squid)
-    watch.cursor = cursor
-    assert watch.news() == [("waiting", "a")]
-    assert watch.news() == []
+    ticks = SensorTicks(squid)
+    ticks.cursor = cursor
+    assert ticks.new_items() == [("waiting", "a")]
+    assert ticks.new_items() == []
 
 
 def test_a_cursor_of_another_journal_hides_no_anomaly(squid: Squid) -> None:
     squid.start("halted", run_id="a")
     anomaly(squid, "a")
-    watch = Watch(squid)
+    ticks = SensorTicks(squid)
     memory = Memory(anchor=items.AnomalyPosition(10_000, "squid:dispatch:default", 7), history=20_000)
-    watch.cursor = memory.write()
-    assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
-    assert watch.news() == []
+    ticks.cursor = memory.write()
+    assert ticks.new_items() == [("anomaly", "a"), ("waiting", "a")]
+    assert ticks.new_items() == []
 
 
 def test_while_the_database_cannot_be_reached_ticks_are_skipped_in_our_words() -> None:
@@ -130,9 +130,9 @@ def test_every_kind_is_told_once_with_what_can_be_done(squid: Squid, clock: Virt
     squid.start("failing", run_id="spoilt")
     squid.journal.append("squid:run:spoilt", [facts.quarantined("spoilt")])
     anomaly(squid, "waits")
-    watch = Watch(squid)
-    text = watch.tick()
-    by_kind = {item.kind: item for item in watch.heard}
+    ticks = SensorTicks(squid)
+    text = ticks.tick()
+    by_kind = {item.kind: item for item in ticks.received}
     assert {kind: item.run_id for kind, item in by_kind.items()} == {
         "waiting": "waits", "dead_letter": "dead", "quarantined": "spoilt", "anomaly": "waits",
     }  # fmt: skip
@@ -146,63 +146,63 @@ def test_every_kind_is_told_once_with_what_can_be_done(squid: Squid, clock: Virt
     assert text.startswith(
         "4 new. Open now: 1 waiting, 1 dead letter, 1 quarantined.\n- waiting: run waits of claims: "
     )
-    assert "hunter2" not in text + str(watch.heard)
-    assert watch.tick() == "Nothing new. Open now: 1 waiting, 1 dead letter, 1 quarantined."
+    assert "hunter2" not in text + str(ticks.received)
+    assert ticks.tick() == "Nothing new. Open now: 1 waiting, 1 dead letter, 1 quarantined."
 
 
 def test_a_run_is_held_once_its_definition_is_replaced(squid: Squid) -> None:
     squid.start("claims", {"account": "a", "amount": 1}, run_id="old")
-    assert Watch(squid).news() == []
+    assert SensorTicks(squid).new_items() == []
     with Squid(squid.journal, [claims("2", with_error_route=True)]) as newer:
-        watch = Watch(newer)
-        assert watch.news() == [("held", "old")]
-        assert "version '1'" in watch.heard[0].summary
-        assert watch.news() == []
+        ticks = SensorTicks(newer)
+        assert ticks.new_items() == [("held", "old")]
+        assert "version '1'" in ticks.received[0].summary
+        assert ticks.new_items() == []
 
 
 def test_what_waits_again_is_told_again(squid: Squid, clock: VirtualClock) -> None:
-    watch = Watch(squid)
+    ticks = SensorTicks(squid)
     first = squid.start("halted").run_id
-    assert watch.news() == [("waiting", first)]
+    assert ticks.new_items() == [("waiting", first)]
     squid.resume(first)
     finish(squid)
-    assert watch.tick() == "Nothing new. Nothing is open."
+    assert ticks.tick() == "Nothing new. Nothing is open."
     second = squid.start("halted").run_id
-    assert watch.news() == [("waiting", second)]
+    assert ticks.new_items() == [("waiting", second)]
     dead = squid.start("deadly").run_id
     give_up(squid, clock, dead)
-    assert watch.news() == [("dead_letter", dead)]
+    assert ticks.new_items() == [("dead_letter", dead)]
     squid.retry_attempt(dead)
-    assert watch.news() == []
+    assert ticks.new_items() == []
     assert squid.dispatch_agent().claim_next("somebody", lease=timedelta(minutes=1)) is not None
     clock.advance(timedelta(minutes=2))
     squid.recover()
-    assert watch.news() == [("dead_letter", dead)]
+    assert ticks.new_items() == [("dead_letter", dead)]
 
 
 def test_after_a_wipe_what_is_open_is_told_once_more_and_old_anomalies_of_ended_runs_are_not(squid: Squid) -> None:
     for run_id in ("open", "ended"):
         squid.start("halted", run_id=run_id)
         anomaly(squid, run_id)
-    watch = Watch(squid)
+    ticks = SensorTicks(squid)
     everything = [("anomaly", "ended"), ("anomaly", "open"), ("waiting", "ended"), ("waiting", "open")]
-    assert watch.news() == everything
+    assert ticks.new_items() == everything
     squid.cancel("ended")
-    watch.cursor = None
-    assert watch.news() == [("anomaly", "open"), ("waiting", "open")]
+    ticks.cursor = None
+    assert ticks.new_items() == [("anomaly", "open"), ("waiting", "open")]
     anomaly(squid, "ended")  # what comes after the end is new, by any writer
-    assert watch.news() == [("anomaly", "ended")]
-    assert watch.news() == []
+    assert ticks.new_items() == [("anomaly", "ended")]
+    assert ticks.new_items() == []
 
 
 def test_several_anomalies_of_one_run_are_one_message(squid: Squid) -> None:
     squid.start("halted", run_id="a")
-    watch = Watch(squid)
-    watch.tick()
+    ticks = SensorTicks(squid)
+    ticks.tick()
     for _ in range(3):
         anomaly(squid, "a")
-    watch.tick()
-    (_, second) = watch.heard
+    ticks.tick()
+    (_, second) = ticks.received
     assert second.summary.startswith("3 entries have no effect: 3 × ")
 
 
@@ -213,16 +213,16 @@ def test_many_are_told_over_several_ticks_and_each_once(squid: Squid, monkeypatc
     monkeypatch.setattr(attention, "MAX_ITEMS", 3)
     monkeypatch.setattr(items, "PAGE", 2)
     runs = {squid.start("halted").run_id for _ in range(7)}
-    watch = Watch(squid)
+    ticks = SensorTicks(squid)
     ticks = 0
-    while len(watch.heard) < 7:
-        assert len(watch.news()) <= 3
+    while len(ticks.received) < 7:
+        assert len(ticks.new_items()) <= 3
         ticks += 1
         assert ticks < 20
     late = squid.start("halted").run_id
     for _ in range(10):
-        watch.tick()
-    assert sorted(item.run_id or "" for item in watch.heard) == sorted({*runs, late})
+        ticks.tick()
+    assert sorted(item.run_id or "" for item in ticks.received) == sorted({*runs, late})
 
 
 def test_a_full_tick_leaves_anomalies_for_the_next(squid: Squid, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +231,12 @@ def test_a_full_tick_leaves_anomalies_for_the_next(squid: Squid, monkeypatch: py
         squid.start("halted", run_id=run_id)
     for run_id in ("a", "b", "c"):
         anomaly(squid, run_id)
-    watch = Watch(squid)
-    text = watch.tick()
+    ticks = SensorTicks(squid)
+    text = ticks.tick()
     assert text.startswith("2 new. 2 more are told later. Open now: 3 waiting.")
-    assert watch.news() == [("anomaly", "a"), ("waiting", "a")]
-    assert watch.news() == [("anomaly", "b"), ("anomaly", "c")]
-    assert watch.news() == []
+    assert ticks.new_items() == [("anomaly", "a"), ("waiting", "a")]
+    assert ticks.new_items() == [("anomaly", "b"), ("anomaly", "c")]
+    assert ticks.new_items() == []
 
 
 def test_the_memory_is_no_larger_than_what_is_open_and_has_a_limit(
@@ -245,15 +245,15 @@ def test_the_memory_is_no_larger_than_what_is_open_and_has_a_limit(
     monkeypatch.setattr(attention_memory, "MAX_OPEN", 4)
     monkeypatch.setattr(items, "PAGE", 2)
     runs = [squid.start("halted").run_id for _ in range(6)]
-    watch = Watch(squid)
+    ticks = SensorTicks(squid)
     for _ in range(8):
-        watch.tick()
-    assert [item.run_id for item in watch.heard] == runs[:1:-1]  # the newest four, newest first
+        ticks.tick()
+    assert [item.run_id for item in ticks.received] == runs[:1:-1]  # the newest four, newest first
     for run_id in runs:
         squid.cancel(run_id)
     for _ in range(4):
-        watch.tick()
-    assert Memory.read(watch.cursor).passes["waiting"].reported == set()
+        ticks.tick()
+    assert Memory.read(ticks.cursor).passes["waiting"].reported == set()
 
 
 # --- as Dagster sees it ---------------------------------------------------------------------------------------------

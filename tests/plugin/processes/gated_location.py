@@ -29,8 +29,8 @@ class Number(BaseModel):
     number: int
 
 
-tide = Workflow("tide", payload=Number, version="1")
-rock = Workflow("rock", payload=Number, version="1")
+deferring = Workflow("deferring", payload=Number, version="1")
+holding = Workflow("holding", payload=Number, version="1")
 
 
 def is_open() -> bool:
@@ -38,7 +38,7 @@ def is_open() -> bool:
     return Path(os.environ[GATE]).exists()
 
 
-@tide.step(output="noted")
+@deferring.step(output="noted")
 def note(ctx: StepContext, number: int) -> int:
     """Append to the ledger at once."""
     ledger.call(ctx)
@@ -46,8 +46,8 @@ def note(ctx: StepContext, number: int) -> int:
     return number
 
 
-@tide.step(output="came")
-def come(ctx: StepContext, noted: int) -> int:
+@deferring.step(output="opened")
+def wait_deferred(ctx: StepContext, noted: int) -> int:
     """Append to the ledger when the gate is open; defer until then, so that the attempt is not visible meanwhile."""
     if not is_open():
         raise Defer("the gate is closed", after=timedelta(seconds=4 + noted % 5))
@@ -56,15 +56,15 @@ def come(ctx: StepContext, noted: int) -> int:
     return noted
 
 
-@tide.step
-def go(ctx: StepContext, came: int) -> int:
+@deferring.step
+def finish_deferring(ctx: StepContext, opened: int) -> int:
     """Append to the ledger."""
     ledger.call(ctx)
     ledger.act(ctx)
-    return came
+    return opened
 
 
-@rock.step(output="held")
+@holding.step(output="held")
 def hold(ctx: StepContext, number: int) -> int:
     """Wait with the claim until the gate is open; then append to the ledger."""
     ledger.call(ctx)
@@ -74,16 +74,16 @@ def hold(ctx: StepContext, number: int) -> int:
     return number
 
 
-@rock.step
-def fall(ctx: StepContext, held: int) -> int:
+@holding.step
+def finish_holding(ctx: StepContext, held: int) -> int:
     """Append to the ledger."""
     ledger.call(ctx)
     ledger.act(ctx)
     return held
 
 
-WORKFLOWS = (tide, rock)
-STEPS = {"tide": ("note", "come", "go"), "rock": ("hold", "fall")}
+WORKFLOWS = (deferring, holding)
+STEPS = {"deferring": ("note", "wait_deferred", "finish_deferring"), "holding": ("hold", "finish_holding")}
 
 
 def location() -> dg.Definitions:

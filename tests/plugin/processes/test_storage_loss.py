@@ -17,7 +17,7 @@ from tests.plugin.processes.daemon import Deployment, is_running, wait_for
 from tests.runtime.runs import facts
 from tests.scratch import SCRATCH
 
-RUNS = {"tide": 130, "rock": 70}
+RUNS = {"deferring": 130, "holding": 70}
 ENOUGH = 50
 
 
@@ -52,9 +52,9 @@ def kill_everything(deployment: Deployment) -> None:
 
 def lost_claims(deployment: Deployment) -> int:
     """Count claims of which nothing was heard any more, because their worker was killed."""
-    runs = deployment.squid.list_runs(limit=500, workflow="rock").runs
+    runs = deployment.squid.list_runs(limit=500, workflow="holding").runs
     claims = [len(facts(deployment.squid, run.run_id, "attempt_claimed")) for run in runs]
-    return sum(claims) - len(runs) * len(gated_location.STEPS["rock"])
+    return sum(claims) - len(runs) * len(gated_location.STEPS["holding"])
 
 
 def done_once(deployment: Deployment) -> None:
@@ -100,7 +100,7 @@ def test_two_hundred_runs_survive_that_dagster_is_killed_and_forgets_everything_
 def test_work_goes_on_whichever_process_ends(deployment: Deployment) -> None:
     stack, squid = deployment.stack, deployment.squid
     stack.start()
-    run_id = squid.start("rock", {"number": 1}).run_id
+    run_id = squid.start("holding", {"number": 1}).run_id
     first = wait_for(lambda: deployment.holder(run_id), stack)
     # when the Dagster run is terminated in the UI
     assert deployment.terminate(first) == "TerminateRunSuccess"
@@ -117,7 +117,7 @@ def test_work_goes_on_whichever_process_ends(deployment: Deployment) -> None:
     third = wait_for(lambda: deployment.holder(run_id, second), stack)
     # when daemon and webserver are killed, work goes on without them
     stack.kill("daemon", "webserver")
-    other = squid.start("tide", {"number": 1}).run_id
+    other = squid.start("deferring", {"number": 1}).run_id
     wait_for(lambda: facts(squid, other, "attempt_completed"), deployment.stack)
     stack.start("webserver", "daemon")
     assert deployment.holder(run_id) == third
