@@ -25,7 +25,7 @@ from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.spark.source.credentials import handed_over
 from squid_dagster.spark.tables.figures import attempt_figures, bucket_for, run_figures, step_figures
 from squid_dagster.spark.tables.manifest import is_day
-from squid_dagster.spark.tables.refresh import WarehouseRefresh, TableResult, Work
+from squid_dagster.spark.tables.refresh import TableResult, WarehouseRefresh, Work
 from squid_dagster.spark.tables.warehouse import Warehouse
 
 _WAIT = timedelta(minutes=10)  # for another run's refresh: ours then continues from its end
