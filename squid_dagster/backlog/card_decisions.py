@@ -8,7 +8,7 @@ from typing import Any
 from squid_dagster.backlog.card_store import Decision
 from squid_dagster.protocol.backlog.card import Card, CardStatus, content_digest, find_path
 from squid_dagster.protocol.backlog.projection import BacklogProjection
-from squid_dagster.protocol.backlog.rules import CardFactType, CardReason, judge
+from squid_dagster.protocol.backlog.rules import CardReason, judge
 from squid_dagster.protocol.errors import (
     ConflictingCommand,
     ExpiredClaim,
@@ -24,6 +24,7 @@ from squid_dagster.protocol.facts.backlog import (
     CardCompleted,
     CardCreated,
     CardDeadLettered,
+    CardFactType,
     CardFailed,
     CardLinked,
     CardReleased,

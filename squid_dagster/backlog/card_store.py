@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.backlog.projection import BacklogProjection
-from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts.backlog import CardFactType
 
 # Returns the facts that a command writes about the loaded cards at that time; none: nothing to do. May raise to refuse,
 # and may be called again. Pure.

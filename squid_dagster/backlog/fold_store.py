@@ -10,9 +10,9 @@ from squid_dagster.backlog.card_store import CardFilter, CardRebuild, CardSelect
 from squid_dagster.journal.contract.storage import Storage
 from squid_dagster.protocol.backlog.card import Card, CardStatus, claim_order
 from squid_dagster.protocol.backlog.projection import BacklogProjection
-from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.errors import Conflict
+from squid_dagster.protocol.facts.backlog import CardFactType
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 T = TypeVar("T")

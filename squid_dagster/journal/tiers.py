@@ -66,11 +66,10 @@ def resolve_tier(url: str | None = None, environ: Mapping[str, str] = os.environ
     if named := environ.get("SQUID_DATA_DIR"):
         return EmbeddedTier(_absolute(named), "SQUID_DATA_DIR")
     if environ.get("KUBERNETES_SERVICE_HOST"):
-        msg = (
+        raise EmbeddedUnavailable(
             "no database is configured, and inside Kubernetes an embedded one would die with its pod: set "
             "SQUID_DATABASE_URL, or set SQUID_DATA_DIR to a directory on a persistent volume"
         )
-        raise EmbeddedUnavailable(msg)
     return EmbeddedTier(default_data_dir(environ), "default")
 
 
@@ -159,8 +158,7 @@ def default_data_dir(environ: Mapping[str, str] = os.environ) -> Path:
         return ROOT_DATA_DIR
     home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 - Path.expanduser() raises without a home
     if not home.is_absolute():
-        msg = "this user has no home directory: set SQUID_DATA_DIR, or SQUID_DATABASE_URL"
-        raise EmbeddedUnavailable(msg)
+        raise EmbeddedUnavailable("this user has no home directory: set SQUID_DATA_DIR, or SQUID_DATABASE_URL")
     below = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
     return home / below / "squid_dagster"
 
@@ -213,5 +211,4 @@ def _absolute(text: str) -> Path:
     try:
         return Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would need the directory
     except RuntimeError as error:
-        msg = f"SQUID_DATA_DIR names the home of an unknown user: {text}"
-        raise InvalidArgument(msg) from error
+        raise InvalidArgument(f"SQUID_DATA_DIR names the home of an unknown user: {text}") from error

@@ -30,22 +30,9 @@ _OPTIONAL = {
     for model in FACT_TYPES.values()
 }
 _REDACTED = frozenset({"metadata", "error", "actor"})
+_PAYLOAD_NAMES = ("input", "result", "payload", "context", "transition", "execution_opts", "child_input", "acceptance")
 _PAYLOADS = {
-    model: tuple(
-        name
-        for name in (
-            "input",
-            "result",
-            "payload",
-            "context",
-            "transition",
-            "execution_opts",
-            "child_input",
-            "acceptance",
-            *_REDACTED,
-        )
-        if name in model.model_fields
-    )
+    model: tuple(name for name in (*_PAYLOAD_NAMES, *_REDACTED) if name in model.model_fields)
     for model in FACT_TYPES.values()
 }
 _json = TypeAdapter(JsonValue, config=ConfigDict(strict=True, allow_inf_nan=False))

@@ -20,8 +20,8 @@ from squid_dagster.journal.postgres.transaction import OneCommit
 from squid_dagster.journal.postgres.views.row_changes import RowChanges
 from squid_dagster.protocol.backlog.card import Card, CardStatus
 from squid_dagster.protocol.backlog.projection import BacklogProjection
-from squid_dagster.protocol.backlog.rules import CardFactType
 from squid_dagster.protocol.entries import Entry
+from squid_dagster.protocol.facts.backlog import CardFactType
 from squid_dagster.protocol.threads import BACKLOG_THREAD
 
 _BEGIN_AND_LOCK: LiteralString = (

@@ -354,7 +354,7 @@ def check_text(value: str, what: str, most: int) -> None:
     """Raise `InvalidArgument` unless `value` is a text of 1 to `most` characters that Postgres can hold."""
     if not isinstance(value, str) or not 1 <= len(value) <= most:
         raise InvalidArgument(f"{what} must be a text of 1 to {most} characters, not {value!r:.80}")
-    if "\0" in value or (not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)):
+    if "\0" in value or text_problem(value) is not None:
         raise InvalidArgument(f"{what} {value!r:.80} holds a character that Postgres cannot store: remove it")
 
 

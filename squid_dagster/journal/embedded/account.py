@@ -70,29 +70,26 @@ class Account:
         try:
             probe = self.run(["/bin/sh", "-c", _FIRST_CLOSED, "sh", *existing], output=subprocess.PIPE)
         except OSError as error:
-            msg = (
+            raise EmbeddedUnavailable(
                 f"root may not start a process as uid {self.uid} here ({error}), and Postgres refuses to run as root: "
                 f"run as an ordinary user, or set SQUID_DATABASE_URL"
-            )
-            raise EmbeddedUnavailable(msg) from error
+            ) from error
         if probe.returncode != 0:
-            msg = (
+            raise EmbeddedUnavailable(
                 f"the embedded Postgres cannot use {directory}: started by root it runs as uid {self.uid}, which may "
                 f"not enter {os.fsdecode(probe.stdout)}. Set SQUID_DATA_DIR to a directory that it can reach, such as "
                 f"/var/lib/squid_dagster, or run as an ordinary user, or set SQUID_DATABASE_URL"
             )
-            raise EmbeddedUnavailable(msg)
 
     def require_name(self) -> None:
         """Raise EmbeddedUnavailable unless the user has a name, which initdb needs."""
         try:
             pwd.getpwuid(self.uid)
         except KeyError as error:
-            msg = (
+            raise EmbeddedUnavailable(
                 f"uid {self.uid} has no entry in /etc/passwd, and initdb needs one: add it, run as another user, "
                 f"or set SQUID_DATABASE_URL"
-            )
-            raise EmbeddedUnavailable(msg) from error
+            ) from error
 
 
 def account_for(pgdata: Path) -> Account:

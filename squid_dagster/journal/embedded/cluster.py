@@ -80,8 +80,7 @@ def create(layout: Layout, binaries: Binaries, account: Account, *, lock_fd: int
             complete = False
     if not complete:
         shutil.rmtree(layout.unfinished, ignore_errors=True)
-        msg = f"initdb failed in {layout.data_dir}: {tail(layout)}"
-        raise EmbeddedUnavailable(msg)
+        raise EmbeddedUnavailable(f"initdb failed in {layout.data_dir}: {tail(layout)}")
     layout.unfinished.rename(layout.pgdata)
     _sync_directory(layout.data_dir)
 

@@ -130,11 +130,10 @@ def require_ours(path: Path, uid: int, *, forbidden: int) -> None:
     """Raise EmbeddedUnavailable unless this is a real directory of that user, without the forbidden permissions."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & forbidden:
-        msg = (
+        raise EmbeddedUnavailable(
             f"{path} should be a directory of uid {uid} alone, but it is {stat.filemode(status.st_mode)} of uid "
             f"{status.st_uid}: remove it, or set SQUID_DATA_DIR to another directory"
         )
-        raise EmbeddedUnavailable(msg)
 
 
 def _make_passable(path: Path) -> None:

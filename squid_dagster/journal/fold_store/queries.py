@@ -62,7 +62,8 @@ class FoldQueries:
         """List runs, newest first, as the contract says."""
         check_listing(where, before, limit)
         with self._lock:
-            rows = [row for row in self._rows() if where.matches(row) and (before is None or row.position < before)]
+            all_rows = (_row(run_id, run) for run_id, run in self._fold().items())
+            rows = [row for row in all_rows if where.matches(row) and (before is None or row.position < before)]
         return sorted(rows, key=lambda row: -row.position)[:limit]
 
     def get_run(self, run_id: str) -> RunRow | None:
@@ -202,9 +203,6 @@ class FoldQueries:
         reached = max((at for at, started_at in windows if at <= started_at + AHEAD), default=None)
         ahead = sorted({at for at, _ in windows if reached is None or at > reached}, reverse=True)
         return ScheduleCursor(reached, tuple(ahead[:MAX_PAGE]))
-
-    def _rows(self) -> Iterator[RunRow]:
-        return (_row(run_id, run) for run_id, run in self._fold().items())
 
     def _fold(self) -> dict[str, _Run]:
         """Fold what was appended since the last time; return all runs."""

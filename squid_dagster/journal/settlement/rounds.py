@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from squid_dagster.journal.contract.dispatch_store import Answer, ClaimRef, Completed, Failed, Outcome
 from squid_dagster.limits import MAX_ROUND_BYTES, MAX_ROUND_MEMBERS
 from squid_dagster.logs import redacting_logger
+from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.protocol.errors import (
     EmbeddedUnavailable,
     ForeignSchema,
@@ -95,9 +96,7 @@ def _is_possible(ref: ClaimRef) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+    return text_problem(value) is None and "\0" not in str(value)
 
 
 def _rounds(refs: Sequence[ClaimRef], places: list[int], size_of: Callable[[int], int]) -> Iterator[list[int]]:

@@ -14,25 +14,13 @@ from squid_dagster.protocol.facts.backlog import (
     CardCompleted,
     CardCreated,
     CardDeadLettered,
+    CardFactType,
     CardFailed,
     CardLinked,
     CardReleased,
     CardRenewed,
     CardUnblocked,
     FencedCardFact,
-)
-
-CardFactType = (
-    CardCreated
-    | CardLinked
-    | CardClaimed
-    | CardRenewed
-    | CardReleased
-    | CardBlocked
-    | CardUnblocked
-    | CardCompleted
-    | CardFailed
-    | CardDeadLettered
 )
 
 

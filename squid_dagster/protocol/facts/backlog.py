@@ -159,7 +159,7 @@ class CardDeadLettered(FencedCardFact):
     error: Redacted | None = None
 
 
-BacklogFact = Annotated[
+CardFactType = (
     CardCreated
     | CardLinked
     | CardClaimed
@@ -169,6 +169,6 @@ BacklogFact = Annotated[
     | CardUnblocked
     | CardCompleted
     | CardFailed
-    | CardDeadLettered,
-    Field(discriminator="type"),
-]
+    | CardDeadLettered
+)
+BacklogFact = Annotated[CardFactType, Field(discriminator="type")]
